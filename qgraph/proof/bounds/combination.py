@@ -166,7 +166,7 @@ class Atoms:
     def carried(
         self,
         atom: Atom,
-        made: Atom,
+        moved: Atom,
         change: Callable[[Float64], Float64],
         again: Callable[[Any], Any],
     ) -> Combination:
@@ -174,16 +174,16 @@ class Atoms:
 
         Args:
             atom: what is moved.
-            made: its moved elements.
+            moved: its moved elements.
             change: moves arrays.
             again: moves a quantity in the same way.
         """
-        return Combination.of(made)
+        return Combination.of(moved)
 
 
 def _bytes(array: Float64) -> Hashable:
-    made = np.ascontiguousarray(array)
-    return made.shape, made.tobytes() if made.nbytes < 1 << 12 else hash_of(made)
+    whole = np.ascontiguousarray(array)
+    return whole.shape, whole.tobytes() if whole.nbytes < 1 << 12 else hash_of(whole)
 
 
 def hash_of(array: Float64) -> bytes:

@@ -30,13 +30,13 @@ def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any
         if name not in _ARITHMETIC:
             return constant(executed) if np.isfinite(executed).all() else _unlimited(executed)
         meant = np.asarray(NUMPY[name](*[q.meant.offset for q in operands]))
-    made = of_constant(executed, meant)
+    quantity = of_constant(executed, meant)
     factors = None
     if name in ("Add", "Sub") and all(_is_whole(q) for q in operands):
         factors = np.ones(()), meant
     elif name in ("Mul", "Div"):
         factors = _factors(name, *operands)
-    return replace(made, factors=factors)
+    return replace(quantity, factors=factors)
 
 
 def _adds_nothing(x: Quantity, y: Quantity) -> bool:

@@ -131,13 +131,13 @@ def _halved(models: tuple[_Model, _Model], whole: Whole, shape: tuple[int, ...])
         return a, b
 
     first, last = at(low, channels), at(high, channels)
-    found = _tallied(Counted(), high, channels, last, np.ones(high.size))
+    counted = _tallied(Counted(), high, channels, last, np.ones(high.size))
     while low.size:
         if low.size > _MOST or np.isnan([*first, *last]).any():
             return None
         done = (first[0] == last[0]) & (first[1] == last[1]) | (high - low <= 1)
         parts = low[done], channels[done], (first[0][done], first[1][done])
-        found = _tallied(found, *parts, (high - low)[done])
+        counted = _tallied(counted, *parts, (high - low)[done])
         low, high, channels = low[~done], high[~done], channels[~done]
         first, last = ((a[~done], b[~done]) for a, b in (first, last))
         middle = np.floor((low + high) / 2)
@@ -148,25 +148,25 @@ def _halved(models: tuple[_Model, _Model], whole: Whole, shape: tuple[int, ...])
             (np.concatenate([a, c]), np.concatenate([b, d]))
             for (a, b), (c, d) in ((first, between), (between, last))
         )
-    return found
+    return counted
 
 
 def _tallied(
-    found: Counted,
+    before: Counted,
     points: Float64,
     channels: Array,
     results: tuple[Float64, Float64],
     counts: Float64,
 ) -> Counted:
-    """Return the differences found so far and those of some points, which stand for as many."""
+    """Return the differences counted before and those of points that stand for as many each."""
     ours, theirs = results
     apart = np.where((ours != theirs) & (counts > 0), np.abs(ours - theirs), 0.0)
     if not apart.any():
-        return found
-    total = found.differing + int(counts[apart > 0].sum())
+        return before
+    total = before.differing + int(counts[apart > 0].sum())
     i = int(np.argmax(apart))
-    if apart[i] <= found.largest:
-        return Counted(total, *list(vars(found).values())[1:])
+    if apart[i] <= before.largest:
+        return Counted(total, *list(vars(before).values())[1:])
     place = int(channels[i])
     numbers = (float(array[i]) for array in (apart, points, ours, theirs))
     largest, point, a, b = numbers
@@ -181,15 +181,15 @@ def _enumerated(
     channels = math.prod(shape)
     if not wholes or math.prod(sizes) * channels > _MOST_ENUMERATED:
         return None
-    found = Counted()
+    counted = Counted()
     for channel, points, is_inside in _points(ends, sizes, channels):
         pick = _picking(shape, channel)
         keyed = {whole.key: p for whole, p in zip(wholes, points, strict=True)}
         a, b = (np.broadcast_to(m(keyed, pick), channel.shape) for m in models)
         if np.isnan([a, b]).any():
             return None
-        found = _tallied(found, points[0], channel, (a, b), is_inside.astype(np.float64))
-    return found
+        counted = _tallied(counted, points[0], channel, (a, b), is_inside.astype(np.float64))
+    return counted
 
 
 def _points(

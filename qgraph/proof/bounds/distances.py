@@ -130,13 +130,13 @@ def _in_window(
         ratio = np.where(c == d, 1.0, d / c)
     ends = [np.abs(end - one.offset) for end in window]
     reach = np.maximum(*ends)
-    found = product(np.abs(ratio - 1), reach) + np.abs(other.offset - one.offset)
+    total = product(np.abs(ratio - 1), reach) + np.abs(other.offset - one.offset)
     for index, ((c, atom), (d, _)) in enumerate(pairs):
         if index != main:
-            found = found + product(np.abs(d - ratio * c), atom.largest)
-            found = found + SLACK * product(np.abs(c), atom.largest)
-    found = found + SLACK * (reach + one.size + other.size)
-    return np.where(np.isfinite(ratio) & (ratio > 0), found, np.inf)
+            total = total + product(np.abs(d - ratio * c), atom.largest)
+            total = total + SLACK * product(np.abs(c), atom.largest)
+    total = total + SLACK * (reach + one.size + other.size)
+    return np.where(np.isfinite(ratio) & (ratio > 0), total, np.inf)
 
 
 def _paired(one: Combination, other: Combination) -> list[_Pair] | None:

@@ -69,28 +69,28 @@ class EqualEnds:
         a, b = (named.get(name) for named, name in zip(self._named, (ours, theirs), strict=True))
         if a is None or b is None:
             return False
-        found: dict[Pair, bool] = {}
-        return self._are_equal((a, b), found) or any(
-            all(self._are_equal(p, found) or self._is_of_values(a, p) for p in way)
+        decided: dict[Pair, bool] = {}
+        return self._are_equal((a, b), decided) or any(
+            all(self._are_equal(p, decided) or self._is_of_values(a, p) for p in way)
             for way in self._matching.ways((a, b))
         )
 
-    def _are_equal(self, pair: Pair, found: dict[Pair, bool]) -> bool:
+    def _are_equal(self, pair: Pair, decided: dict[Pair, bool]) -> bool:
         """Return whether equal operators compute two values from equal values and constants."""
-        if pair not in found:
-            found[pair] = self._closure.equal(pair)
-            if not found[pair] and len(found) < _MOST_PAIRS:
-                found[pair] = self._is_computed_alike(pair, found)
-                if found[pair]:
+        if pair not in decided:
+            decided[pair] = self._closure.equal(pair)
+            if not decided[pair] and len(decided) < _MOST_PAIRS:
+                decided[pair] = self._is_computed_alike(pair, decided)
+                if decided[pair]:
                     self._closure.assume(pair)
-        return found[pair]
+        return decided[pair]
 
-    def _is_computed_alike(self, pair: Pair, found: dict[Pair, bool]) -> bool:
+    def _is_computed_alike(self, pair: Pair, decided: dict[Pair, bool]) -> bool:
         if self._are_constants(pair):
             compared = self._matching.compare_constants(pair)
             return compared is not None and Exactness.of(compared[0]) is Exactness.BITS
         ways = self._matching.ways(pair)
-        return any(all(self._are_equal(p, found) for p in way) for way in ways)
+        return any(all(self._are_equal(p, decided) for p in way) for way in ways)
 
     def _are_constants(self, pair: Pair) -> bool:
         sides = zip(self._sides, pair, strict=True)
@@ -112,15 +112,15 @@ class EqualEnds:
 
 def _forward(end: ir.Value) -> list[ir.Value]:
     """Return a value and those that only it is decoded to."""
-    found = [end]
-    while len(found) < _FORWARD:
-        users = list(found[-1].consumers())
-        kind = found[-1].dtype
+    values = [end]
+    while len(values) < _FORWARD:
+        users = list(values[-1].consumers())
+        kind = values[-1].dtype
         limits_codes = bool(users) and _is_clip(users[0]) and kind is not None and kind.is_integer()
         if len(users) != 1 or not (users[0].op_type in _DECODING or limits_codes):
             break
-        found.append(users[0].outputs[0])
-    return found
+        values.append(users[0].outputs[0])
+    return values
 
 
 def _behind_clips(values: list[ir.Value]) -> list[ir.Value]:

@@ -45,9 +45,9 @@ def written_out(model: ir.Model) -> bool:
     Returns:
         Whether there was one.
     """
-    found = [node for node in model.graph if rule_of(node) is None and composite_of(node)]
-    write_out(model, found)
-    return bool(found)
+    composites = [node for node in model.graph if rule_of(node) is None and composite_of(node)]
+    write_out(model, composites)
+    return bool(composites)
 
 
 _QUANTIZERS = frozenset({"FakeQuantize", "IntQuant", "Quant", "QuantizeLinear"})
@@ -114,8 +114,8 @@ class Evaluation:
             step("bounding segments", number, len(self._nodes))
             self._enter(node)
 
-    def _store(self, value: ir.Value, found: Operand) -> None:
-        self.values[value] = found
+    def _store(self, value: ir.Value, operand: Operand) -> None:
+        self.values[value] = operand
         self.named[value.name] = value
 
     def _enter(self, node: ir.Node) -> None:
@@ -189,10 +189,10 @@ class Evaluation:
         Raises:
             Undecidable: it is data, or not known.
         """
-        found = self.of(value)
-        if isinstance(found, Pending) or found.value is None:
+        operand = self.of(value)
+        if isinstance(operand, Pending) or operand.value is None:
             raise Undecidable(NOT_COMPUTED(f"{value.name!r} is not constant"))
-        return np.broadcast_to(found.meant.offset, found.value.shape)
+        return np.broadcast_to(operand.meant.offset, operand.value.shape)
 
     def _call(self, node: ir.Node) -> NodeCall:
         arithmetic = replace(_arithmetic(node), chunk=self._chunk)
@@ -205,8 +205,8 @@ class Evaluation:
     def _results(self, node: ir.Node) -> Sequence[Operand]:
         call, rule = self._call(node), rule_of(node)
         if rule is not None:
-            made = rule(call)
-            return made if isinstance(made, Sequence) else [made]
+            results = rule(call)
+            return results if isinstance(results, Sequence) else [results]
         if operator_of(node) is None and (node.domain != "" or node.op_type not in NUMPY):
             raise call.refusal()
         return [traced(call)]
@@ -242,9 +242,9 @@ def _arithmetic(node: ir.Node) -> FloatType:
     """Return the arithmetic of the coarsest type among operands and results."""
     values = (*node.inputs, *node.outputs)
     names = [value.dtype.name for value in values if value is not None and value.dtype is not None]
-    found = coarsest([ARITHMETIC[name] for name in names if name in ARITHMETIC])
+    arithmetic = coarsest([ARITHMETIC[name] for name in names if name in ARITHMETIC])
     # float64 rounds less than float32 does, but is not float32
-    return replace(found, name="DOUBLE") if "DOUBLE" in names else found
+    return replace(arithmetic, name="DOUBLE") if "DOUBLE" in names else arithmetic
 
 
 def _expect_fit(value: ir.Value, result: Operand) -> None:

@@ -80,10 +80,10 @@ def program_of(q: Quantity) -> Program | None:
         return None
     operands: list[Program | Array] = []
     for operand in q.operation.operands:
-        made = operand.value if operand.value is not None else program_of(operand)
-        if made is None:
+        program = operand.value if operand.value is not None else program_of(operand)
+        if program is None:
             return None
-        operands.append(made)
+        operands.append(program)
     return TailStep(q.operation.name, tuple(operands), q.operation.attributes)
 
 
@@ -147,11 +147,11 @@ def wholes_of(program: Program) -> list[Whole]:
     """Return the whole numbers of which a program is a function."""
     if isinstance(program, Start):
         return [program.whole]
-    found: dict[Hashable, Whole] = {}
+    wholes: dict[Hashable, Whole] = {}
     for operand in program.operands:
         if isinstance(operand, Start | TailStep):
-            found.update((whole.key, whole) for whole in wholes_of(operand))
-    return list(found.values())
+            wholes.update((whole.key, whole) for whole in wholes_of(operand))
+    return list(wholes.values())
 
 
 def arrays_of(program: Program, *, ranges: bool = True) -> list[Array]:
@@ -159,13 +159,13 @@ def arrays_of(program: Program, *, ranges: bool = True) -> list[Array]:
     if isinstance(program, Start):
         ends = [program.whole.low, program.whole.high] if ranges else []
         return [program.factor, program.offset, *ends]
-    found: list[Array] = []
+    arrays: list[Array] = []
     for operand in program.operands:
         if isinstance(operand, Start | TailStep):
-            found += arrays_of(operand, ranges=ranges)
+            arrays += arrays_of(operand, ranges=ranges)
         else:
-            found.append(operand)
-    return found
+            arrays.append(operand)
+    return arrays
 
 
 def is_monotone(program: Program) -> bool:

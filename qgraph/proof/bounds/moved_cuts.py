@@ -65,30 +65,30 @@ class MovingAtoms(Atoms):
     def carried(
         self,
         atom: Atom,
-        made: Atom,
+        moved: Atom,
         change: Callable[[Float64], Float64],
         again: Callable[[Any], Any],
     ) -> Combination:
         """Return moved elements of an atom; if they are codes of both models, as these."""
         root = self._roots.get(atom)
-        if root is None or made in self._roots:
-            return Combination.of(made)
-        if made not in root.moved:
-            data = _moved(root.data, change, again, made)
+        if root is None or moved in self._roots:
+            return Combination.of(moved)
+        if moved not in root.moved:
+            data = _moved(root.data, change, again, moved)
             if data is None:
-                return Combination.of(made)
+                return Combination.of(moved)
             codes = self.found(root.first, data)
-            root.moved[made] = Combination.of(made) if codes is None else codes
+            root.moved[moved] = Combination.of(moved) if codes is None else codes
             if codes is None:
-                self._roots[made] = _Root(data, root.first)
-        return root.moved[made]
+                self._roots[moved] = _Root(data, root.first)
+        return root.moved[moved]
 
 
 def _moved(
     data: RoundedData,
     change: Callable[[Float64], Float64],
     again: Callable[[Any], Any],
-    made: Atom,
+    moved: Atom,
 ) -> RoundedData | None:
     """Return the rounding of what is moved before it; None if it may give other codes."""
     try:
@@ -99,5 +99,5 @@ def _moved(
     # zeros may be inserted, which have to be rounded to 0
     if event.kind == "Sign" or (low > 0).any() or (high < 0).any():
         return None
-    found = rounding_of(Pending(event, low, high, ZERO))
-    return replace(found, codes=Combination.of(made), is_moved=True)
+    rounding = rounding_of(Pending(event, low, high, ZERO))
+    return replace(rounding, codes=Combination.of(moved), is_moved=True)

@@ -19,7 +19,7 @@ from qgraph.proof.bounds.quantity import Quantity
 
 def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
     """Return the code that is decoded to 0, for the atoms of codes that are decoded."""
-    found: dict[Atom, Float64] = {}
+    zeros: dict[Atom, Float64] = {}
     kinds = ((value.dtype, q) for value, q in side.values.items())
     reals = [q for kind, q in kinds if kind is not None and kind.is_floating_point()]
     for q in (*side.decoded, *reals):
@@ -31,8 +31,8 @@ def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
         ((factor, atom),) = terms
         atom = source_of(atom)
         if atom.kind == "codes":
-            found.setdefault(atom, -q.meant.offset / factor)
-    return found
+            zeros.setdefault(atom, -q.meant.offset / factor)
+    return zeros
 
 
 def source_of(atom: Atom) -> Atom:
@@ -44,8 +44,8 @@ def source_of(atom: Atom) -> Atom:
 
 def offset_of(side: Evaluation, node: ir.Node | None) -> Float64 | None:
     """Return what is added to rounded numbers in the codes that a node gives; None for no codes."""
-    found = None if node is None else side.values.get(node.outputs[0])
-    return found.offset if isinstance(found, Pending) else None
+    operand = None if node is None else side.values.get(node.outputs[0])
+    return operand.offset if isinstance(operand, Pending) else None
 
 
 def moved_by(

@@ -164,11 +164,11 @@ def certified(
         )
 
     if request.limits:
-        proof, found = attempt(counts=False)
+        proof, certificate = attempt(counts=False)
         if ProofVerdict.PROVED is proof.certificate.verdict or (
-            found.verdict is ProofVerdict.BOUNDED or is_over()
+            certificate.verdict is ProofVerdict.BOUNDED or is_over()
         ):
-            return proof, found
+            return proof, certificate
     return attempt(counts=True)
 
 
@@ -196,34 +196,34 @@ def with_bounds(
     Raises:
         OptionError: a range or a limit names no input or output.
     """
-    found = replace(proof.certificate, bounding=request)
-    is_different = found.verdict is ProofVerdict.DIFFERENT
+    certificate = replace(proof.certificate, bounding=request)
+    is_different = certificate.verdict is ProofVerdict.DIFFERENT
     if any(s.claim.reference.is_graph_input() for s in proof.shown if not s.verdict.reaches(level)):
-        return found  # the models take different inputs
-    if any(region.reason_id == SIGN_OF_ZERO.id for region in found.regions):
-        return found  # signs of zeros are not bounded
-    if found.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
-        return found
+        return certificate  # the models take different inputs
+    if any(region.reason_id == SIGN_OF_ZERO.id for region in certificate.regions):
+        return certificate  # signs of zeros are not bounded
+    if certificate.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
+        return certificate
     try:
         regions, conditions = bounded_regions(
             models, request, proof, level, keep_inputs=keep_inputs, evidence=evidence
         )
     except (Undecidable, ValueError, IndexError) as error:
         logger.info("no bounds: %s", error)
-        return found
+        return certificate
     verdicts = {region.verdict for region in regions}
     is_open, is_bounded = (v in verdicts for v in (ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED))
     if is_different and (is_open or not is_bounded):
-        return found
+        return certificate
     has_cause = any(region.reason_id == OVERFLOW.id for region in regions)
     has_cause |= is_open and bool(request.limits)
     if not is_bounded and not has_cause and (is_open or level is not Exactness.VALUES):
-        return found
+        return certificate
     if ProofVerdict.PROVED in verdicts:
         conditions.insert(0, EQUAL_OPERATORS)
-    stated = (*of_segments(found.conditions), *conditions, NO_SPECIALS)
+    stated = (*of_segments(certificate.conditions), *conditions, NO_SPECIALS)
     return replace(
-        found,
+        certificate,
         verdict=next(v for v in _WORST_FIRST if v in verdicts),
         exactness=None if is_open or is_bounded else Exactness.VALUES,
         regions=tuple(regions),
@@ -250,13 +250,13 @@ def bound_conditions(request: Bounding, others: Iterable[str]) -> list[str]:
 def _entries(pairing: Pairing) -> list[tuple[tuple[str, str], ...]]:
     """Return the names of the pairs of codes and inputs that each segment starts from."""
     exits = [s.values for s in pairing.segments if not s.is_output]
-    found = []
+    entries = []
     for segment in pairing.segments:
         starts = [_starts(segment, side, {values[side] for values in exits}) for side in (0, 1)]
         pairs = [pair for pair in (*exits, *pairing.inputs) if pair[0] in starts[0]]
         names = [(_value(a), _value(b)) for a, b in pairs if b in starts[1]]
-        found.append(tuple(dict.fromkeys(names)))
-    return found
+        entries.append(tuple(dict.fromkeys(names)))
+    return entries
 
 
 def _starts(
@@ -311,11 +311,11 @@ def _region(
 
 def _counts(counted: Counted) -> dict[str, Any]:
     """Return what a region says about whole numbers that give other results."""
-    found: dict[str, Any] = {"counted": True, "differing_inputs": counted.differing}
+    fields: dict[str, Any] = {"counted": True, "differing_inputs": counted.differing}
     if counted.differing:
-        found["witness"] = Witness(counted.at, counted.ours, counted.theirs)
-        found["witness_channel"] = counted.channel
-    return found
+        fields["witness"] = Witness(counted.at, counted.ours, counted.theirs)
+        fields["witness_channel"] = counted.channel
+    return fields
 
 
 def _unbounded(segment: Segment) -> str:

@@ -80,12 +80,12 @@ class NodeCall:
         value = self.value(place)
         if value is None:
             return None
-        found = self.tracer.quantity(self.of(value))
-        if found.value is None:
+        quantity = self.tracer.quantity(self.of(value))
+        if quantity.value is None:
             raise Undecidable(
                 AT_RUN_TIME(f"operand {value.name!r} of {self.node.op_type} is not constant")
             )
-        return found
+        return quantity
 
     def rank(self, place: int = 0) -> int:
         """Return the number of axes of an input."""

@@ -124,10 +124,10 @@ class Pairing:
     def _opaque_of_reference(self, value: ir.Value) -> Quantity | None:
         if self._make_ends is None or value.shape is None:
             return None
-        made = entered(self._atoms, value, ("opaque", str(value.name)))
+        atom = entered(self._atoms, value, ("opaque", str(value.name)))
         node = value.producer()
-        self._opaque.setdefault("" if node is None else node.op_type, []).append((value, made))
-        return made
+        self._opaque.setdefault("" if node is None else node.op_type, []).append((value, atom))
+        return atom
 
     def _opaque_of_candidate(self, value: ir.Value) -> Quantity | None:
         """Return the quantity of the value of the reference that is equal to this one."""
@@ -137,10 +137,10 @@ class Pairing:
             self._ends.show(segment)
         self._shown = len(self.segments)
         node = value.producer()
-        for other, made in self._opaque.get("" if node is None else node.op_type, ()):
+        for other, atom in self._opaque.get("" if node is None else node.op_type, ()):
             if self._ends.equal(str(other.name), str(value.name)):
                 self._atoms.conditions.add(EQUAL_OPERATORS)
-                return made
+                return atom
         return None
 
     @property
@@ -150,8 +150,8 @@ class Pairing:
 
     def _end(self, side: Evaluation, value: ir.Value, settle: Settle) -> Quantity | ExplainedReason:
         try:
-            found = side.of(value)
-            return settle(found) if isinstance(found, Pending) else found
+            operand = side.of(value)
+            return settle(operand) if isinstance(operand, Pending) else operand
         except Undecidable as error:
             return error.reason
 
@@ -159,11 +159,11 @@ class Pairing:
         """Return whether values of both models are equal if the codes of all roundings are."""
         programs = []
         for name, side in ((ours, self.reference), (theirs, self.candidate)):
-            found = side.values.get(side.named[name]) if name in side.named else None
-            if isinstance(found, Pending):
-                codes = self._settled.get(_key(found))
-                found = None if codes is None else _shifted(codes, found.offset)
-            programs.append(None if found is None else program_of(found))
+            operand = side.values.get(side.named[name]) if name in side.named else None
+            if isinstance(operand, Pending):
+                codes = self._settled.get(_key(operand))
+                operand = None if codes is None else _shifted(codes, operand.offset)
+            programs.append(None if operand is None else program_of(operand))
         if programs[0] is None or programs[1] is None:
             return False
         counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
@@ -172,8 +172,8 @@ class Pairing:
     def _of_reference(self, codes: Pending) -> Quantity:
         key = _key(codes)
         if key not in self._settled:
-            found = rounding_of(codes)
-            self._settled[key] = unchanged(found) or self._fresh(found)
+            rounding = rounding_of(codes)
+            self._settled[key] = unchanged(rounding) or self._fresh(rounding)
         return _shifted(self._settled[key], codes.offset)
 
     def _renumber(self) -> bool:
@@ -201,14 +201,14 @@ class Pairing:
                 is_moved = True
         return is_moved
 
-    def _fresh(self, found: RoundedData) -> Quantity:
+    def _fresh(self, rounded: RoundedData) -> Quantity:
         self._serial += 1
-        low, high = found.ends
+        low, high = rounded.ends
         atom = self._atoms.make("codes", self._serial, (), (low, high))
-        made = replace(found, codes=Combination.of(atom))
-        self._roundings.setdefault(found.function.form, []).append(made)
-        self._atoms.follow(atom, made)
-        return Quantity(made.codes, low, high, unit=np.ones(()))
+        rounding = replace(rounded, codes=Combination.of(atom))
+        self._roundings.setdefault(rounded.function.form, []).append(rounding)
+        self._atoms.follow(atom, rounding)
+        return Quantity(rounding.codes, low, high, unit=np.ones(()))
 
     def _moved_in_reference(self, _: Atom, moved: RoundedData) -> None:
         self._roundings.setdefault(moved.function.form, []).append(moved)
@@ -222,51 +222,51 @@ class Pairing:
 
     def _of_candidate(self, codes: Pending) -> Quantity:
         key = _key(codes)
-        found = rounding_of(codes)
-        same = None if key in self._settled else unchanged(found)
+        rounding = rounding_of(codes)
+        same = None if key in self._settled else unchanged(rounding)
         if same is not None:
             self._settled[key] = same
         elif key not in self._settled:
-            meant = self._partner(found)
+            meant = self._partner(rounding)
             if meant is None:
-                self._settled[key] = self._unpaired(found)
+                self._settled[key] = self._unpaired(rounding)
             else:
                 self._settled[key] = Quantity(meant, *meant.range, unit=np.ones(()))
         return _shifted(self._settled[key], codes.offset)
 
-    def _partner(self, found: RoundedData) -> Combination | None:
+    def _partner(self, rounded: RoundedData) -> Combination | None:
         """Return the codes of the rounding of the reference that is nearest to one; None if none.
 
         Their segment is added.
         """
         partners = [
             (segment, rounding, delta)
-            for rounding in self._roundings.get(found.function.form, ())
-            for segment, delta in compared(rounding, found, self._forced.get(_place(found)))
+            for rounding in self._roundings.get(rounded.function.form, ())
+            for segment, delta in compared(rounding, rounded, self._forced.get(_place(rounded)))
         ]
         if not partners:
             return None
         segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
-        self.segments.append(replace(segment, counted=counted_pair(partner, found, float(delta))))
+        self.segments.append(replace(segment, counted=counted_pair(partner, rounded, float(delta))))
         return partner.codes.plus(Combination.constant(delta))
 
-    def _unpaired(self, found: RoundedData) -> Quantity:
-        node = found.event.node
+    def _unpaired(self, data: RoundedData) -> Quantity:
+        node = data.event.node
         reason = NOT_MATCHED(
             f"no quantizer of the reference rounds what {node.name or node.op_type!r} does"
         )
         others = (one.function for rounded in self._roundings.values() for one in rounded)
-        for function in (found.function, *others):
+        for function in (data.function, *others):
             for _, atom in function.terms:
                 if atom.kind == "wrapped":
                     reason = OVERFLOW(str(atom.attributes))
         segment = Segment(None, node, (None, node.outputs[0]), reason=reason)
         self.segments.append(segment)
         self._serial += 1
-        atom = self._atoms.make("codes", self._serial, (), found.ends)
+        atom = self._atoms.make("codes", self._serial, (), data.ends)
         self._open[atom] = segment
-        self._atoms.follow(atom, found)
-        return Quantity(Combination.of(atom), *found.ends, unit=np.ones(()))
+        self._atoms.follow(atom, data)
+        return Quantity(Combination.of(atom), *data.ends, unit=np.ones(()))
 
 
 _MOST_ATTEMPTS = 3

@@ -91,14 +91,14 @@ def _of_atom(
     scale = scale * divisor
     low, high = layout.ends_by_tap(atom.low, atom.high, numbers)
     reach = largest_of(low, high)
-    made = atoms.make(
+    total = atoms.make(
         BORDER if atom.kind == "one" else "sum",
         (layout.geometry, layout.trailing),
         (Combination.of(atom),),
         ends_of_sums(numbers, low, high, layout),
         (numbers, np.broadcast_to(reach, numbers.shape) if reach.size > 1 else reach),
     )
-    return Combination(((layout.by_row(scale), made),))
+    return Combination(((layout.by_row(scale), total),))
 
 
 def _reduced(numbers: Float64) -> tuple[Float64, Float64]:
@@ -154,8 +154,8 @@ def mean_of(
         terms = []
         for coefficient, atom in meant.terms:
             ends = along(atom.low, atom.high)
-            made = atoms.make("mean", attributes, (Combination.of(atom),), ends)
-            terms.append((coefficient, made))
+            mean = atoms.make("mean", attributes, (Combination.of(atom),), ends)
+            terms.append((coefficient, mean))
         function = Combination(tuple(terms), meant.offset, meant.size)
     error, reach = (_over(np.maximum, part, places) for part in (data.error, data.reach))
     unit = None if data.unit is None else _over(np.minimum, data.unit, places)

@@ -119,9 +119,9 @@ class QuantityTracer:
             raise Undecidable(NO_BOUND(f"there is no bound for {name}"))
         if self.is_whole:
             return rule(self, *operands, **attributes)
-        given = [self._as_float(operand) for operand in operands]
-        result = rule(self, *given, **attributes)
-        return self._recorded(result, name, given, attributes)
+        quantities = [self._as_float(operand) for operand in operands]
+        result = rule(self, *quantities, **attributes)
+        return self._recorded(result, name, quantities, attributes)
 
     def _as_float(self, operand: Any) -> Any:
         """Return integers as the numbers to which an operation of floats converts them."""
