@@ -230,9 +230,9 @@ def project_settings(folder: Path) -> Mapping[str, Any]:
     Raises:
         OptionError: a setting is not known, or has another type.
     """
-    for place in (folder, *folder.parents):
+    for parent in (folder, *folder.parents):
         for name, keys in _FILES:
-            file = place / name
+            file = parent / name
             if file.is_file():
                 table = _table(file, keys)
                 if table is not None:

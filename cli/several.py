@@ -153,7 +153,7 @@ class _Run:
         report = self.arguments.get("report")
         with (
             tempfile.TemporaryDirectory() as scratch,
-            _folders({place.parent for place in places if place is not None}),
+            _folders({target.parent for target in places if target is not None}),
             planned(
                 [report], files=[model.path for model in models if os.path.exists(model.path)]
             ) as outputs,
@@ -161,10 +161,10 @@ class _Run:
             if report is not None and key_of(report) in {key_of(p) for p in places if p}:
                 raise OptionError(f"{report}: is the result of a model too. Name another file.")
             tasks: list[_Task] = []
-            for model, place in zip(models, places, strict=True):
+            for model, target in zip(models, places, strict=True):
                 arguments = dict(self.arguments) | {"models": (model.path,), "jobs": 1}
                 if "out" in arguments:
-                    arguments["out"] = place
+                    arguments["out"] = target
                 if report is not None:
                     arguments["report"] = Path(scratch, f"{len(tasks)}.json")
                 talk = replace(self.talk, subject=str(model.path))
@@ -219,24 +219,24 @@ class _Run:
         folder = self.folder
         places = [m.path if folder is None else folder / m.place for m in models]
         keys: dict[object, FoundModel] = {}
-        for model, place in zip(models, places, strict=True):
+        for model, target in zip(models, places, strict=True):
             # Some file systems make one file of names that differ in case only.
-            key = key_of(place) if folder is None else str(model.place).casefold()
+            key = key_of(target) if folder is None else str(model.place).casefold()
             other = keys.setdefault(key, model)
             if other is not model:
                 raise OptionError(
-                    f"{other.path} and {model.path}: their results would both be {place}. Name "
+                    f"{other.path} and {model.path}: their results would both be {target}. Name "
                     "the folder that both are in, or convert them one after the other."
                 )
-        present = [] if folder is None else [place for place in places if place.exists()]
+        present = [] if folder is None else [target for target in places if target.exists()]
         if present:
             from qgraph.storage.reading import files_of
 
             read = {key_of(file) for model in models for file in files_of(model.path)}
-            for place in present:
-                if key_of(place) in read:
+            for target in present:
+                if key_of(target) in read:
                     raise OptionError(
-                        f"{place}: is read by this command, expected a place of its own. Name "
+                        f"{target}: is read by this command, expected a place of its own. Name "
                         "another folder with --output-dir."
                     )
         return [*places]

@@ -81,8 +81,8 @@ def where(node: ir.Node) -> str:
     outputs = [value.name for value in node.outputs[:1]]
     label = repr(node.name or "") if node.name or not outputs else f"producing {outputs[0]!r}"
     owner = node.graph
-    place = f" in graph {owner.name!r}" if owner is not None and owner.name else ""
-    return f"{node.op_type} {label}{place}"
+    graph = f" in graph {owner.name!r}" if owner is not None and owner.name else ""
+    return f"{node.op_type} {label}{graph}"
 
 
 def unexpected(error: BaseException) -> str:

@@ -44,9 +44,9 @@ class Division:
         """Return what :meth:`to_json` gave."""
         starts = tuple(accumulate(_numbers(boxes["starts"])))
         marks = _numbers(boxes["differing"]), _numbers(boxes["signs"])
-        for places in marks:
+        for numbers in marks:
             known = set(range(len(starts)))
-            if list(places) != sorted(set(places)) or not known.issuperset(places):
+            if list(numbers) != sorted(set(numbers)) or not known.issuperset(numbers):
                 raise ValueError("numbers of boxes")
         return cls(read_json(int, boxes["channel"]), read_json(int, boxes["count"]), starts, *marks)
 

@@ -233,12 +233,12 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
 def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
     del facts, opset
     constants = [None if v is None else constant_expression(v) for v in node.inputs]
-    places = [index for index, factor in enumerate(constants) if factor is None]
-    if len(places) != 1 or (node.op_type == "Div" and places != [0]):
+    data = [index for index, factor in enumerate(constants) if factor is None]
+    if len(data) != 1 or (node.op_type == "Div" and data != [0]):
         return None
-    factor, dtype = constants[1 - places[0]], node.outputs[0].dtype
+    factor, dtype = constants[1 - data[0]], node.outputs[0].dtype
     moves: list[ir.Node] = []
-    value = node.inputs[places[0]]
+    value = node.inputs[data[0]]
     while value is not None and len(value.uses()) == 1 and not value.is_graph_output():
         before = value.producer()
         if before is None or before.op_type not in _MOVES or before.domain:
@@ -250,7 +250,7 @@ def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | 
         return None
     draft = editor.draft(Region(value, node.outputs[0], (*moves, node)))
     operands = [draft.x, draft.constant(factor.reshape(()), "factor")]
-    scaled = draft.node(node.op_type, operands[:: 1 - 2 * places[0]], dtype=dtype)
+    scaled = draft.node(node.op_type, operands[:: 1 - 2 * data[0]], dtype=dtype)
     for move in moves:
         attributes = dict(move.attributes)
         scaled = draft.node(move.op_type, [scaled, *move.inputs[1:]], attributes, dtype=dtype)

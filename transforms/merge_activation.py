@@ -274,9 +274,9 @@ def _bounds(node: ir.Node) -> list[Float32]:
         return [np.zeros((), np.float32), _NONE]
     if node.op_type == "Clip":
         limits: list[ir.Value | Float32 | None] = list([*node.inputs[1:3], None, None][:2])
-        for place, name in enumerate(("min", "max")):
+        for index, name in enumerate(("min", "max")):
             if name in node.attributes:
-                limits[place] = np.asarray(node.attributes[name].as_float(), np.float32)
+                limits[index] = np.asarray(node.attributes[name].as_float(), np.float32)
         return _singles(limits, (-_NONE, _NONE))
     if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
         value = node.inputs[1 - _data(node)]

@@ -168,10 +168,10 @@ class _Move:
             spelling="+".join(node.op_type for node in self._pair),
         )  # fmt: skip
 
-    def _add_layer(self, node: ir.Node, place: int, layers: list[tuple[ir.Node, Draft]]) -> None:
+    def _add_layer(self, node: ir.Node, index: int, layers: list[tuple[ir.Node, Draft]]) -> None:
         """Draft an operator that takes the result, with weights that are multiplied."""
         layer = WeightedSum.of(node, self._known, self._facts)
-        if layer is None or layer.data != place:
+        if layer is None or layer.data != index:
             raise Stuck(
                 f"{title(node)} behind it has no constant weights to multiply; quantize its data "
                 "per tensor"
@@ -188,7 +188,7 @@ class _Move:
         multiply = WeightScaling(draft, self._known, self._facts, NegativeFactor.SCALES)
         operands: list[Operand | None] = list(node.inputs)
         operands[layer.weights] = multiply.scaled(weights, factor)
-        operands[place] = draft.x
+        operands[index] = draft.x
         y = draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype)
         draft.giving(y)
 

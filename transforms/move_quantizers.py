@@ -164,8 +164,10 @@ class _Mover:
             return False
         ranks = [self._facts.get(v, UNKNOWN).rank or 0 for v in (node.inputs[0], *node.outputs)
                  if v is not None]  # fmt: skip
-        places = range(ranks[-1])
-        axes = [i for i in places if axis_before(node, i, self._facts) == axis % max(ranks[0], 1)]
+        axes_before = range(ranks[-1])
+        axes = [
+            i for i in axes_before if axis_before(node, i, self._facts) == axis % max(ranks[0], 1)
+        ]
         return axes[0] if len(axes) == 1 else False
 
     def encode_earlier(self, encode: ir.Node) -> None:

@@ -142,7 +142,7 @@ class _Split(OfDraft):
             weights = _decoded(draft, codes - nearest, scale, layer)
             operands: list[Operand | None] = [draft.x, weights, *node.inputs[2:]]
             first = draft.node(node.op_type, operands, attributes, dtype=dtype)
-            place = len(draft.nodes) - 1
+            last = len(draft.nodes) - 1
             if layer.groups > 1:
                 rest = _decoded(draft, np.broadcast_to(offset, layer.shape), scale, layer)
                 missing = draft.node(node.op_type, [draft.x, rest], attributes, dtype=dtype)
@@ -158,7 +158,7 @@ class _Split(OfDraft):
             needed = draft.opset
             draft.discard()
             raise Stuck(opset_reason("one scale for each channel", needed, limit))
-        yield cls(layer, factor, place, draft=draft)
+        yield cls(layer, factor, last, draft=draft)
 
     def report(self) -> SiteReport:
         """Return the entry of the report."""

@@ -136,9 +136,9 @@ def _cast_before(graph: ir.Graph, value: ir.Value, kind: ir.DataType | None) -> 
     name, shape = str(value.name), value.shape
     cast = _cast(value, kind or ir.DataType.FLOAT16)
     graph.insert_after(maker, cast)
-    for place, output in enumerate(graph.outputs):
+    for index, output in enumerate(graph.outputs):
         if output is value:
-            graph.outputs[place] = cast.outputs[0]
+            graph.outputs[index] = cast.outputs[0]
     value.name = f"{name}_float"
     cast.outputs[0].name, cast.outputs[0].shape = name, shape
 

@@ -142,11 +142,11 @@ class SegmentTally:
             return
         most = np.broadcast_to(bound, values.shape)
         excess = np.where(beyond, values - most, -np.inf)
-        place = np.unravel_index(int(np.argmax(excess)), values.shape)
-        what = text.format(amount(float(values[place]), 4), "" if self.is_output else "steps")
+        worst = np.unravel_index(int(np.argmax(excess)), values.shape)
+        what = text.format(amount(float(values[worst]), 4), "" if self.is_output else "steps")
         self.violated = (
-            f"{' '.join(what.split())}, at most {amount(float(most[place]), 4)} was computed, in "
-            f"element {list(map(int, place))}"
+            f"{' '.join(what.split())}, at most {amount(float(most[worst]), 4)} was computed, in "
+            f"element {list(map(int, worst))}"
         )
 
     def result(self, request: Bounding) -> SegmentMeasure:

@@ -82,17 +82,17 @@ def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
     there: dict[Class, list[str]] = {}
     for value in values_of(matching.candidate.normalised.graph):
         if value.name in known:
-            place = matching.class_of(matching.candidate, value)
-            there.setdefault(place, []).append(str(value.name))
+            number = matching.class_of(matching.candidate, value)
+            there.setdefault(number, []).append(str(value.name))
     met: dict[Class, int] = {}
     partners = {}
     for value in values_of(matching.reference.normalised.graph):
-        place = matching.class_of(matching.reference, value)
-        equal = there.get(place)
+        number = matching.class_of(matching.reference, value)
+        equal = there.get(number)
         if not equal or not value.name:
             continue
         # equal values are paired in order
-        turn = met[place] = met.get(place, -1) + 1
+        turn = met[number] = met.get(number, -1) + 1
         name = str(value.name)
         partners[name] = name if name in equal else equal[min(turn, len(equal) - 1)]
     return partners
@@ -173,9 +173,9 @@ def _compare_some(
 
     At least one of them is compared, or left out.
     """
-    places = {matches[place].reference: place for place in wanted}
-    uses = Counter(matches[place].candidate for place in wanted)
-    ours = reference.executor.stream(reference.inputs, list(places))
+    index_of = {matches[index].reference: index for index in wanted}
+    uses = Counter(matches[index].candidate for index in wanted)
+    ours = reference.executor.stream(reference.inputs, list(index_of))
     theirs = candidate.executor.stream(candidate.inputs, list(uses))
     held: dict[str, Any] = {}
     left: list[int] = []
@@ -183,11 +183,11 @@ def _compare_some(
     # Infinities and NaN are ordinary results here.
     with np.errstate(all="ignore"):
         for name, ours_value in ours:
-            place = places[name]
-            match = matches[place]
+            index = index_of[name]
+            match = matches[index]
             partner = match.candidate
             if partner in lost:
-                left.append(place)
+                left.append(index)
                 continue
             value = held.get(partner)
             while partner not in held:
@@ -204,7 +204,7 @@ def _compare_some(
             elif partner not in held:
                 held[partner] = value.copy() if isinstance(value, np.ndarray) else value
             if match.is_output or _form(ours_value) == _form(value):
-                compared[place] = compare(match.reference, [ours_value], [value])
+                compared[index] = compare(match.reference, [ours_value], [value])
             del value
     return left
 

@@ -42,9 +42,9 @@ def pieces(shape: Sequence[int], at_once: int = AT_ONCE) -> Iterator[Index]:
     inner = math.prod(shape[axis + 1 :])
     step = max(1, at_once // inner)
     for outer in itertools.product(*map(range, shape[:axis])):
-        place = tuple(slice(at, at + 1) for at in outer)
+        start = tuple(slice(at, at + 1) for at in outer)
         for first in range(0, shape[axis], step):
-            yield (*place, slice(first, first + step))
+            yield (*start, slice(first, first + step))
 
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
@@ -171,8 +171,8 @@ class Comparing:
             self._count_rows(x, y)
         unit = None if step is None else np.broadcast_to(step, x.shape)
         equal = True
-        for place in pieces(x.shape):
-            equal &= self._add_piece(x[place], y[place], None if unit is None else unit[place])
+        for piece in pieces(x.shape):
+            equal &= self._add_piece(x[piece], y[piece], None if unit is None else unit[piece])
         return equal
 
     def _add_piece(self, x: Array, y: Array, step: npt.NDArray[np.float32] | None) -> bool:
@@ -269,8 +269,8 @@ class Comparing:
         else:
             unit = step[differs].astype(np.float64)
             self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
-        places = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
-        counts = np.bincount(places, minlength=1 << (31 - _DROPPED_BITS))
+        buckets = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
+        counts = np.bincount(buckets, minlength=1 << (31 - _DROPPED_BITS))
         self._bins = counts if self._bins is None else self._bins + counts
 
     def _quantiles(self) -> tuple[float, ...]:
@@ -280,8 +280,8 @@ class Comparing:
         counts = np.cumsum(self._bins) + (self._elements - self._mismatches)
         wanted = [math.ceil(share * self._elements) for share in QUANTILES]
         equal = self._elements - self._mismatches
-        places = np.searchsorted(counts, wanted).astype(np.int32)
-        edges = (places << _DROPPED_BITS).view(np.float32)
+        buckets = np.searchsorted(counts, wanted).astype(np.int32)
+        edges = (buckets << _DROPPED_BITS).view(np.float32)
         return tuple(
             0.0 if number <= equal else float(edge)
             for number, edge in zip(wanted, edges, strict=True)
@@ -333,11 +333,11 @@ def within(x: Any, y: Any, *, atol: float, rtol: float) -> bool:
         return False
     if x.dtype.kind not in "biufV":
         return bool(np.all(same(x, y)))
-    for place in pieces(x.shape):
-        a, b = x[place].astype(np.float64), y[place].astype(np.float64)
+    for piece in pieces(x.shape):
+        a, b = x[piece].astype(np.float64), y[piece].astype(np.float64)
         with np.errstate(all="ignore"):
             close = np.isfinite(a) & (np.abs(a - b) <= atol + rtol * np.abs(a))
-        if not np.all(close | same(x[place], y[place])):
+        if not np.all(close | same(x[piece], y[piece])):
             return False
     return True
 

@@ -202,20 +202,20 @@ def _choose(
         data = value
         for _ in range(_WALKS):  # from threshold to threshold, up to the value of another input
             keys, exists = (part.reshape(-1) for part in thresholds_above(quantizer, data))
-            places = np.flatnonzero(exists & (keys <= highest))
-            for key, first in zip(*np.unique(keys[places], return_index=True), strict=True):
-                known.setdefault(int(key), (start, int(places[first])))
-            if not places.size or len(known) >= _CHOICE * count:
+            elements = np.flatnonzero(exists & (keys <= highest))
+            for key, first in zip(*np.unique(keys[elements], return_index=True), strict=True):
+                known.setdefault(int(key), (start, int(elements[first])))
+            if not elements.size or len(known) >= _CHOICE * count:
                 break
             data = from_keys(np.where(exists, keys, to_keys(data).reshape(-1))).reshape(data.shape)
     keys = np.asarray(sorted(known))
     spread = np.unique(np.linspace(0, len(keys) - 1, min(count, len(keys))).round().astype(int))
     targets = []
     for key in keys[spread].tolist() if len(keys) else ():
-        start, place = known[key]
-        end = int(top[place])
-        ends = float(flat[start, place]), float(flat[end, place])
-        targets.append(_Target(place, key, population[start], population[end], ends))
+        start, element = known[key]
+        end = int(top[element])
+        ends = float(flat[start, element]), float(flat[end, element])
+        targets.append(_Target(element, key, population[start], population[end], ends))
     return targets
 
 

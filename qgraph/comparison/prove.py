@@ -225,14 +225,14 @@ def _pushed(runner: _Runner, draw: Feeds, entry: ir.Value, runs: Runs) -> Iterat
         }
 
     first = runner.value(name, draw).astype(np.float32)
-    place, target = _nearest(first, runs)
+    element, target = _nearest(first, runs)
     low, high = 0.0, 2.0
-    at = [float(runner.value(name, scaled(f)).reshape(-1)[place]) for f in (low, high)]
+    at = [float(runner.value(name, scaled(f)).reshape(-1)[element]) for f in (low, high)]
     if not min(at) <= target <= max(at):
         return
     for _ in range(24):
         middle = (low + high) / 2
-        value = float(runner.value(name, scaled(middle)).reshape(-1)[place])
+        value = float(runner.value(name, scaled(middle)).reshape(-1)[element])
         if _inside(value, runs):
             yield scaled(middle)
             return
@@ -251,8 +251,8 @@ def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
     targets = middles[order][spots]
     with np.errstate(all="ignore"):
         distance = np.abs(flat - targets)
-    place = int(np.argmin(np.where(np.isnan(distance), np.inf, distance)))
-    return place, float(targets[place])
+    element = int(np.argmin(np.where(np.isnan(distance), np.inf, distance)))
+    return element, float(targets[element])
 
 
 def _inside(value: float, runs: Runs) -> bool:

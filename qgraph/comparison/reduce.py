@@ -65,14 +65,14 @@ class Reduction:
         Raises:
             QGraphError: a file cannot be written.
         """
-        place = Path(folder)
-        files = [place / name for name in (REFERENCE, CANDIDATE, INPUTS)]
+        target = Path(folder)
+        files = [target / name for name in (REFERENCE, CANDIDATE, INPUTS)]
         with joined(outputs) as together:
             try:
-                together.make_folder(place)
+                together.make_folder(target)
             except OSError as error:
                 raise QGraphError(
-                    f"{place}: cannot be created ({error}), expected a folder. Choose another name."
+                    f"{target}: cannot be created ({error}), expected a folder. Choose another name."
                 ) from error
             storage.save(self.reference, files[0], outputs=together)
             storage.save(self.candidate, files[1], outputs=together)

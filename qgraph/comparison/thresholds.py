@@ -217,15 +217,15 @@ class SampleRows:
     def values(self, rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Array]]:
         """Return for each sample the values of some tensors."""
         values: list[dict[str, Array]] = []
-        place = 0
+        first = 0
         for batch in self.joined(rows):
-            count = min(_AT_ONCE, len(rows) - place) if self.is_open else 1
+            count = min(_AT_ONCE, len(rows) - first) if self.is_open else 1
             results = self._run(batch, names, count)
             if results is None:  # the first axis is not the batch axis
                 self.is_open = False
-                return values + self.values(rows[place:], names)
+                return values + self.values(rows[first:], names)
             values += results
-            place += count
+            first += count
         return values
 
     def rounded(self, row: Row) -> Row:

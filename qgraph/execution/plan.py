@@ -42,12 +42,12 @@ class Plan:
         self.steps = steps
         outputs = set(graph.outputs)
         last = dict.fromkeys(graph.inputs, -1)
-        for place, step in enumerate(steps):
-            last.update(dict.fromkeys((*step.reads, *step.outputs), place))
+        for index, step in enumerate(steps):
+            last.update(dict.fromkeys((*step.reads, *step.outputs), index))
         self._drops: list[list[ir.Value]] = [[] for _ in steps]
-        for value, place in last.items():
-            if place >= 0 and self._owns(value) and value not in outputs:
-                self._drops[place].append(value)
+        for value, index in last.items():
+            if index >= 0 and self._owns(value) and value not in outputs:
+                self._drops[index].append(value)
 
     def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
         """Run all steps; of the graph's own values only outputs and ``keep`` stay known."""

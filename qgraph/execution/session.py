@@ -149,13 +149,13 @@ class Session:
     def _carry(self, model: onnx.ModelProto) -> bool:
         """Let outputs of types that NumPy cannot take come out as another; return if there are."""
         narrow = {f"tensor({dtype.name.lower()})": dtype for dtype in _CARRIERS}
-        for place, output in enumerate(self.raw.get_outputs()):
+        for index, output in enumerate(self.raw.get_outputs()):
             dtype = narrow.get(output.type)
             if dtype is not None:
-                self._decode[place] = dtype
+                self._decode[index] = dtype
                 carried = f"{output.name}:carried"
                 model.graph.node.append(_cast(output.name, carried, _CARRIERS[dtype]))
-                model.graph.output[place].name = carried
+                model.graph.output[index].name = carried
         return any(self._decode)
 
 

@@ -230,8 +230,8 @@ def _slice(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
     if starts is None or ends is None:
         return None
     cuts = [slice(None)] * len(data.shape)
-    places = range(len(starts)) if axes is None else axes.tolist()
-    for i, axis in enumerate(places):
+    cut_axes = range(len(starts)) if axes is None else axes.tolist()
+    for i, axis in enumerate(cut_axes):
         step = 1 if steps is None else int(steps[i])
         cuts[axis] = _cut(int(starts[i]), int(ends[i]), step, data.shape[axis])
     return data.sliced(cuts)

@@ -337,8 +337,8 @@ class Editor:
         stem = region.y.name or "quantized"
         if draft.entry is not None:
             # Read now: an earlier edit may have put another value in the place of region.x.
-            node, place = draft.entry
-            draft.x.replace_all_uses_with(node.inputs[place] or region.x)
+            node, index = draft.entry
+            draft.x.replace_all_uses_with(node.inputs[index] or region.x)
         for node in draft.nodes:
             self._settle_constants(draft, node, anchor, graph, stem)
             node.name = self.fresh(f"{stem}_{node.op_type}")

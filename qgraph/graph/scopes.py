@@ -168,11 +168,11 @@ def check_names(model: ir.Model) -> None:
 def _check_body(body: Body, outer: Scope) -> None:
     names: dict[str, ir.Value] = {}
     scope = ChainMap(names, *outer.maps)
-    place = f"graph {body.name!r}" if isinstance(body, ir.Graph) else f"function {body.name!r}"
+    owner = f"graph {body.name!r}" if isinstance(body, ir.Graph) else f"function {body.name!r}"
     for value in _defined(body):
         if value.name and names.setdefault(value.name, value) is not value:
             raise ModelError(
-                f"In {place} the name {value.name!r} is given to two values, expected one. "
+                f"In {owner} the name {value.name!r} is given to two values, expected one. "
                 "Rename one of them, or export the model again."
             )
     for node in body:
@@ -185,7 +185,7 @@ def _check_body(body: Body, outer: Scope) -> None:
             _check_body(graph, scope)
     for value in body.outputs:
         if scope.get(value.name or "") is not value:
-            raise ModelError(f"In {place} the output {_trouble(value, scope)}")
+            raise ModelError(f"In {owner} the output {_trouble(value, scope)}")
 
 
 def subgraphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:

@@ -87,22 +87,22 @@ def _pair_by(
     )
     done = matched.keys(), set(matched.values())
     for side, quantizers in enumerate((ours, theirs)):
-        for place, each in enumerate(quantizers):
-            if place not in done[side]:
-                groups[side][key(each, side == 0), each.description.of].append(place)
+        for index, each in enumerate(quantizers):
+            if index not in done[side]:
+                groups[side][key(each, side == 0), each.description.of].append(index)
     left, right = groups
-    for shared, places in left.items():
+    for shared, indices in left.items():
         partners = right[shared]
         if shared[0] is None:
             continue
-        if len(places) == len(partners):
-            matched.update(zip(places, partners, strict=True))
+        if len(indices) == len(partners):
+            matched.update(zip(indices, partners, strict=True))
             continue
-        for place in places:
+        for index in indices:
             if partners:
-                nearest = _nearest(partners, place * len(theirs) / len(ours))
+                nearest = _nearest(partners, index * len(theirs) / len(ours))
                 partners.remove(nearest)
-                matched[place] = nearest
+                matched[index] = nearest
 
 
 def _nearest(places: Sequence[int], sought: float) -> int:
@@ -122,11 +122,11 @@ def _pair_by_place(
         gaps: dict[int | None, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, quantizers in enumerate((ours, theirs)):
             before: int | None = None
-            for place, each in enumerate(quantizers):
-                if each.description.of == of and place in paired[side]:
-                    before = paired[side][place]
+            for index, each in enumerate(quantizers):
+                if each.description.of == of and index in paired[side]:
+                    before = paired[side][index]
                 elif each.description.of == of:
-                    gaps[before][side].append(place)
+                    gaps[before][side].append(index)
         for left, right in gaps.values():
             if len(left) == len(right):
                 partners.update(zip(left, right, strict=True))
@@ -139,14 +139,14 @@ def _ordered(
     taken = set(partners.values())
     after: dict[int, list[int]] = defaultdict(list)
     before = -1
-    for place in range(len(theirs)):
-        if place in taken:
-            before = place
+    for index in range(len(theirs)):
+        if index in taken:
+            before = index
         else:
-            after[before].append(place)
-    yield from ((None, theirs[place]) for place in after[-1])
-    for place, described in enumerate(ours):
-        partner = partners.get(place)
+            after[before].append(index)
+    yield from ((None, theirs[index]) for index in after[-1])
+    for index, described in enumerate(ours):
+        partner = partners.get(index)
         yield described, None if partner is None else theirs[partner]
         if partner is not None:
             yield from ((None, theirs[other]) for other in after[partner])

@@ -143,16 +143,16 @@ def stated_shape(facts: ModelFacts) -> Iterator[Found]:
     """A stated type or shape is not the one that is computed."""
     for node in facts.nodes:
         for value in node.outputs:
-            known, stated = facts.shape(value), value.shape
-            if known is None or stated is None:
+            inferred, stated = facts.shape(value), value.shape
+            if inferred is None or stated is None:
                 continue
             sizes = [size if isinstance(size, int) else None for size in stated.dims]
-            wrong = len(sizes) != len(known) or any(
+            wrong = len(sizes) != len(inferred) or any(
                 isinstance(a, int) and isinstance(b, int) and a != b
-                for a, b in zip(sizes, known, strict=False)
+                for a, b in zip(sizes, inferred, strict=False)
             )
             if wrong:
-                shown = [size if isinstance(size, int) else "?" for size in known]
+                shown = [size if isinstance(size, int) else "?" for size in inferred]
                 text = f"{value.name!r} is stated as {list(stated.dims)}, and is {shown}"
                 yield Found((node,), text, {"stated": [str(d) for d in stated.dims]})
 

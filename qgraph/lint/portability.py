@@ -149,9 +149,9 @@ def no_zero_point(facts: ModelFacts) -> Iterator[Found]:
 def scale_type_of_result(facts: ModelFacts) -> Iterator[Found]:
     """DequantizeLinear with FLOAT8E8M0 scales does not state its output type."""
     for decoder in facts.decoders:
-        kind = facts.dtype(decoder.node.inputs[1])
+        dtype = facts.dtype(decoder.node.inputs[1])
         is_stated = decoder.node.attributes.get_int("output_dtype", 0)
-        if kind is not None and kind.name == "FLOAT8E8M0" and not is_stated:
+        if dtype is not None and dtype.name == "FLOAT8E8M0" and not is_stated:
             text = "output_dtype is missing: the result would be FLOAT8E8M0 as the scale"
             yield Found((decoder.node,), text)
 
@@ -211,7 +211,7 @@ def ir_version_too_low(facts: ModelFacts) -> Iterator[Found]:
     version = facts.original.ir_version or 0
     needed = next((ir_ for opset, ir_ in _IR_OF_OPSET.items() if facts.opset >= opset), 0)
     used = {coder.kind for coder in [*facts.encoders, *facts.decoders]}
-    types = max((_ir_of(kind) for kind in used), default=0)
+    types = max((_ir_of(dtype) for dtype in used), default=0)
     if 0 < version < types:
         text = f"IR version {version} lacks a type of the codes, which came with {types}"
         figures = {"ir_version": version, "needed": types, "of_opset": needed}
@@ -233,6 +233,6 @@ def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
             yield Found((decoder.node, layer.node), text, {"count": number})
 
 
-def _ir_of(kind: str) -> int:
-    since = QDQ_SINCE.get(kind, 0)
+def _ir_of(dtype: str) -> int:
+    since = QDQ_SINCE.get(dtype, 0)
     return next((version for opset, version in _IR_OF_OPSET.items() if since >= opset), 0)

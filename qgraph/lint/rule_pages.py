@@ -175,7 +175,7 @@ def pages_of(family: str) -> dict[str, RulePage]:
     text = files("qgraph.lint").joinpath(f"pages/{family}.md").read_text("utf-8")
     pages = {}
     for rule_id, name, body in _SECTION.findall(text):
-        models = {kind: (model, options) for kind, options, model in _MODEL.findall(body)}
+        models = {heading: (model, options) for heading, options, model in _MODEL.findall(body)}
         plain = _MODEL.sub("", body).strip()
         before, options = models.get("before", ("", ""))
         after, _ = models.get("after", ("", ""))

@@ -49,10 +49,10 @@ def saturation_of(facts: ModelFacts, node: ir.Node, x: Array, batch: int) -> Sat
         if not wrong.any():
             continue
         channels.update(np.flatnonzero(wrong.any((0, 1))).tolist())
-        row, place, channel = np.unravel_index(np.abs(sums).argmax(), sums.shape)
-        total = int(sums[row, place, channel])
+        row, tap, channel = np.unravel_index(np.abs(sums).argmax(), sums.shape)
+        total = int(sums[row, tap, channel])
         if worst is None or abs(total) > abs(worst.total):
-            w = weights[first : first + 2].reshape(2, -1, weights.shape[-1])[:, place, channel]
+            w = weights[first : first + 2].reshape(2, -1, weights.shape[-1])[:, tap, channel]
             x0, x1 = (int(code) for code in pair[chosen[row]])
             pairs = (x0, x1), (int(w[0]), int(w[1]))
             worst = Saturation(0, int(channel), batch, int(chosen[row]), first, *pairs, total)

@@ -65,10 +65,10 @@ class SeenQuantizer:
     def add(self, x: Array) -> None:
         """Count in the data of one batch."""
         data = x.astype(np.float32, copy=False)
-        places = _places(self.site.quantizer, data)
-        if places is None:
+        steps = _places(self.site.quantizer, data)
+        if steps is None:
             return
-        q, lo, hi = places
+        q, lo, hi = steps
         finite = np.isfinite(data)
         self.values += data.size
         self.not_finite += int(data.size - np.count_nonzero(finite))

@@ -118,10 +118,10 @@ def duplicate_weights(facts: ModelFacts) -> Iterator[Found]:
                 shape = tuple(int(n) for n in tensor.shape.numpy())
                 groups.setdefault((tensor.dtype.name, shape), []).append(value)
     for values in groups.values():
-        known: dict[bytes, ir.Value] = {}
+        first_of: dict[bytes, ir.Value] = {}
         for value in values if len(values) > 1 else ():
             stream = facts.stream(value)
-            first = None if stream is None else known.setdefault(_digest(stream), value)
+            first = None if stream is None else first_of.setdefault(_digest(stream), value)
             if first is not None and first is not value:
                 number = int(value.const_value.nbytes) if value.const_value is not None else 0
                 nodes = tuple(facts.readers(each)[0] for each in (first, value))

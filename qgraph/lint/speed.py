@@ -54,11 +54,11 @@ def scaling_behind_layer(facts: ModelFacts) -> Iterator[Found]:
     """A constant is multiplied or added between a quantized layer and its quantizer."""
     for layer, node in _behind(facts, *_SCALING):
         operands = [facts.constant(value) for value in node.inputs]
-        known = [array for array in operands if array is not None]
+        constants = [array for array in operands if array is not None]
         is_bias = node.op_type == "Add" and layer.node.op_type == "MatMul"
-        if len(known) == 1 and not is_bias and node in layer.follows[:1]:
-            text = f"{node.op_type} by {known[0].size} constants belongs into weights and bias"
-            yield Found((node, layer.node), text, {"constants": int(known[0].size)})
+        if len(constants) == 1 and not is_bias and node in layer.follows[:1]:
+            text = f"{node.op_type} by {constants[0].size} constants belongs into weights and bias"
+            yield Found((node, layer.node), text, {"constants": int(constants[0].size)})
 
 
 @rule("QG405", "activation-beside-range", INFO, fix=LintFix("merge-activation", "values"))
@@ -154,9 +154,9 @@ def unequal_scales(facts: ModelFacts) -> Iterator[Found]:
     """Operands of a Concat have different scales."""
     for node in facts.of("Concat"):
         scales = [_scale_of(facts, value) for value in node.inputs]
-        known = [scale for scale in scales if scale is not None and scale.size == 1]
-        if len(known) == len(node.inputs) > 1:
-            values = sorted({float(scale.flat[0]) for scale in known})
+        single = [scale for scale in scales if scale is not None and scale.size == 1]
+        if len(single) == len(node.inputs) > 1:
+            values = sorted({float(scale.flat[0]) for scale in single})
             if len(values) > 1:
                 ends = f"from {values[0]:.4g} to {values[-1]:.4g}"
                 text = f"{len(values)} scales {ends}: codes have to be converted"
@@ -173,8 +173,8 @@ def constant_chain(facts: ModelFacts) -> Iterator[Found]:
                 break
             chain.append(node)
             value = node.inputs[0]
-        kind = None if value is None or facts.constant(value) is None else facts.dtype(value)
-        is_fixed = kind is not None and not kind.is_floating_point()
+        dtype = None if value is None or facts.constant(value) is None else facts.dtype(value)
+        is_fixed = dtype is not None and not dtype.is_floating_point()
         if chain and is_fixed and all(_has_constants(facts, node) for node in chain):
             names = "+".join(node.op_type for node in reversed(chain))
             text = f"{names} of constant codes stops integer kernels of OpenVINO"

@@ -72,10 +72,10 @@ def _table(findings: Sequence[Mapping[str, Any]]) -> Table:
     rows: list[Row] = []
     for finding in findings:
         nodes, fix = finding["nodes"], finding["fix"]
-        place = nodes[0] if nodes else ""
+        node = nodes[0] if nodes else ""
         tone = _TONES[finding["severity"]]
         label = Cell(f"{finding['id']} {finding['rule']}", tone)
-        cells = (Cell(finding["severity"], tone), label, place, finding["message"])
+        cells = (Cell(finding["severity"], tone), label, node, finding["message"])
         rows.append([*cells, fix["pass"] if fix else ""])
     columns = [
         Column("severity"), Column("rule"), Column("node", code=True), Column("finding"),
@@ -97,15 +97,15 @@ def _issues(index: int, model: Mapping[str, Any]) -> Iterator[Issue]:
         yield Issue(None, role=role, test=path)
     for finding in model["findings"]:
         nodes, fix = finding["nodes"], finding["fix"]
-        place = nodes[0] if nodes else path
+        where = nodes[0] if nodes else path
         yield Issue(
             finding["id"],
             finding["message"],
-            place,
+            where,
             "node" if nodes else "model",
             role,
             {"nodes": nodes, "figures": finding["figures"], "fix": fix},
-            f"{path}: {finding['id']} {place}",
+            f"{path}: {finding['id']} {where}",
             level=_LEVELS[finding["severity"]],
             fix=None if fix is None else _command(path, finding["id"], fix),
         )
@@ -128,11 +128,11 @@ def github_annotations(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield a workflow command of GitHub for each finding, which it shows beside the file."""
     for model in document["models"]:
         for finding in model["findings"]:
-            place = f"{finding['nodes'][0]}: " if finding["nodes"] else ""
+            node = f"{finding['nodes'][0]}: " if finding["nodes"] else ""
             file = _escaped(str(model["path"] or ""), is_property=True)
             title = _escaped(f"{finding['id']} {finding['rule']}", is_property=True)
             command = _COMMANDS[finding["severity"]]
-            yield f"::{command} file={file},title={title}::{_escaped(place + finding['message'])}"
+            yield f"::{command} file={file},title={title}::{_escaped(node + finding['message'])}"
     for each in document.get("failed", ()):
         file = _escaped(each["path"], is_property=True)
         yield f"::error file={file}::{_escaped(each['error'])}"

@@ -236,7 +236,7 @@ def bars(codes: Sequence[Sequence[float]], width: int = 16) -> str:
     span = high - low + 1 if whole else (high - low) or 1
     heights = [0.0] * int(min(width, span if whole else len(codes)))
     for code, times in codes:
-        place = int((code - low) * len(heights) / span)
-        heights[min(place, len(heights) - 1)] += times
+        index = int((code - low) * len(heights) / span)
+        heights[min(index, len(heights) - 1)] += times
     top = max(heights)
     return "".join(BARS[-int(-height * (len(BARS) - 1) // top)] for height in heights)

@@ -181,8 +181,8 @@ def _around(curves: Sequence[Mapping[str, Any]], spot: float) -> tuple[float, fl
     x = _numbers(curves[0]["x"])
     if len(x) - 1 <= _SEEN_STEPS:
         return None
-    place = int(np.searchsorted(x, spot))
-    first, last = max(place - _STEPS_ASIDE, 0), min(place + _STEPS_ASIDE, len(x) - 1)
+    index = int(np.searchsorted(x, spot))
+    first, last = max(index - _STEPS_ASIDE, 0), min(index + _STEPS_ASIDE, len(x) - 1)
     return float(x[first]), float(x[last])
 
 

@@ -102,7 +102,7 @@ def tensors(results: Mapping[str, Any]) -> dict[str, Array]:
     flat: dict[str, Array] = {}
     for name, value in results.items():
         if isinstance(value, list | tuple):
-            flat |= {f"{name}.{place}": np.asarray(part) for place, part in enumerate(value)}
+            flat |= {f"{name}.{index}": np.asarray(part) for index, part in enumerate(value)}
         elif value is not None:
             flat[name] = np.asarray(value)
     return flat

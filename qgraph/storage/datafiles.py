@@ -197,10 +197,10 @@ def write(
     names = _reserve(output, list(layout), SAFETENSORS if safetensors else DATA)
     files = []
     for (path, tensors), name in zip(layout.items(), names, strict=True):
-        place = path.with_name(name)
+        target = path.with_name(name)
         if safetensors:
-            _expect_head(place)
-        files.append(DataFile(place, name, tensors, len(heads[path]), sums[path]))
+            _expect_head(target)
+        files.append(DataFile(target, name, tensors, len(heads[path]), sums[path]))
     return files, kept
 
 
@@ -211,18 +211,18 @@ def _lay_out(
 
     What is written is added to ``runs``.
     """
-    places, offset = {}, len(first)
+    ranges, offset = {}, len(first)
     for tensor in tensors:
         size = stored_bytes(tensor)
-        places[id(tensor)] = FileRange(os.path.abspath(path), offset, size)
+        ranges[id(tensor)] = FileRange(os.path.abspath(path), offset, size)
         offset += size
-    if places:
+    if ranges:
         with path.open("xb") as file:
             file.truncate(offset)
         start = Recorder(FileRange(os.path.abspath(path), 0, len(first)))
         start.write(0, np.frombuffer(first, np.uint8))
         runs += start.runs
-    return places
+    return ranges
 
 
 @dataclass(frozen=True)
@@ -384,8 +384,8 @@ def _expect_head(path: Path) -> None:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
         size = os.fstat(file.fileno()).st_size - 8 - length
-    places = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
-    starts, ends = zip(*places, strict=True)
+    offsets = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
+    starts, ends = zip(*offsets, strict=True)
     if (0, *ends) != (*starts, size):
         raise ModelError(
             f"{path}: a new safetensors file has {size} bytes of data, its head says "

@@ -134,8 +134,8 @@ def _is_same(first: ir.TensorProtocol, second: ir.TensorProtocol) -> bool:
     if (first.dtype, first.shape, first.name) != (second.dtype, second.shape, second.name):
         return False
     if isinstance(first, ir.ExternalTensor) and isinstance(second, ir.ExternalTensor):
-        places = {(os.path.abspath(t.path), t.offset or 0) for t in (first, second)}
-        if len(places) == 1:
+        starts = {(os.path.abspath(t.path), t.offset or 0) for t in (first, second)}
+        if len(starts) == 1:
             return True
     return _bytes(first) == _bytes(second)
 

@@ -74,16 +74,16 @@ class Output:
         Raises:
             FileExistsError: there is something of this name, or another output is to have it.
         """
-        place = self.target.with_name(name)
-        if self.is_taken(place):
-            raise FileExistsError(errno.EEXIST, "is another output of this run", str(place))
-        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        self._reserved[file] = place
+        target = self.target.with_name(name)
+        if self.is_taken(target):
+            raise FileExistsError(errno.EEXIST, "is another output of this run", str(target))
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        self._reserved[file] = target
 
     def give_back(self) -> None:
         """Remove the empty files that hold reserved names."""
-        for file, place in list(self._reserved.items()):
-            _unlink(place)
+        for file, target in list(self._reserved.items()):
+            _unlink(target)
             del self._reserved[file]
 
     def has_reserved(self, place: Path) -> bool:
@@ -103,8 +103,8 @@ class Output:
 
     def publish_neighbours(self) -> None:
         """Move the files that appear beside the output to their places; nothing names them yet."""
-        for file, place in self._reserved.items():
-            os.replace(file, place)
+        for file, target in self._reserved.items():
+            os.replace(file, target)
         if self._reserved:
             sync_folder(self.target.parent)
 

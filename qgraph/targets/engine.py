@@ -71,15 +71,15 @@ def kernel_of(
         profile: what is known of the target.
         processor: where it runs; the one that the profile means by default.
     """
-    place = processor or profile.processor
+    unit = processor or profile.processor
     kernels = [each for each in profile.kernel if layer.op in each.operators]
-    here = [each for each in kernels if not each.processors or place in each.processors]
+    here = [each for each in kernels if not each.processors or unit in each.processors]
     kernels = here or kernels
     tried: list[tuple[KernelRule, _Conditions]] = []
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             continue
-        match = _found(layer, kernel, profile, place)
+        match = _found(layer, kernel, profile, unit)
         if match.failed:
             tried.append((kernel, match))
         elif kernel.exists is Loads.UNKNOWN:
@@ -159,8 +159,8 @@ def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
     """Return which quantizer is not direct, although it has to be."""
     for name, operand in (("x", layer.x), ("y", layer.y)):
         if rule.direct in (name, "both") and operand is not None and not operand.is_direct:
-            place = "before" if name == "x" else "behind"
-            return f"{operand.codes} {place} the layer: {operand.written} is not a direct pair"
+            side = "before" if name == "x" else "behind"
+            return f"{operand.codes} {side} the layer: {operand.written} is not a direct pair"
     return None
 
 

@@ -185,7 +185,7 @@ def _check_types(node: ir.Node) -> None:
         fits = fits or (data == {_WIDE} and name in ("Add", "Mul", "Sub"))
         fits = fits and truth is (name == "Where")
     if not fits:
-        names = ", ".join("unknown" if kind is None else kind.name for kind in types)
+        names = ", ".join("unknown" if dtype is None else dtype.name for dtype in types)
         raise UnsupportedError(f"{name} in type {names}")
 
 
@@ -295,11 +295,11 @@ class Both:
             UnsupportedError: it takes too long, or ONNX does not define a result.
         """
         parts = []
-        for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
-            starts = [key for key in hints.get(kind, ()) if LOWEST < key <= HIGHEST]
+        for channel, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
+            starts = [key for key in hints.get(channel, ()) if LOWEST < key <= HIGHEST]
             lo = np.unique(np.array([LOWEST, 0, *starts], np.int64))
             ends = np.append(lo[1:] - 1, HIGHEST)
-            parts.append((np.full_like(lo, kind), lo, ends, np.full_like(lo, count)))
+            parts.append((np.full_like(lo, channel), lo, ends, np.full_like(lo, count)))
         boxes = _Boxes(*map(np.concatenate, zip(*parts, strict=True)))
         signs, budget = 0, 64 * len(boxes.lo) + _MOST_BOXES
         while len(boxes.lo):

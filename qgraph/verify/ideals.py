@@ -159,9 +159,9 @@ def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
             codes = numbers * layout.by_tap(factor, numbers)
         ends = layout.ends_by_tap(basis.low, basis.high, codes)
         reach = np.broadcast_to(largest_of(*ends), shape)
-        kind = "sum", layout.geometry, layout.trailing
+        identity = "sum", layout.geometry, layout.trailing
         bounds = ends_of_sums(codes, *ends, layout)
-        term = Basis(kind, *bounds, Ideal.of(basis), codes, reach)
+        term = Basis(identity, *bounds, Ideal.of(basis), codes, reach)
         total = total.plus(Ideal(((layout.by_row(rows), term),)))
     return replace(total, depth=data.depth + weights.meant.depth + 6)
 

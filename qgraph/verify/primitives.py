@@ -33,12 +33,12 @@ _MONOTONE = frozenset(
 
 
 def _compute(name: str, operands: list[Array], attributes: Attributes) -> Array:
-    kind = _type(attributes) if name == "Cast" else None
-    if kind in HALVES and operands[0].dtype != np.float64:
-        return operands[0].astype(numpy_dtype(kind.name)).astype(np.float32)
-    if kind is ir.DataType.DOUBLE:
+    dtype = _type(attributes) if name == "Cast" else None
+    if dtype in HALVES and operands[0].dtype != np.float64:
+        return operands[0].astype(numpy_dtype(dtype.name)).astype(np.float32)
+    if dtype is ir.DataType.DOUBLE:
         return operands[0].astype(np.float64)
-    if kind not in (None, ir.DataType.FLOAT) and operands[0].dtype == np.float64:
+    if dtype not in (None, ir.DataType.FLOAT) and operands[0].dtype == np.float64:
         raise UnsupportedError("a Cast from float64, other than to float32")
     return np.asarray(NUMPY[name](*operands, **attributes))
 
@@ -127,11 +127,11 @@ class Ranges:
         return Span(array, array, np.zeros(array.shape, np.bool_))
 
     def kernel(
-        self, run: Callable[[list[Array]], Array], kind: ir.DataType, operands: list[Span]
+        self, run: Callable[[list[Array]], Array], dtype: ir.DataType, operands: list[Span]
     ) -> Span:
         """Return the results of an operator's kernel on float16 or bfloat16 data, by input."""
         x, *rest = (operand.lo for operand in operands)
-        results = run([x.astype(numpy_dtype(kind.name)), *rest]).astype(np.float32)
+        results = run([x.astype(numpy_dtype(dtype.name)), *rest]).astype(np.float32)
         return Span(results, results, operands[0].bad | ~operands[0].is_point())
 
     def apply(self, name: str, operands: list[Span], attributes: Attributes) -> Span:

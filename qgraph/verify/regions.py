@@ -180,8 +180,8 @@ def _of_data(
     types = [{value.dtype for value in pair} for pair in (entry, exit_)]
     if any(len(pair - {None}) > 1 for pair in types):
         raise EquivalenceError("values that should be equal have different types")
-    kind = entry[0].dtype
-    if kind is None or None in types[0] | types[1]:
+    dtype = entry[0].dtype
+    if dtype is None or None in types[0] | types[1]:
         raise UnsupportedError("the checker does not know a type")
     shape = merged(*map(shape_of, entry))
     one, other = (
@@ -192,8 +192,8 @@ def _of_data(
     if merged(*results) != results[0] or results[0] != results[1]:
         raise UnsupportedError("the checker does not know the shape of its data")
     both = Both(one, other)
-    is_float = kind is ir.DataType.FLOAT
-    fields, lossy = _of_floats(region, both) if is_float else _of_codes(region, both, kind)
+    is_float = dtype is ir.DataType.FLOAT
+    fields, lossy = _of_floats(region, both) if is_float else _of_codes(region, both, dtype)
     if region.method is Method.CONGRUENCE:
         fields["method"] = Method.CONGRUENCE
     zeros = both.everywhere(_ZEROS)
@@ -218,16 +218,16 @@ def _of_floats(region: RegionVerdict, both: Both) -> tuple[Fields, bool]:
     return fields | {"channels": both.channels}, lossy
 
 
-def _of_codes(region: RegionVerdict, both: Both, kind: ir.DataType) -> tuple[Fields, bool]:
+def _of_codes(region: RegionVerdict, both: Both, data_type: ir.DataType) -> tuple[Fields, bool]:
     """Return the same after trying all values of a type of up to 16 bits."""
-    if kind in (ir.DataType.BOOL, ir.DataType.STRING) or kind.bitwidth > _MOST_BITS:
-        raise UnsupportedError(f"the checker does not decide data of type {kind.name}")
-    if kind.is_integer():
-        low, high = code_range(kind)
+    if data_type in (ir.DataType.BOOL, ir.DataType.STRING) or data_type.bitwidth > _MOST_BITS:
+        raise UnsupportedError(f"the checker does not decide data of type {data_type.name}")
+    if data_type.is_integer():
+        low, high = code_range(data_type)
         x = np.arange(low, high + 1)
     else:
-        dtype = numpy_dtype(kind.name)
-        x = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}").view(dtype)
+        dtype = numpy_dtype(data_type.name)
+        x = np.arange(1 << int(data_type.bitwidth), dtype=f"u{dtype.itemsize}").view(dtype)
     x = x.astype(np.float32)
     compared, x = both.everywhere(x), np.repeat(x, len(both.kinds))
     if compared.tied.any():

@@ -146,10 +146,10 @@ def leaky(trace: Trace, node: ir.Node) -> Executed:
 
 
 def _code_range(node: ir.Node) -> tuple[Float64, Float64]:
-    kind = node.outputs[0].dtype
-    if kind is None or not kind.is_integer():
+    dtype = node.outputs[0].dtype
+    if dtype is None or not dtype.is_integer():
         raise UnsupportedError("the type of codes is not known")
-    low, high = code_range(kind)
+    low, high = code_range(dtype)
     return np.asarray(float(low)), np.asarray(float(high))
 
 
@@ -217,7 +217,7 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     """Return means over windows or whole axes."""
     x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
     rank, axes = len(shape), list(range(2, len(shape)))
-    kind: tuple[Hashable, ...] = "mean", rank
+    identity: tuple[Hashable, ...] = "mean", rank
     if node.op_type == "ReduceMean":
         stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
         attribute = node.attributes.get_ints("axes", range(rank))
@@ -226,12 +226,12 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if node.op_type == "AveragePool":
         if node.attributes.get_int("count_include_pad", 0):
             raise UnsupportedError("an AveragePool that counts its padding")
-        sizes, kind = list(node.attributes.get_ints("kernel_shape", ())), _identity(node)
+        sizes, identity = list(node.attributes.get_ints("kernel_shape", ())), _identity(node)
     numbers = [size for size in sizes if isinstance(size, int)]
     if len(numbers) < len(sizes) or _varies(x, axes, rank):
         raise UnsupportedError("a mean of data with several scales, or of unknown size")
     count = float(math.prod(numbers))
-    meant = _rebased(x.meant, (*kind, *axes), lambda array: array)
+    meant = _rebased(x.meant, (*identity, *axes), lambda array: array)
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
     total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
     quotient = replace(exact, absolute=total.absolute / count, unit=None)
@@ -269,14 +269,14 @@ def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed
     def wide(array: Float64) -> Float64:
         return array.reshape(()) if array.size == 1 else change(array)
 
-    kind = _identity(node)
+    identity = _identity(node)
     if node.op_type not in ("Transpose", "MaxPool", "GlobalMaxPool"):
-        kind = "Reshape", trace.shape(node.outputs[0])
-        if None in kind[1]:
+        identity = "Reshape", trace.shape(node.outputs[0])
+        if None in identity[1]:
             raise UnsupportedError(f"the shape of a {node.op_type} is not known")
     unit = None if x.unit is None else wide(x.unit)
     ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
-    return Executed(_rebased(x.meant, kind, wide), *ends, unit)
+    return Executed(_rebased(x.meant, identity, wide), *ends, unit)
 
 
 def _identity(node: ir.Node) -> tuple[Hashable, ...]:
@@ -296,25 +296,25 @@ def _varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
     return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
 
 
-def _rebased(function: Ideal, kind: tuple[Hashable, ...], change: Change) -> Ideal:
+def _rebased(function: Ideal, identity: tuple[Hashable, ...], change: Change) -> Ideal:
     """Return a function of moved elements, as one of moved bases; limits are behind movements."""
     has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
-    if "MaxPool" in str(kind[0]) and not has_one:
-        raise UnsupportedError(f"a {kind[0]} of several terms")
+    if "MaxPool" in str(identity[0]) and not has_one:
+        raise UnsupportedError(f"a {identity[0]} of several terms")
     terms = []
     for factor, basis in function.terms:
         inner = Ideal.of(basis)
         is_plain = basis.ends is not None and all(end.size == 1 for end in basis.ends)
-        if is_plain and basis.inner is not None and kind[0] in _MOVES:
+        if is_plain and basis.inner is not None and identity[0] in _MOVES:
             ends = change(basis.low), change(basis.high)
-            moved = _rebased(basis.inner, kind, change)
+            moved = _rebased(basis.inner, identity, change)
             limit = replace(basis, low=ends[0], high=ends[1], inner=moved)
             terms.append((change(factor), limit))
             continue
-        if kind[0] == "Reshape" and basis.kind[0] == "Reshape" and basis.inner is not None:
+        if identity[0] == "Reshape" and basis.kind[0] == "Reshape" and basis.inner is not None:
             inner = basis.inner
         ends = change(basis.low), change(basis.high)
-        terms.append((change(factor), Basis(kind, *ends, replace(inner, depth=function.depth))))
+        terms.append((change(factor), Basis(identity, *ends, replace(inner, depth=function.depth))))
     offset, size = change(function.offset), change(function.size)
     return Ideal(tuple(terms), offset, size, function.depth)
 

@@ -71,15 +71,15 @@ def read(node: ir.Node) -> tuple[ir.DataType | None, Shape | None]:
     return None, None
 
 
-def write(value: ir.Value, kind: ir.DataType | None, shape: Shape | None) -> None:
+def write(value: ir.Value, dtype: ir.DataType | None, shape: Shape | None) -> None:
     """Set the inferred type and shape of a value, in place of those that the file states."""
-    value.type = None if kind is None else ir.TensorType(kind)
+    value.type = None if dtype is None else ir.TensorType(dtype)
     value.shape = None if shape is None else ir.Shape(list(shape))
 
 
-def code_range(kind: ir.DataType) -> tuple[int, int]:
+def code_range(dtype: ir.DataType) -> tuple[int, int]:
     """Return the smallest and the largest number of an integer type."""
-    limits = ml_dtypes.iinfo(kind.numpy())  # type: ignore[no-untyped-call]
+    limits = ml_dtypes.iinfo(dtype.numpy())  # type: ignore[no-untyped-call]
     return int(limits.min), int(limits.max)
 
 

@@ -222,7 +222,7 @@ class Trace:
         return ends[0], ends[1]
 
     def quantized(
-        self, node: ir.Node, before: Executed, kind: str, ends: tuple[Float64, Float64, Float64]
+        self, node: ir.Node, before: Executed, rounding: str, ends: tuple[Float64, Float64, Float64]
     ) -> Executed:
         """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
         value, (low, high, zero) = node.outputs[0], ends
@@ -234,16 +234,16 @@ class Trace:
             users = list(value.consumers())
         value, low, high = node.outputs[0], low - zero, high - zero
         function, bottom, top = unlimited(before.meant)
-        start, stop = (np.clip(WHOLE[kind](end), low, high) for end in (bottom, top))
+        start, stop = (np.clip(WHOLE[rounding](end), low, high) for end in (bottom, top))
         off = before.error + (before.error + before.largest) * 64 * ULP
         reach = before.low - off, before.high + off
-        first, last = (np.clip(WHOLE[kind](end), start, stop) for end in reach)
+        first, last = (np.clip(WHOLE[rounding](end), start, stop) for end in reach)
         codes = self._settle(value) or Ideal.of(Basis(("codes", id(value)), first, last))
         bare = function.range
         off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
-        far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
+        far = WHOLE[rounding](bare[0] - off), WHOLE[rounding](bare[1] + off)
         self.roundings[value] = TracedRounding(
-            kind, before, function, (start, stop), (first, last), far, codes
+            rounding, before, function, (start, stop), (first, last), far, codes
         )
         moved = Executed(codes, *codes.range, unit=np.ones(()))
         return sum_of(moved, fixed(zero)) if zero.any() else moved
@@ -282,4 +282,4 @@ def limited(x: Executed, low: Float64, high: Float64) -> Executed:
 def precision_of(node: ir.Node) -> FloatType:
     """Return the type in which a node rounds."""
     kinds = [v.dtype.name for v in (*node.inputs[:1], *node.outputs) if v and v.dtype]
-    return next((ARITHMETIC[kind] for kind in kinds if kind in ARITHMETIC), FLOAT32)
+    return next((ARITHMETIC[name] for name in kinds if name in ARITHMETIC), FLOAT32)

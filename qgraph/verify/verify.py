@@ -148,8 +148,8 @@ def _is_congruent(region: RegionVerdict) -> bool:
 
 def _agrees(fact: ListedFact, value: ir.Value) -> bool:
     """Return whether a listed type and shape do not contradict the inferred ones."""
-    kind = value.dtype
-    text = "string" if kind is ir.DataType.STRING else kind and str(kind.numpy())
+    dtype = value.dtype
+    text = "string" if dtype is ir.DataType.STRING else dtype and str(dtype.numpy())
     try:
         merged(shape_of(value), fact.shape)
     except EquivalenceError:

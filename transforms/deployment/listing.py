@@ -66,10 +66,10 @@ class TargetRuntime:
             except (ExecutionError, UnsupportedError) as error:
                 graph = error
             self._known[id(model)] = model, graph
-        _, known = self._known[id(model)]
-        if isinstance(known, QGraphError):
-            raise known
-        return known
+        _, outcome = self._known[id(model)]
+        if isinstance(outcome, QGraphError):
+            raise outcome
+        return outcome
 
 
 def _kernels(

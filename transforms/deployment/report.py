@@ -99,9 +99,9 @@ class Deployment(Displayed):
         """
         names = [layer.node for layer in self.layers]
         if name not in names:
-            known = ", ".join(names) or "none"
+            labels = ", ".join(names) or "none"
             raise OptionError(
-                f"There is no quantized layer {shown(name)}, expected one of {known}."
+                f"There is no quantized layer {shown(name)}, expected one of {labels}."
                 f"{meant(name, names)}"
             )
         layer = self.layers[names.index(name)]

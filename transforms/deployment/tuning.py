@@ -166,9 +166,9 @@ def _part(whole: Model, layer: FoundLayer) -> Model | None:
         part = excerpt(whole, pairs, (str(end.name), str(end.name)), [])
     except (QGraphError, ValueError):
         return None
-    known = dict(zip([name for name, _ in pairs], zip(starts, shapes, strict=True), strict=True))
+    start_of = dict(zip([name for name, _ in pairs], zip(starts, shapes, strict=True), strict=True))
     for value in part.graph.inputs:
-        start, shape = known[str(value.name)]
+        start, shape = start_of[str(value.name)]
         value.type, value.shape = start.type, shape
     return Model(part)
 

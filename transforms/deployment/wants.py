@@ -40,8 +40,8 @@ def kernels(profile: Profile) -> list[KernelRule]:
 
 def takes(profile: Profile, written: str) -> bool:
     """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
-    known = [form for rule in _operands(profile) for form in rule.written or ()]
-    return not known or any(fnmatchcase(written, form) or written in form for form in known)
+    forms = [form for rule in _operands(profile) for form in rule.written or ()]
+    return not forms or any(fnmatchcase(written, form) or written in form for form in forms)
 
 
 def limits(profile: Profile) -> ActivationForm:
@@ -105,8 +105,8 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
 
 def needs_float32(profile: Profile) -> bool:
     """Return whether kernels are known to take no scales of 16 bits."""
-    known = {name for rule in _operands(profile) for name in rule.scale_types or ()}
-    return bool(known) and known.isdisjoint({"FLOAT16", "BFLOAT16"})
+    types = {name for rule in _operands(profile) for name in rule.scale_types or ()}
+    return bool(types) and types.isdisjoint({"FLOAT16", "BFLOAT16"})
 
 
 def symmetric_factors(profile: Profile) -> bool:
@@ -121,8 +121,8 @@ def biases(profile: Profile) -> BiasForm:
     rules = [kernel.bias for kernel in kernels(profile)]
     if any(rule.scale == "as written" for rule in rules):
         return BiasForm.KEPT
-    known = {name for rule in rules for name in rule.types or ()}
-    return BiasForm.CODES if not known or known & {"INT32", ANY} else BiasForm.FLOATS
+    types = {name for rule in rules for name in rule.types or ()}
+    return BiasForm.CODES if not types or types & {"INT32", ANY} else BiasForm.FLOATS
 
 
 def negative_factors(profile: Profile) -> NegativeFactor:

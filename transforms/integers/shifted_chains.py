@@ -70,8 +70,8 @@ class CodeChain:
         middles = all((_points(n) == _MIDDLE).all() for n in (*self.encoders, *self.decoders))
         uses = [use for node in self.decoders for use in _moved_uses(node.outputs[0])]
         return middles and bool(uses) and all(
-            node.op_type == "MatMul" and not place and not _is_stored(node.inputs[1])
-            for node, place in uses
+            node.op_type == "MatMul" and not index and not _is_stored(node.inputs[1])
+            for node, index in uses
         )  # fmt: skip
 
     def centred(self, kind: str) -> int | ExplainedReason:
@@ -106,10 +106,10 @@ class CodeChain:
             if node in self.encoders:
                 node.attributes.pop("output_dtype", None)
         for node in self.movers or ():
-            for place in (1, 2) if node.op_type == "Clip" else ():
-                bound = constant_expression(_operand(node, place))
+            for index in (1, 2) if node.op_type == "Clip" else ():
+                bound = constant_expression(_operand(node, index))
                 if bound is not None:
-                    _put(node, place, _moved(bound, step, kind), "bound", editor)
+                    _put(node, index, _moved(bound, step, kind), "bound", editor)
         for value in self.values:
             value.type = ir.TensorType(ir.DataType[kind])
 
@@ -144,9 +144,9 @@ def _limits(encode: ir.Node, kind: str) -> tuple[tuple[float, float], bool]:
     if len(users) != 1 or users[0].op_type != "Clip":
         return (form.lo, form.hi), False
     ends = [form.lo, form.hi]
-    for place in (1, 2):
-        bound = constant_expression(_operand(users[0], place))
-        ends[place - 1] = ends[place - 1] if bound is None else float(bound)
+    for index in (1, 2):
+        bound = constant_expression(_operand(users[0], index))
+        ends[index - 1] = ends[index - 1] if bound is None else float(bound)
     return (max(ends[0], form.lo), min(ends[1], form.hi)), True
 
 
@@ -218,8 +218,8 @@ def _moved_operands(node: ir.Node) -> list[ir.Value]:
     return [value for value in operands if value is not None]
 
 
-def _are_constant(nodes: Iterable[ir.Node], places: range) -> bool:
-    operands = [_operand(node, place) for node in nodes for place in places]
+def _are_constant(nodes: Iterable[ir.Node], indices: range) -> bool:
+    operands = [_operand(node, index) for node in nodes for index in indices]
     return all(value is None or constant_expression(value) is not None for value in operands)
 
 

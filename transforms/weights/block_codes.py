@@ -53,7 +53,7 @@ class BlockCodes:
         """Return the tensors: codes ``[K, N]``, scales and zero points, both of ``shape``."""
         codes, real = ir.DataType[self.kind], ir.DataType.FLOAT
         forms = ((codes, (self.form.k, self.form.n)), (real, shape), (codes, shape))
-        return tuple(DeferredTensor(self, place, *form) for place, form in enumerate(forms))
+        return tuple(DeferredTensor(self, index, *form) for index, form in enumerate(forms))
 
     def parts(self) -> Sequence[JobPart]:
         """Return parts: one for all parameters, and strips of rows of the codes."""
@@ -155,9 +155,9 @@ class BlockCodes:
         if (first, last) == (0, width):
             self.codes.read(out=packed.reshape(-1))
             return packed
-        for place, piece in self.codes.pieces(multiple=width):
+        for first_row, piece in self.codes.pieces(multiple=width):
             rows = piece.reshape(-1, width)
-            packed[place // width : place // width + len(rows)] = rows[:, first:last]
+            packed[first_row // width : first_row // width + len(rows)] = rows[:, first:last]
         return packed
 
 

@@ -95,16 +95,16 @@ class ChannelReader:
     closed: set[ir.Node]
     reasons: dict[ir.Node, str] = field(default_factory=dict)
 
-    def behind(self, value: ir.Value, place: ChannelAxis) -> ChannelAffine:
+    def behind(self, value: ir.Value, channels: ChannelAxis) -> ChannelAffine:
         """Return the longest chain that begins with ``value``, whose only use it is."""
-        chain = ChannelAffine.none(place.size)
-        while step := self._step_behind(value, place):
+        chain = ChannelAffine.none(channels.size)
+        while step := self._step_behind(value, channels):
             chain, value = chain.then(step), step.nodes[0].outputs[0]
         return chain
 
-    def before(self, value: ir.Value | None, user: ir.Node, place: ChannelAxis) -> ChannelAffine:
+    def before(self, value: ir.Value | None, user: ir.Node, channels: ChannelAxis) -> ChannelAffine:
         """Return the longest chain that ends with ``value``, which only ``user`` uses."""
-        chain = ChannelAffine.none(place.size)
+        chain = ChannelAffine.none(channels.size)
         while value is not None and (node := value.producer()) is not None:
             index = self._data(node)
             if index is None or node.graph is not user.graph:
@@ -112,13 +112,13 @@ class ChannelReader:
             if self._is_shared(value, node):
                 self.note(node, f"its result {value.name!r} is also used elsewhere")
                 break
-            step = self._read(node, index, place)
+            step = self._read(node, index, channels)
             if step is None:
                 break
             chain, value = step.then(chain), node.inputs[index]
         return chain
 
-    def _step_behind(self, value: ir.Value, place: ChannelAxis) -> ChannelAffine | None:
+    def _step_behind(self, value: ir.Value, channels: ChannelAxis) -> ChannelAffine | None:
         for user, index in value.uses():
             if self._data(user) != index or user.graph is not value.graph:
                 continue
@@ -126,7 +126,7 @@ class ChannelReader:
                 reason = f"{value.name!r}, from which it is computed, is also used elsewhere"
                 self.note(user, reason)
                 continue
-            return self._read(user, index, place)
+            return self._read(user, index, channels)
         return None
 
     @staticmethod
@@ -147,17 +147,17 @@ class ChannelReader:
         data = [index for index, operand in operands if not self.known.has(operand)]
         return data[0] if len(data) == 1 else None
 
-    def _read(self, node: ir.Node, index: int, place: ChannelAxis) -> ChannelAffine | None:
+    def _read(self, node: ir.Node, index: int, channels: ChannelAxis) -> ChannelAffine | None:
         try:
             with np.errstate(all="ignore"):
-                factor, offset = _RULES[node.op_type](self, node, index, place)
+                factor, offset = _RULES[node.op_type](self, node, index, channels)
         except Stuck as stuck:
             self.note(node, stuck.reason)
             return None
-        one = np.ones(place.size)
+        one = np.ones(channels.size)
         return ChannelAffine((node,), factor * one, offset * one, node.inputs[index])
 
-    def _constant(self, node: ir.Node, index: int, place: ChannelAxis) -> Float64:
+    def _constant(self, node: ir.Node, index: int, channels: ChannelAxis) -> Float64:
         other = node.inputs[1 - index]
         array = None if other is None else self.known.array(other)
         if array is None or node.attributes:
@@ -165,27 +165,27 @@ class ChannelReader:
                 f"the operand of {title(node)} is no constant; run fold-constants first, if it "
                 "follows from constants"
             )
-        return place.spread(array, node)
+        return channels.spread(array, node)
 
-    def _product(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
-        return self._constant(node, index, place), 0.0
+    def _product(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
+        return self._constant(node, index, channels), 0.0
 
-    def _sum(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
-        return 1.0, self._constant(node, index, place)
+    def _sum(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
+        return 1.0, self._constant(node, index, channels)
 
-    def _difference(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
-        constant = self._constant(node, index, place)
+    def _difference(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
+        constant = self._constant(node, index, channels)
         return (1.0, -constant) if index == 0 else (-1.0, constant)
 
-    def _quotient(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
+    def _quotient(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
         if index == 1:
             raise Stuck(f"{title(node)} divides by the data, which no weight can take in; leave it")
-        return 1 / self._constant(node, index, place), 0.0
+        return 1 / self._constant(node, index, channels), 0.0
 
-    def _same(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
+    def _same(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
         return 1.0, 0.0
 
-    def _batch_normalization(self, node: ir.Node, index: int, place: ChannelAxis) -> _Pair:
+    def _batch_normalization(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
         """``(x - mean) * f + beta`` with ``f = gamma / sqrt(var + epsilon)``."""
         if self._trains(node):
             raise Stuck(
@@ -196,9 +196,9 @@ class ChannelReader:
             raise Stuck(
                 "spatial is 0, so that each position has parameters of its own; export spatial=1"
             )
-        if place.axis != 1:
+        if channels.axis != 1:
             raise Stuck(
-                f"it normalizes axis 1, and the output channels before it lie on axis {place.axis}"
+                f"it normalizes axis 1, and the output channels before it lie on axis {channels.axis}"
             )
         parameters = [value for value in node.inputs[1:5] if value is not None]
         arrays = map(self.known.array, parameters)
@@ -208,9 +208,9 @@ class ChannelReader:
                 "its parameters are computed at run time, expected constants; run fold-constants "
                 "first, if they follow from constants"
             )
-        if any(array.shape != (place.size,) for array in known):
+        if any(array.shape != (channels.size,) for array in known):
             shapes = ", ".join(str(list(array.shape)) for array in known)
-            raise Stuck(f"its parameters have shapes {shapes}, expected [{place.size}] for each")
+            raise Stuck(f"its parameters have shapes {shapes}, expected [{channels.size}] for each")
         gamma, beta, mean, variance = known
         epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))
         factor = gamma / np.sqrt(variance + np.float64(epsilon))

@@ -202,10 +202,10 @@ class WeightScaling:
             negated = wanted.astype(codes.dtype)
         wrong = negated.astype(np.float64) != wanted
         if wrong.any():
-            place = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+            first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
             raise Stuck(
-                f"the factor of channel {place[axis]} is negative, and code {before[place]:g} of "
-                f"{title(node)} would become {wanted[place]:g}, which is no {codes.dtype}; use "
+                f"the factor of channel {first[axis]} is negative, and code {before[first]:g} of "
+                f"{title(node)} would become {wanted[first]:g}, which is no {codes.dtype}; use "
                 f"negative=scales"
             )
         return self.constant(negated, "codes")
@@ -306,10 +306,10 @@ def rounded(exact: Array, kind: np.dtype[Any], what: str, *, normal: Mask | bool
     tiny = np.abs(_wide(narrow)) < float(limits.smallest_normal)
     faulty = ~np.isfinite(narrow) | (tiny & normal)
     if faulty.any():
-        place = [int(i) for i in np.unravel_index(int(np.argmax(faulty)), faulty.shape)]
-        channel = f" at index {place}" if place else ""
+        first = [int(i) for i in np.unravel_index(int(np.argmax(faulty)), faulty.shape)]
+        channel = f" at index {first}" if first else ""
         raise Stuck(
-            FAULTY_SCALE(f"{what}{channel} would be {wide[tuple(place)]:g}, no normal {kind}")
+            FAULTY_SCALE(f"{what}{channel} would be {wide[tuple(first)]:g}, no normal {kind}")
         )
     return narrow
 

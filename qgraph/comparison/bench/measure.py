@@ -270,15 +270,15 @@ class _Timer:
         self, folder: Path, number: int, model: Model, timing: Timing, feeds: Mapping[str, Array]
     ) -> None:
         self._path = model.identity().path
-        place = folder / f"model{number}.onnx"
+        file = folder / f"model{number}.onnx"
         if self._path is None:
-            model.clone().save(place)
+            model.clone().save(file)
         inputs, job = folder / f"inputs{number}.npz", folder / f"job{number}.json"
-        arrays = {f"i{place}": x for place, x in enumerate(feeds.values())}
+        arrays = {f"i{file}": x for file, x in enumerate(feeds.values())}
         np.savez(inputs, **arrays)  # type: ignore[arg-type]
         settings = {
             "runtime": str(timing.runtime).lower(),
-            "model": os.path.abspath(self._path or place),
+            "model": os.path.abspath(self._path or file),
             "inputs": str(inputs),
             "names": list(feeds),
             "threads": timing.threads,

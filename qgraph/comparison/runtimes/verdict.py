@@ -220,9 +220,9 @@ class _Trial:
             if not best < left / _FEW:
                 break
             # earlier causes are more specific than later ones
-            place = next(n for n, each in enumerate(errors) if each <= max(best * _FEW, ROUNDING))
-            chosen = usable.pop(place)
-            left = errors[place]
+            index = next(n for n, each in enumerate(errors) if each <= max(best * _FEW, ROUNDING))
+            chosen = usable.pop(index)
+            left = errors[index]
             options = merged(options, chosen.options)
             suspects.append(Stopped(chosen.what, chosen.option, left))
             if left <= max(error * STOPPED, least, ROUNDING):
@@ -283,8 +283,8 @@ def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
             if pair.outputs[0].is_graph_output():
                 # an output keeps its name; other readers skip the quantizer
                 uses = list(pair.outputs[0].uses())
-                for reader, place in uses:
-                    reader.replace_input_with(place, data)
+                for reader, index in uses:
+                    reader.replace_input_with(index, data)
                 number += bool(uses)
                 continue
             pair.outputs[0].replace_all_uses_with(data)

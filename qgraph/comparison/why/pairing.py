@@ -183,9 +183,9 @@ def _paired(
     outputs: Mapping[ir.Value, ir.Value],
 ) -> PairedQuantizer:
     uses = list(_uses(site.y, candidate))
-    known = [(node, place) for node, place in uses if node in partners]
+    known = [(node, index) for node, index in uses if node in partners]
     counterparts = [
-        (partners[node], place) for node, place in known if place < len(partners[node].inputs)
+        (partners[node], index) for node, index in known if index < len(partners[node].inputs)
     ]
     if site.y in outputs:
         end: ir.Value | None = outputs[site.y]
@@ -202,8 +202,8 @@ def _paired(
     own_end = known[0][0].inputs[known[0][1]] if is_weight and known else site.y
     if own_end is None:
         raise AssertionError("an operand that is used is there")
-    theirs = tuple((n, place) for n, place in counterparts if n.inputs[place] is end)
-    ours = tuple((n, place) for n, place in uses if n.inputs[place] is own_end)
+    theirs = tuple((n, index) for n, index in counterparts if n.inputs[index] is end)
+    ours = tuple((n, index) for n, index in uses if n.inputs[index] is own_end)
     start = _start(reference, end, set(partners.values()))
     own_start = _start(candidate, own_end, partners)
     if start is not None and own_start is not None:
@@ -219,12 +219,12 @@ def _paired(
 
 def _uses(value: ir.Value, side: Skeleton) -> Iterator[Use]:
     """Yield the operands that read a value, or what constant nodes make of it."""
-    for node, place in value.uses():
+    for node, index in value.uses():
         if node.outputs and node.outputs[0] in side.constants:
             for output in node.outputs:
                 yield from _uses(output, side)
         elif node not in side.inside:
-            yield node, place
+            yield node, index
 
 
 def _start(side: Skeleton, end: ir.Value, paired: Collection[ir.Node]) -> ir.Value | None:

@@ -110,8 +110,8 @@ class CodeTally:
             self._crossed = np.zeros(self._levels - 1, np.bool_)
         if len(rows) != len(self._used):
             return
-        places = np.nan_to_num(rows - self._low).astype(np.int64).clip(0, self._levels - 1)
-        self._used[np.arange(len(rows))[:, None], places] = True
+        levels = np.nan_to_num(rows - self._low).astype(np.int64).clip(0, self._levels - 1)
+        self._used[np.arange(len(rows))[:, None], levels] = True
 
     def _count_clipped(self, x: Array) -> None:
         rows = self._rows(is_clipped(self._quantizer, x))

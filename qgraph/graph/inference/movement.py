@@ -194,12 +194,12 @@ def gather(call: Call) -> list[Fact]:
     if indices.shape is None:
         return [Fact(x.dtype)]
     result = [*shape[:axis], *indices.shape, *shape[axis + 1 :]]
-    items, places = x.items, indices.array
-    if items is None or places is None or axis != 0:
+    items, picked = x.items, indices.array
+    if items is None or picked is None or axis != 0:
         return [Fact(x.dtype, result)]
-    if not ((-len(items) <= places) & (places < len(items))).all():
+    if not ((-len(items) <= picked) & (picked < len(items))).all():
         raise Unknown
-    taken = items.take(places.reshape(-1), 0).reshape([*places.shape, *items.shape[1:]])
+    taken = items.take(picked.reshape(-1), 0).reshape([*picked.shape, *items.shape[1:]])
     return [Fact(x.dtype, result, taken)]
 
 
@@ -247,12 +247,12 @@ def pad(call: Call) -> list[Fact]:
         axes = call.numbers(3) if call.has(3) else list(range(len(shape)))
     except Unknown:
         return [Fact(x.dtype, [None] * len(shape))]
-    places = places_of(axes, len(shape))
-    if call.version < 2 or pads is None or len(pads) != 2 * len(places):
+    padded = places_of(axes, len(shape))
+    if call.version < 2 or pads is None or len(pads) != 2 * len(padded):
         raise Unknown
     sizes = list(shape)
-    for at, axis in enumerate(places):
-        sizes[axis] = add(sizes[axis], pads[at] + pads[len(places) + at])
+    for at, axis in enumerate(padded):
+        sizes[axis] = add(sizes[axis], pads[at] + pads[len(padded) + at])
     return [Fact(x.dtype, sizes)]
 
 

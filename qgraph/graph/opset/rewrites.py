@@ -56,8 +56,8 @@ def _pad(change: OpsetChange) -> None:
 
 def _clip(change: OpsetChange) -> None:
     # An absent bound was the largest finite float32, and need not be since.
-    for place, name, default in ((1, "min", -_LARGEST), (2, "max", _LARGEST)):
-        change.number_like_input(place, name, change.take(name, default))
+    for index, name, default in ((1, "min", -_LARGEST), (2, "max", _LARGEST)):
+        change.number_like_input(index, name, change.take(name, default))
 
 
 def _top_k(change: OpsetChange) -> None:

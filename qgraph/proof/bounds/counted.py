@@ -125,8 +125,8 @@ def _halved(models: tuple[_Model, _Model], whole: Whole, shape: tuple[int, ...])
     low, high = _ends(whole, shape)
     channels = np.arange(low.size)
 
-    def at(points: Float64, places: Array) -> tuple[Float64, Float64]:
-        pick = _picking(shape, places)
+    def at(points: Float64, channels: Array) -> tuple[Float64, Float64]:
+        pick = _picking(shape, channels)
         a, b = (np.broadcast_to(m({whole.key: points}, pick), points.shape) for m in models)
         return a, b
 
@@ -167,10 +167,10 @@ def _tallied(
     i = int(np.argmax(apart))
     if apart[i] <= before.largest:
         return Counted(total, *list(vars(before).values())[1:])
-    place = int(channels[i])
+    channel = int(channels[i])
     numbers = (float(array[i]) for array in (apart, points, ours, theirs))
     largest, point, a, b = numbers
-    return Counted(total, largest, place, point, a, b)
+    return Counted(total, largest, channel, point, a, b)
 
 
 def _enumerated(
@@ -198,8 +198,8 @@ def _points(
     """Yield channels, whole numbers, and whether these are in their ranges, in blocks."""
     total = math.prod(sizes) * channels
     for start in range(0, total, _MOST):
-        places = np.arange(start, min(start + _MOST, total))
-        channel, *offsets = np.unravel_index(places, (channels, *sizes))
+        numbers = np.arange(start, min(start + _MOST, total))
+        channel, *offsets = np.unravel_index(numbers, (channels, *sizes))
         points = [low[channel] + at for (low, _), at in zip(ends, offsets, strict=True)]
         inside = [p <= high[channel] for (_, high), p in zip(ends, points, strict=True)]
         yield channel, points, np.logical_and.reduce(inside)

@@ -115,8 +115,10 @@ def _forward(end: ir.Value) -> list[ir.Value]:
     values = [end]
     while len(values) < _FORWARD:
         users = list(values[-1].consumers())
-        kind = values[-1].dtype
-        limits_codes = bool(users) and _is_clip(users[0]) and kind is not None and kind.is_integer()
+        dtype = values[-1].dtype
+        limits_codes = (
+            bool(users) and _is_clip(users[0]) and dtype is not None and dtype.is_integer()
+        )
         if len(users) != 1 or not (users[0].op_type in _DECODING or limits_codes):
             break
         values.append(users[0].outputs[0])

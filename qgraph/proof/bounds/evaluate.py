@@ -149,8 +149,8 @@ class Evaluation:
             return node
         parameters = [None if v is None else self._known.array(v) for v in node.inputs[1:]]
         numbers = [None if a is None else (a.dtype.str, a.shape, a.tobytes()) for a in parameters]
-        known = [v if a is None else a for v, a in zip(node.inputs[1:], numbers, strict=True)]
-        return label(node, self.imports), node.inputs[0], tuple(known)
+        operands = [v if a is None else a for v, a in zip(node.inputs[1:], numbers, strict=True)]
+        return label(node, self.imports), node.inputs[0], tuple(operands)
 
     def _constants(self, node: ir.Node) -> Sequence[Operand]:
         """Return constant results of a node without a rule, as its kernel computes them."""

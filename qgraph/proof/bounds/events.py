@@ -53,12 +53,12 @@ class Event:
         sizes = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)
         _, exponents = np.frexp(sizes)
         doublings = np.maximum(exponents - 1 - self.mantissa, 0)
-        places = doublings * 2.0**self.mantissa + np.ldexp(sizes, -doublings)
-        return np.asarray(np.where(np.isfinite(numbers), np.sign(numbers) * places, numbers))
+        steps = doublings * 2.0**self.mantissa + np.ldexp(sizes, -doublings)
+        return np.asarray(np.where(np.isfinite(numbers), np.sign(numbers) * steps, numbers))
 
 
-def _round(kind: str, numbers: Float64) -> Float64:
-    match kind:
+def _round(rounding: str, numbers: Float64) -> Float64:
+    match rounding:
         case "Floor":
             return np.floor(numbers)
         case "Ceil":
@@ -105,11 +105,11 @@ def expect_inside(codes: Pending, name: str) -> None:
     Raises:
         Undecidable: they may not, and the result is not defined.
     """
-    kind = FORMATS.get(name)
-    if not isinstance(kind, IntFormat):
+    form = FORMATS.get(name)
+    if not isinstance(form, IntFormat):
         return
     before = codes.event.before
     reach = np.floor(before.low - before.error), np.ceil(before.high + before.error)
     low, high = (np.clip(end, codes.low, codes.high) + codes.offset for end in reach)
-    if not ((low >= kind.lo).all() and (high <= kind.hi).all()):
+    if not ((low >= form.lo).all() and (high <= form.hi).all()):
         raise Undecidable(OUT_OF_RANGE(f"a Cast to {name} of numbers beyond it is not defined"))

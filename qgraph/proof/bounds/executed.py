@@ -104,13 +104,13 @@ def start_of(meant: Combination, unit: Float64) -> Start | None:
     offset = _units(meant.offset, unit)
     if offset is None or any(count is None for count in counts):
         return None
-    known = [count for count in counts if count is not None]
-    factor = known[0]
-    if len(known) > 1:
-        factor = reduce(np.gcd, known)
-        factor = np.where(factor == 0, 1, factor) * np.where(known[0] < 0, -1, 1)
-    ratios = [count // np.where(factor == 0, 1, factor) for count in known]
-    if len(known) == 1:
+    starts = [count for count in counts if count is not None]
+    factor = starts[0]
+    if len(starts) > 1:
+        factor = reduce(np.gcd, starts)
+        factor = np.where(factor == 0, 1, factor) * np.where(starts[0] < 0, -1, 1)
+    ratios = [count // np.where(factor == 0, 1, factor) for count in starts]
+    if len(starts) == 1:
         ratios = [np.ones((), np.int64)]
     whole = Combination(
         tuple((r.astype(np.float64), a) for r, (_, a) in zip(ratios, terms, strict=True))

@@ -45,8 +45,8 @@ def apart_in_steps(one: RoundedData, other: RoundedData, window: Window) -> Apar
     """
     mantissa = one.event.mantissa or 0
     reach = np.maximum(*map(np.abs, window))
-    places = _ranges(mantissa, float(np.max(reach)))
-    parts = zip(*(_apart(one, other, window, ends) for ends in places), strict=True)
+    binades = _ranges(mantissa, float(np.max(reach)))
+    parts = zip(*(_apart(one, other, window, ends) for ends in binades), strict=True)
     return Apart(*(np.max(np.broadcast_arrays(*part), axis=0) for part in parts))
 
 

@@ -21,7 +21,7 @@ def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
     """Return the code that is decoded to 0, for the atoms of codes that are decoded."""
     zeros: dict[Atom, Float64] = {}
     kinds = ((value.dtype, q) for value, q in side.values.items())
-    reals = [q for kind, q in kinds if kind is not None and kind.is_floating_point()]
+    reals = [q for dtype, q in kinds if dtype is not None and dtype.is_floating_point()]
     for q in (*side.decoded, *reals):
         if not isinstance(q, Quantity) or q.value is not None:
             continue

@@ -90,11 +90,11 @@ def stored(q: Quantity, name: str) -> Quantity:
         q: what is stored.
         name: of the type.
     """
-    kind = _TYPES.get(name)
-    if q.value is None or kind is None:
+    dtype = _TYPES.get(name)
+    if q.value is None or dtype is None:
         return q
     with np.errstate(over="ignore"):
-        value = q.value.astype(kind).astype(np.float64)
+        value = q.value.astype(dtype).astype(np.float64)
     return of_constant(value, q.meant.offset, q.factors)
 
 

@@ -91,8 +91,8 @@ def _places(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
 
 def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
     """Return how far apart the limits of both codes leave one code of the reference."""
-    place = one.event.place
+    step = one.event.place
     apart = np.abs(
-        place(np.clip(code, *one.clips) + delta) - place(np.clip(code + delta, *other.clips))
+        step(np.clip(code, *one.clips) + delta) - step(np.clip(code + delta, *other.clips))
     )
     return np.where(np.isnan(apart), 0.0, apart)

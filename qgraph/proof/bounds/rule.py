@@ -52,32 +52,32 @@ class NodeCall:
         """Equal for nodes that compute equal results from equal operands."""
         return label(self.node, self.imports)
 
-    def value(self, place: int) -> ir.Value | None:
+    def value(self, index: int) -> ir.Value | None:
         """Return an input; None if it is absent."""
-        return self.node.inputs[place] if place < len(self.node.inputs) else None
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
 
-    def operand(self, place: int) -> Operand:
+    def operand(self, index: int) -> Operand:
         """Return what is known of an input.
 
         Raises:
             Undecidable: nothing is, or it is absent.
         """
-        value = self.value(place)
+        value = self.value(index)
         if value is None:
-            raise self.refusal(f"input {place} is missing")
+            raise self.refusal(f"input {index} is missing")
         return self.of(value)
 
-    def quantity(self, place: int) -> Quantity:
+    def quantity(self, index: int) -> Quantity:
         """Return an input as a quantity."""
-        return self.tracer.quantity(self.operand(place))
+        return self.tracer.quantity(self.operand(index))
 
-    def constant(self, place: int) -> Quantity | None:
+    def constant(self, index: int) -> Quantity | None:
         """Return a constant input; None if it is absent.
 
         Raises:
             Undecidable: it is not constant.
         """
-        value = self.value(place)
+        value = self.value(index)
         if value is None:
             return None
         quantity = self.tracer.quantity(self.of(value))
@@ -87,9 +87,9 @@ class NodeCall:
             )
         return quantity
 
-    def rank(self, place: int = 0) -> int:
+    def rank(self, index: int = 0) -> int:
         """Return the number of axes of an input."""
-        return len(shape_of(self.value(place)))
+        return len(shape_of(self.value(index)))
 
     def whole(self, name: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""

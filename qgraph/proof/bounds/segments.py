@@ -184,7 +184,7 @@ class Pairing:
         sides = self.reference, self.candidate
         ours, theirs = map(zeros_of, sides)
         is_moved = False
-        for place, segment in enumerate(self.segments):
+        for index, segment in enumerate(self.segments):
             if segment.roundings is None:
                 continue
             ((_, atom),) = segment.roundings[0].codes.terms
@@ -197,7 +197,7 @@ class Pairing:
             if by:
                 self._forced[_place(segment.roundings[1])] = np.asarray(segment.delta + by)
                 extra = segment.extra + abs(by)
-                self.segments[place] = replace(segment, extra=extra, counted=None)
+                self.segments[index] = replace(segment, extra=extra, counted=None)
                 is_moved = True
         return is_moved
 

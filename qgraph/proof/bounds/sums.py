@@ -48,8 +48,8 @@ def sum_of_products(
         Undecidable: the data is unbounded, or scales differ within a channel.
     """
     meant = partial(_meant, atoms)
-    kind = None if is_integer else arithmetic
-    return products(meant, data, weights, layout, kind, bias=bias, more=more)
+    rounding = None if is_integer else arithmetic
+    return products(meant, data, weights, layout, rounding, bias=bias, more=more)
 
 
 def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> Combination:
@@ -126,7 +126,7 @@ def mean_of(
     count: int,
     arithmetic: FloatType,
     *,
-    places: Sequence[int] = (),
+    axes: Sequence[int] = (),
     has_zeros: bool = False,
 ) -> Quantity:
     """Return means of elements of the data.
@@ -137,18 +137,18 @@ def mean_of(
         attributes: which elements; equal for equal means.
         count: the largest number of elements.
         arithmetic: in which sums are rounded.
-        places: axes of the elements of a mean, counted from the last.
+        axes: axes of the elements of a mean, counted from the last.
         has_zeros: whether padding counts as zeros.
     """
 
     def along(low: Float64, high: Float64) -> tuple[Float64, Float64]:
-        low, high = _over(np.minimum, low, places), _over(np.maximum, high, places)
+        low, high = _over(np.minimum, low, axes), _over(np.maximum, high, axes)
         return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
 
     low, high = along(data.low, data.high)
     meant = _in_padding(atoms, data.meant) if has_zeros else data.meant
     numbers = [*(coefficient for coefficient, _ in meant.terms), meant.offset]
-    if any(array.shape != _over(np.minimum, array, places).shape for array in numbers):
+    if any(array.shape != _over(np.minimum, array, axes).shape for array in numbers):
         function = Combination.of(atoms.make("mean", attributes, (meant,), (low, high)))
     else:
         terms = []
@@ -157,8 +157,8 @@ def mean_of(
             mean = atoms.make("mean", attributes, (Combination.of(atom),), ends)
             terms.append((coefficient, mean))
         function = Combination(tuple(terms), meant.offset, meant.size)
-    error, reach = (_over(np.maximum, part, places) for part in (data.error, data.reach))
-    unit = None if data.unit is None else _over(np.minimum, data.unit, places)
+    error, reach = (_over(np.maximum, part, axes) for part in (data.error, data.reach))
+    unit = None if data.unit is None else _over(np.minimum, data.unit, axes)
     exact = Quantity(function, low, high, count * error, unit=unit)
     total = added_up(exact, np.asarray(float(count)), count * reach, arithmetic)
     # Runtimes divide, or multiply by a rounded reciprocal.
@@ -173,7 +173,7 @@ def _in_padding(atoms: Atoms, function: Combination) -> Combination:
     return Combination((*function.terms, (function.offset, one)))
 
 
-def _over(pick: np.ufunc, array: Float64, places: Sequence[int]) -> Float64:
+def _over(pick: np.ufunc, array: Float64, last_axes: Sequence[int]) -> Float64:
     """Return the smallest or largest numbers along axes, of which one element is left."""
-    axes = tuple(place for place in places if -place <= array.ndim)
+    axes = tuple(axis for axis in last_axes if -axis <= array.ndim)
     return np.asarray(pick.reduce(array, axis=axes, keepdims=True)) if axes else array

@@ -24,28 +24,28 @@ def traced(call: NodeCall) -> Operand:
     """
     node, tracer = call.node, call.tracer
     is_defined = operator_of(node) is not None
-    known = {}
-    for place, value in enumerate(node.inputs):
+    values = {}
+    for index, value in enumerate(node.inputs):
         # Parameters are laid out along their axis.
-        is_parameter = is_defined and place > 0 and call.array(value) is not None
+        is_parameter = is_defined and index > 0 and call.array(value) is not None
         if value is not None and not is_parameter:
-            known[value] = call.of(value)
-    kind = node.outputs[0].dtype
-    tracer.is_whole = kind is not None and kind.is_integer() and node.op_type in _WRAPPING
+            values[value] = call.of(value)
+    dtype = node.outputs[0].dtype
+    tracer.is_whole = dtype is not None and dtype.is_integer() and node.op_type in _WRAPPING
     try:
         # Definitions are written over any primitives; expressions are one kind of them.
         primitives: Any = tracer
-        operands: Any = known
+        operands: Any = values
         result: Any = lower_node(node, operands, shape_of_data(node), primitives, call.array)
     except OperatorError as error:
         raise Undecidable(NOT_COMPUTED(str(error))) from error
     if not isinstance(result, Quantity | Pending):
         raise call.refusal()
-    if tracer.is_whole and kind is not None:
-        return _expect_no_wrap(tracer.quantity(result), node, np.iinfo(kind.numpy()))
-    if isinstance(result, Pending) or kind is None:
+    if tracer.is_whole and dtype is not None:
+        return _expect_no_wrap(tracer.quantity(result), node, np.iinfo(dtype.numpy()))
+    if isinstance(result, Pending) or dtype is None:
         return result
-    return stored(result, kind.name)
+    return stored(result, dtype.name)
 
 
 def shape_of_data(node: ir.Node) -> Shape:

@@ -110,8 +110,8 @@ class QuantityTracer:
             chosen = self.quantity(operands[0]).numbers
             if chosen.all() or not chosen.any():
                 return operands[1 if chosen.all() else 2]
-        known = [None if _is_data(o) else self.quantity(o) for o in operands]
-        constants = [q for q in known if q is not None and q.value is not None]
+        executed = [None if _is_data(o) else self.quantity(o) for o in operands]
+        constants = [q for q in executed if q is not None and q.value is not None]
         if len(constants) == len(operands):
             return folded(name, constants, attributes)
         rule = _RULES.get(name)
@@ -136,8 +136,8 @@ class QuantityTracer:
         is_new = isinstance(result, Quantity) and not any(result is o for o in operands)
         if not is_new or name not in _RECORDED or self.arithmetic.name != FLOAT32.name:
             return result
-        known = tuple(map(self.quantity, operands))
-        return replace(result, operation=Operation(name, known, attributes, result))
+        quantities = tuple(map(self.quantity, operands))
+        return replace(result, operation=Operation(name, quantities, attributes, result))
 
     def rounded(self, exact: Quantity) -> Quantity:
         """Return an exact result as it is executed."""
@@ -271,10 +271,10 @@ class QuantityTracer:
         relative = np.where(wide, 0.0, x.relative)
         return Quantity(Combination.of(atom), bottom, top, absolute, relative, unit)
 
-    def _whole(self, kind: str, x: Any) -> Operand:
+    def _whole(self, rounding: str, x: Any) -> Operand:
         if isinstance(x, Pending):
             return x
-        return Pending(Event(kind, self.quantity(x), self.node), -ENDLESS, ENDLESS, ZERO)
+        return Pending(Event(rounding, self.quantity(x), self.node), -ENDLESS, ENDLESS, ZERO)
 
     def snapped(
         self, x: Quantity, mantissa: int, exponent: int, largest: float, mode: Rounding
@@ -290,10 +290,10 @@ class QuantityTracer:
         """
         step = np.asarray(2.0 ** (exponent - mantissa))
         last = np.asarray(largest) / step
-        kind = MINIFLOAT_ROUNDINGS.get(mode)
-        if kind is None or not _are_whole(last):
+        rounding = MINIFLOAT_ROUNDINGS.get(mode)
+        if rounding is None or not _are_whole(last):
             raise Undecidable(NO_BOUND(f"a minifloat rounded by {mode} has no bound"))
-        event = Event(kind, multiple_of(x, 1 / step, 1 / step), self.node, mantissa)
+        event = Event(rounding, multiple_of(x, 1 / step, 1 / step), self.node, mantissa)
         return multiple_of(self.settle(Pending(event, -last, last, ZERO)), step, step)
 
     def _compare(self, name: str, a: Any, b: Any) -> _Condition:
@@ -330,11 +330,11 @@ class QuantityTracer:
         q = self.quantity(x)
         if name in ("FLOAT", "DOUBLE"):
             return self.rounded(q)
-        kind = MINIFLOATS.get(name)
-        if kind is None or not more.get("saturate", 1):
+        minifloat = MINIFLOATS.get(name)
+        if minifloat is None or not more.get("saturate", 1):
             raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {name}"))
-        lowest = 1 - kind.bias
-        return self.snapped(q, kind.mantissa_bits, lowest, kind.max_value, Rounding.ROUND)
+        lowest = 1 - minifloat.bias
+        return self.snapped(q, minifloat.mantissa_bits, lowest, minifloat.max_value, Rounding.ROUND)
 
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -391,8 +391,8 @@ def _signed(sign: _SignOf, codes: Any) -> Pending:
     if isinstance(codes, Pending):
         meant = codes.event.before.meant
         arguments = [atom.arguments for _, atom in meant.terms if atom.attributes == "Abs"]
-        kind = _ROUNDED_SIGNED.get((codes.event.kind, float(meant.offset.max())))
-        if kind and len(arguments) == 1 and arguments[0][0].key == sign.data.meant.key:
+        rounding = _ROUNDED_SIGNED.get((codes.event.kind, float(meant.offset.max())))
+        if rounding and len(arguments) == 1 and arguments[0][0].key == sign.data.meant.key:
             before = replace(sign.data, absolute=codes.event.before.error)
-            return Pending(Event(kind, before, codes.event.node), -ENDLESS, ENDLESS, ZERO)
+            return Pending(Event(rounding, before, codes.event.node), -ENDLESS, ENDLESS, ZERO)
     raise Undecidable(NO_BOUND("there is no bound for the sign of data"))
