@@ -293,8 +293,8 @@ def _probe_elements(
     # few elements cross all thresholds from below, many start anywhere
     ranks = np.zeros(size, int) if size < _CHOICE * count else np.arange(size) % len(population)
     begin = np.take_along_axis(order, ranks.reshape(1, *values.shape[1:]), 0)
-    data, highest = (np.take_along_axis(values, place, 0)[0] for place in (begin, order[-1:]))
-    low, high = (to_keys(np.take_along_axis(inputs, place, 0)[0]) for place in (begin, order[-1:]))
+    data, highest = (np.take_along_axis(values, taken, 0)[0] for taken in (begin, order[-1:]))
+    low, high = (to_keys(np.take_along_axis(inputs, taken, 0)[0]) for taken in (begin, order[-1:]))
     met: dict[int, bool] = {}
     probes: list[Row] = []
     for _ in range(_WALKS):

@@ -72,7 +72,8 @@ class Reduction:
                 together.make_folder(target)
             except OSError as error:
                 raise QGraphError(
-                    f"{target}: cannot be created ({error}), expected a folder. Choose another name."
+                    f"{target}: cannot be created ({error}), expected a folder. Choose another "
+                    "name."
                 ) from error
             storage.save(self.reference, files[0], outputs=together)
             storage.save(self.candidate, files[1], outputs=together)

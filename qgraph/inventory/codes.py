@@ -25,8 +25,8 @@ def levels_of(quantizer: Quantizer) -> int | None:
             levels = given
         case Floating(format=grid):
             exponent = math.frexp(grid.max_value)[1] - 1
-            places = exponent + grid.bias + grid.max_value / 2.0**exponent - 1
-            levels = 2 * float(np.ceil(places * 2**grid.mantissa_bits)) + 1
+            largest = exponent + grid.bias + grid.max_value / 2.0**exponent - 1
+            levels = 2 * float(np.ceil(largest * 2**grid.mantissa_bits)) + 1
         case Bipolar():
             levels = 2
         case _:

@@ -391,9 +391,9 @@ def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) 
     for axis in axes:
         # for a single axis each value counts: equal neighbours are not a block
         stride = strides[axis] if axis not in varying or len(varying) > 1 else 1
-        places = np.arange(0, lengths[axis], stride)
+        indices = np.arange(0, lengths[axis], stride)
         if lengths[axis] != array.shape[axis] and repeats is not None:
-            places //= repeats.block_size
-        array = array.take(places, axis)
+            indices //= repeats.block_size
+        array = array.take(indices, axis)
     data = np.ascontiguousarray(array.reshape(-1)).astype("<f4").tobytes()
     return Numbers(low, high, hashlib.sha256(data).hexdigest()[:_DIGITS])

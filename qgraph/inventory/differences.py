@@ -105,8 +105,8 @@ def _pair_by(
                 matched[index] = nearest
 
 
-def _nearest(places: Sequence[int], sought: float) -> int:
-    return min(places, key=lambda place: abs(place - sought))
+def _nearest(indices: Sequence[int], sought: float) -> int:
+    return min(indices, key=lambda index: abs(index - sought))
 
 
 def _pair_by_place(

@@ -309,8 +309,8 @@ def _pair(
         witness = region["witness"]
         differs = witness is not None and region["verdict"] == "different"
         spot = float(witness["input"]) if differs else float("nan")
-        place = min(region["witness"].get("channel") or 0, channels(*pair) - 1) if differs else 0
-        return list(pair), (spot, place) if abs(spot) < float("inf") else None
+        channel = min(region["witness"].get("channel") or 0, channels(*pair) - 1) if differs else 0
+        return list(pair), (spot, channel) if abs(spot) < float("inf") else None
     # No region holds it: both models have the same nodes there.
     function = _function(site, Builder())
     return [function, function], None

@@ -173,8 +173,8 @@ class QuantizerStatistics:
             # Counting is several times faster than sorting.
             low = codes.min()
             counts = np.bincount((codes - low).astype(np.int64))
-            places = np.flatnonzero(counts)
-            self._count(places + low, counts[places])
+            used = np.flatnonzero(counts)
+            self._count(used + low, counts[used])
         else:
             self._count(*np.unique(codes, return_counts=True))
 

@@ -77,9 +77,9 @@ def _in_pieces(bits: Bits, table: Table, out: Table | None, find: Find) -> Table
     if out is None:
         out = np.empty(bits.shape, table.dtype)
     if bits.size <= _CHUNK:
-        places = np.empty(bits.shape, np.intp)
-        find(places, bits)
-        np.take(table, places, out=out, mode="clip")
+        entries = np.empty(bits.shape, np.intp)
+        find(entries, bits)
+        np.take(table, entries, out=out, mode="clip")
         return out
     whole = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
     flat, result = bits.reshape(-1), whole.reshape(-1)
@@ -94,12 +94,12 @@ def _in_pieces(bits: Bits, table: Table, out: Table | None, find: Find) -> Table
     return out
 
 
-def _upper_halves(places: Places, bits: Bits) -> None:
+def _upper_halves(entries: Places, bits: Bits) -> None:
     halves = np.bitwise_and(bits, _LOWER, out=np.empty(bits.shape, np.uint32))
     np.add(halves, _LOWER, out=halves)  # carries into the upper half unless 0
     np.bitwise_or(halves, bits, out=halves)
     np.right_shift(halves, _HALF, out=halves)
-    np.copyto(places, halves, casting="unsafe")
+    np.copyto(entries, halves, casting="unsafe")
 
 
 Keys = npt.NDArray[np.int64]

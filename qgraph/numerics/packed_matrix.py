@@ -58,10 +58,10 @@ def transpose_packed(data: Bytes, bits: int, out: Bytes) -> bool:
         if count * lines < len(columns):
             rest = columns[count * lines :]
             rest[:] = turned[count, : len(rest)]
-        place = number % len(columns)
-        codes = tile[:, place // each] >> np.uint8(place % each * bits)
+        index = number % len(columns)
+        codes = tile[:, index // each] >> np.uint8(index % each * bits)
         expected = pack(codes & np.uint8((1 << bits) - 1), bits) if bits < 8 else codes
-        is_right &= np.array_equal(columns[place].view(np.uint8)[: len(expected)], expected)
+        is_right &= np.array_equal(columns[index].view(np.uint8)[: len(expected)], expected)
     return is_right
 
 

@@ -200,8 +200,8 @@ def _round_once(close: Float64, exact: Callable[[int], Fraction], dtype: np.dtyp
         low, high = (close - margin).astype(dtype), (close + margin).astype(dtype)
     open_ = np.asarray((low != high) & np.isfinite(close))
     flat = result.reshape(-1)
-    for place in np.flatnonzero(open_):
-        flat[place] = _nearest(exact(int(place)), flat[place], dtype)
+    for index in np.flatnonzero(open_):
+        flat[index] = _nearest(exact(int(index)), flat[index], dtype)
     return flat.reshape(close.shape)
 
 

@@ -176,13 +176,13 @@ def blocks_of(
         raise ValueError(
             f"axis {axis} has no known size, or its block size is {size}. Infer shapes"
         )
-    order = [place for place in range(rank) if place != axis] + [axis]
+    order = [other for other in range(rank) if other != axis] + [axis]
     y, pad = moved(draft, x, order), -length % size
     if pad:
         pads = np.zeros(2 * rank, np.int64)
         pads[-1] = pad
         y = draft.node("Pad", [y, pads], dtype=x.dtype)
-    others = [sizes[place] for place in order[:-1]]
+    others = [sizes[other] for other in order[:-1]]
     return reshape(draft, y, [*others, (length + pad) // size, size]), pad
 
 

@@ -12,14 +12,14 @@ RIGHT = Taps(("MatMul",), 1, 0, 0, False)
 """How weights ``[rows, taps]`` are multiplied whose transpose stands right of the data."""
 
 
-def convolution_taps(node: ir.Node, places: tuple[int, ...]) -> Taps:
+def convolution_taps(node: ir.Node, kernel: tuple[int, ...]) -> Taps:
     """Return the layout of the sums of a node of the family of Conv or ConvTranspose.
 
     Args:
         node: the node.
-        places: the sizes of its windows.
+        kernel: the sizes of its windows.
     """
-    count, attributes = len(places), node.attributes
+    count, attributes = len(kernel), node.attributes
     is_turned = node.op_type == "ConvTranspose"
     groups, pads = attributes.get_int("group", 1), attributes.get_ints("pads", (0,) * 2 * count)
     automatic = attributes.get_string("auto_pad", "NOTSET")
@@ -30,7 +30,7 @@ def convolution_taps(node: ir.Node, places: tuple[int, ...]) -> Taps:
         tuple(pads),
         automatic,
         groups,
-        places,
+        kernel,
         tuple(attributes.get_ints("output_padding", ())),
         tuple(attributes.get_ints("output_shape", ())),
     )
@@ -40,6 +40,6 @@ def convolution_taps(node: ir.Node, places: tuple[int, ...]) -> Taps:
 
 def rows_of_transposed(weights: Float64, groups: int) -> Float64:
     """Return the weights of a ConvTranspose, ``[channels, rows of a group, *places]``, by row."""
-    channels, rows, *places = weights.shape
-    parts = weights.reshape(groups, channels // groups, rows, *places).swapaxes(1, 2)
-    return np.ascontiguousarray(parts).reshape(groups * rows, channels // groups, *places)
+    channels, rows, *kernel = weights.shape
+    parts = weights.reshape(groups, channels // groups, rows, *kernel).swapaxes(1, 2)
+    return np.ascontiguousarray(parts).reshape(groups * rows, channels // groups, *kernel)

@@ -242,8 +242,8 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
         widths = np.append(np.diff(starts, append=HIGHEST + 1), [1, 1])
         differ = (a[:-1] != b[:-1]) & ~(is_nan(a[:-1]) & is_nan(b[:-1]))
         count = int(widths @ differ.sum(axis=1))
-        place = divmod(comparison.index, a.shape[1])
-        witness = Witness(float(x[place[0]]), float(a[place]), float(b[place]))
+        index = divmod(comparison.index, a.shape[1])
+        witness = Witness(float(x[index[0]]), float(a[index]), float(b[index]))
     verdict = Verdict(
         level,
         Method.EXHAUSTIVE,
@@ -251,7 +251,7 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
         max(1, comparison.zero_sign) if has_signs else 0,
         witness,
         remarks(f"{len(starts)} steps of its quantizers were tried", nan=nan_differs),
-        None if witness is None else place[1],
+        None if witness is None else index[1],
         nan_differs=nan_differs,
     )
     return PairOutcome(verdict)

@@ -110,12 +110,12 @@ def _differences(
     codes = other_codes(runs, reference)
     # first those that give another code, then large ones
     shown = np.sort(np.lexsort((runs.lo - runs.hi, ~codes))[:_SHOWN_RUNS])
-    places = zip(*(from_keys(keys[shown]).tolist() for keys in (runs.lo, runs.hi)), strict=True)
+    stretches = zip(*(from_keys(keys[shown]).tolist() for keys in (runs.lo, runs.hi)), strict=True)
     stretch = _stretch(reference, candidate, runs, near, ends)
     return {
         "differing": None if finding.undecided else finding.differing,
         "differing_codes": None if finding.enumerated else grade(finding, reference).codes,
-        "places": [list(pair) for pair in places],
+        "places": [list(pair) for pair in stretches],
         "place_codes": codes[shown].tolist(),
         "near": None if stretch is None else _around(reference, candidate, stretch, ends),
     }
@@ -143,8 +143,8 @@ def _stretch(
         return None
     with np.errstate(all="ignore"):
         gaps = np.abs(runs.reference[seen].astype(np.float64) - runs.candidate[seen])
-    place = seen[int(np.argmax(np.where(np.isnan(gaps), np.inf, gaps)))]
-    return int(runs.lo[place]), int(runs.hi[place])
+    widest = seen[int(np.argmax(np.where(np.isnan(gaps), np.inf, gaps)))]
+    return int(runs.lo[widest]), int(runs.hi[widest])
 
 
 def _around(
@@ -162,7 +162,7 @@ def _around(
         number = min(last - first + 1, _SHOWN_FLOATS)
         keys = np.unique(np.linspace(first, last, number).round().astype(np.int64))
         x = from_keys(keys)
-        places, unit = (keys - lo).tolist(), "floats"
+        points, unit = (keys - lo).tolist(), "floats"
     else:
         left, right = (min(max(float(end), ends[0]), ends[1]) for end in from_keys([lo, hi]))
         width = right - left
@@ -170,13 +170,13 @@ def _around(
             return None
         around = max(left - width, ends[0]), min(right + width, ends[1])
         x = np.linspace(*around, _SAMPLES).astype(np.float32)
-        places, unit = x.tolist(), "input"
+        points, unit = x.tolist(), "input"
     return {
         "unit": unit,
         "first": float(from_keys([lo])[0]),
         "last": float(from_keys([hi])[0]),
         "count": hi - lo + 1,
-        "places": places,
+        "places": points,
         "values": [_values(function, x).tolist() for function in (reference, candidate)],
     }
 

@@ -320,13 +320,13 @@ def _choose(
         rounds = [(*each, offer) for each in pending if (offer := next(each[1], None))]
         drafts = equal([offer for *_, (_, offer) in rounds])
         pending = []
-        for (group, offers, (place, _)), draft in zip(rounds, drafts, strict=True):
+        for (group, offers, (index, _)), draft in zip(rounds, drafts, strict=True):
             if draft is None:
                 pending.append((group, offers))
                 continue
             yield draft
             for site in group[1:]:
-                others += islice(_offers(site, numbers, editor), place, place + 1)
+                others += islice(_offers(site, numbers, editor), index, index + 1)
     yield from filter(None, equal(others))
 
 

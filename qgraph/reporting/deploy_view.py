@@ -173,8 +173,8 @@ def _findings(document: Mapping[str, Any]) -> Section:
     points = []
     for (severity, rule_id), findings in rules.items():
         first = findings[0]
-        place = "".join(f"{name}{_more(len(findings))}: " for name in first["nodes"][:1])
-        points.append(f"{severity} {rule_id}: {place}{first['message']}")
+        where = "".join(f"{name}{_more(len(findings))}: " for name in first["nodes"][:1])
+        points.append(f"{severity} {rule_id}: {where}{first['message']}")
     path = (document.get("output") or {}).get("path", "OUT")
     command = f"'qgraph lint {path} --target {document['target']}' shows all."
     count = counted(len(document["findings"]), "finding")

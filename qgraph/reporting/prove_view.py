@@ -172,7 +172,7 @@ def _open_table(regions: Sequence[Region]) -> Table:
 def _findings(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterator[Issue]:
     over = [id(region) for region in beyond(document)]
     for region in regions:
-        name, place = (region_name(region, side) for side in _SIDES)
+        name, value = (region_name(region, side) for side in _SIDES)
         nodes = {f"{side}_nodes": region[f"{side}_nodes"] for side in _SIDES}
         properties = {key: region[key] for key in _PROPERTIES} | nodes
         rule, text, more = None, "", _remark(region)
@@ -184,7 +184,7 @@ def _findings(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         elif region["verdict"] == "undecided":
             rule, more = "region-undecided", ""
             text = f"Whether this is equal to {name!r} is not decided: {_remark(region)}"
-        yield Issue(rule, text, place, properties=properties, test=name, more=more)
+        yield Issue(rule, text, value, properties=properties, test=name, more=more)
     if not regions:
         rules = {"different": "region-differs", "undecided": "region-undecided"}
         verdict, whole_graph = document["verdict"], "the whole graph"

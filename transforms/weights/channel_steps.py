@@ -198,7 +198,8 @@ class ChannelReader:
             )
         if channels.axis != 1:
             raise Stuck(
-                f"it normalizes axis 1, and the output channels before it lie on axis {channels.axis}"
+                "it normalizes axis 1, and the output channels before it lie on axis "
+                f"{channels.axis}"
             )
         parameters = [value for value in node.inputs[1:5] if value is not None]
         arrays = map(self.known.array, parameters)

@@ -60,8 +60,8 @@ def with_switches(
         equal.outputs[0].name, chosen = f"{prefix}is_selected", where.outputs[0]
         chosen.name, chosen.type, chosen.shape = f"{prefix}chosen", mine.type, mine.shape
         graph.extend([equal, where])
-        for node, place in own.uses:
-            twins[node].replace_input_with(place, chosen)
+        for node, number_of_input in own.uses:
+            twins[node].replace_input_with(number_of_input, chosen)
         for index, output in enumerate(graph.outputs):
             if own.is_output and output is mine:
                 graph.outputs[index] = chosen

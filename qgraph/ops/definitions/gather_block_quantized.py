@@ -79,9 +79,9 @@ def _spread(draft: Draft, table: ir.Value, size: int, length: int) -> ir.Value:
 
 
 def _decoded_first(
-    draft: Draft, node: ir.Node, places: tuple[int, int, int], result: ir.DataType
+    draft: Draft, node: ir.Node, axes: tuple[int, int, int], result: ir.DataType
 ) -> ir.Value:
-    gather, axis, size = places
+    gather, axis, size = axes
     draft.needs(_OPSET_OF_BLOCKS)
     inputs = [pieces.operand(node, 0), pieces.cast(draft, pieces.operand(node, 2), pieces.FLOAT)]
     points = pieces.given(node, 3)

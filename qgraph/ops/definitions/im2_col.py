@@ -43,17 +43,17 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
         amounts = np.asarray([0, *pads[:2], 0, 0, *pads[2:], 0], np.int64)
         x = draft.node("Pad", [x, amounts, value], dtype=kind)
     counts = []
-    for place, axis in ((0, 1), (1, 3)):
-        length = sizes[place + 1]
+    for index, axis in ((0, 1), (1, 3)):
+        length = sizes[index + 1]
         if length is None:
             raise ValueError(
                 f"its data has shape {list(sizes)}, expected known height and width. Infer shapes"
             )
-        padded = length + pads[place] + pads[place + 2]
-        reach = dilations[place] * (kernel[place] - 1)
-        count = (padded - reach - 1) // strides[place] + 1
-        starts = np.arange(count) * strides[place]
-        windows = starts[:, None] + np.arange(kernel[place]) * dilations[place]
+        padded = length + pads[index] + pads[index + 2]
+        reach = dilations[index] * (kernel[index] - 1)
+        count = (padded - reach - 1) // strides[index] + 1
+        starts = np.arange(count) * strides[index]
+        windows = starts[:, None] + np.arange(kernel[index]) * dilations[index]
         x = draft.node("Gather", [x, windows.astype(np.int64)], {"axis": axis}, dtype=kind)
         counts.append(count)
     x = pieces.moved(draft, x, [0, 1, 3, 2, 4, 5])

@@ -211,13 +211,13 @@ def _conv(node: ir.Node, version: int) -> Kernel:
         wide = _wide(x.dtype)
         windows = Windows.of(node, x.shape[2:], w.shape[2:])
         unfolded = windows.unfold(x.astype(wide, copy=False))
-        depth, places = math.prod(w.shape[1:]), math.prod(windows.out)
+        depth, windows_of_map = math.prod(w.shape[1:]), math.prod(windows.out)
         rows = np.ascontiguousarray(w, wide).reshape(groups, -1, depth)
-        y = np.empty((len(x), groups, rows.shape[1], places), wide)
-        at_once = max(1, _COLUMN_BYTES // max(1, groups * depth * places * wide.itemsize))
+        y = np.empty((len(x), groups, rows.shape[1], windows_of_map), wide)
+        at_once = max(1, _COLUMN_BYTES // max(1, groups * depth * windows_of_map * wide.itemsize))
         for start in range(0, len(x), at_once):
             chunk = slice(start, start + at_once)
-            columns = unfolded[chunk].reshape(-1, groups, depth, places)
+            columns = unfolded[chunk].reshape(-1, groups, depth, windows_of_map)
             np.matmul(rows, columns, out=y[chunk])
         y = y.reshape(len(x), w.shape[0], *windows.out)
         if bias is not None:
@@ -250,10 +250,10 @@ def _conv_transpose(node: ir.Node, version: int) -> Kernel:
         parts = matmul(rows.swapaxes(1, 2), columns)
         parts = parts.reshape(len(x), w.shape[1] * groups, *w.shape[2:], *size)
         y = np.zeros((*parts.shape[:2], *np.maximum(full, start + out)), parts.dtype)
-        for place in np.ndindex(w.shape[2:]):
-            ends = zip(place * dilations, strides * (size - 1) + 1, strides, strict=True)
+        for tap in np.ndindex(w.shape[2:]):
+            ends = zip(tap * dilations, strides * (size - 1) + 1, strides, strict=True)
             spot = (slice(first, first + reach, step) for first, reach, step in ends)
-            y[:, :, *spot] += parts[:, :, *place]
+            y[:, :, *spot] += parts[:, :, *tap]
         y = y[:, :, *(slice(first, first + n) for first, n in zip(start, out, strict=True))]
         if bias is not None:
             y += bias.astype(y.dtype, copy=False).reshape(-1, *[1] * rank)

@@ -144,11 +144,11 @@ class NumpyBlocks:
         self._steps.append(_BlockStep(run, operands, out, is_open))
         return out
 
-    def _spread(self, place: Array) -> Array:
+    def _spread(self, numbers: Array) -> Array:
         """Return a single number as an array."""
-        if place.ndim:
-            return place
-        return self._constants.setdefault(place.tobytes(), np.full(self._size, place))
+        if numbers.ndim:
+            return numbers
+        return self._constants.setdefault(numbers.tobytes(), np.full(self._size, numbers))
 
 
 def _source(e: Expr) -> Expr:

@@ -173,10 +173,10 @@ class Collector:
         differing = self._unlisted[own].copy()
         for what, (kind, lo, hi, a, b) in noted.items():
             inside = (kind >= own.start) & (kind < own.stop)
-            place = kind[inside] - own.start
-            parts[what] = Runs(first[place], lo[inside], hi[inside], a[inside], b[inside])
+            index = kind[inside] - own.start
+            parts[what] = Runs(first[index], lo[inside], hi[inside], a[inside], b[inside])
             if what == "value":
-                np.add.at(differing, place, hi[inside] - lo[inside] + 1)
+                np.add.at(differing, index, hi[inside] - lo[inside] + 1)
         runs = parts["value"]
         with np.errstate(all="ignore"):
             gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)

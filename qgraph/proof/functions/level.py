@@ -140,9 +140,9 @@ def _counted(finding: PairFinding, beyond: Mask) -> tuple[int, int | None]:
 
 def _plateau_of(runs: Runs, steps: Plateaus) -> npt.NDArray[np.int64]:
     """Return the plateau in which each run starts."""
-    place = (steps.channel << 33) + steps.lo
+    starts = (steps.channel << 33) + steps.lo
     start = (runs.channel << 33) + np.clip(runs.lo, LOWEST, HIGHEST)
-    return np.asarray(np.searchsorted(place, start, "right") - 1)
+    return np.asarray(np.searchsorted(starts, start, "right") - 1)
 
 
 def _local_measures(steps: Plateaus) -> tuple[Float64, Float64]:
@@ -166,9 +166,9 @@ def _running_median(
     here = np.arange(len(values))
     columns = []
     for shift in range(first, last + 1):
-        place = np.clip(here + shift, 0, len(values) - 1)
-        outside = (place != here + shift) | (channel[place] != channel)
-        columns.append(np.where(outside, np.nan, values[place]))
+        index = np.clip(here + shift, 0, len(values) - 1)
+        outside = (index != here + shift) | (channel[index] != channel)
+        columns.append(np.where(outside, np.nan, values[index]))
     table = np.sort(np.stack(columns), axis=0)  # NaN last
     last_known = np.maximum((~np.isnan(table)).sum(axis=0) - 1, 0)
     low, high = table[last_known // 2, here], table[(last_known + 1) // 2, here]

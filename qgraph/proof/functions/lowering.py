@@ -245,15 +245,15 @@ def _aligned(node: ir.Node, parameter: Array, shape: Shape) -> Array:
         raise Undecidable(NOT_KNOWN(f"the rank of the data of {node.op_type} is not known"))
     axis = node.attributes.get_int("axis", 1)
     size = node.attributes.get_int("block_size", 0)
-    place = axis % len(shape)
+    index = axis % len(shape)
     if not -len(shape) <= axis < len(shape) or (size and parameter.ndim != len(shape)):
         sizes = [each or 1 for each in shape]  # blocks cannot be aligned to an unknown size
     elif size:
         sizes = list(parameter.shape)
-        sizes[place] = shape[place] or sizes[place] * size
+        sizes[index] = shape[index] or sizes[index] * size
     else:
         sizes = [1] * len(shape)
-        sizes[place] = parameter.size
+        sizes[index] = parameter.size
     try:
         return blocks.align(parameter, sizes, axis, size)
     except ValueError as error:
@@ -344,25 +344,25 @@ class Template:
     @classmethod
     def of(cls, result: Expr, operands: Iterable[Expr]) -> Template:
         """Return ``result`` as a template whose open operands are ``operands``, in this order."""
-        place: dict[int, int | Expr] = {id(operand): i for i, operand in enumerate(operands)}
-        count = len(place)
+        index_of: dict[int, int | Expr] = {id(operand): i for i, operand in enumerate(operands)}
+        count = len(index_of)
         steps: list[tuple[Expr, tuple[int | Expr, ...]]] = []
         stack = [result]
         while stack:
             e = stack[-1]
-            if id(e) not in place:
-                pending = [o for o in e.inputs if id(o) not in place]
+            if id(e) not in index_of:
+                pending = [o for o in e.inputs if id(o) not in index_of]
                 if pending:
                     stack += reversed(pending)
                     continue
-                inputs = tuple(place[id(o)] for o in e.inputs)
+                inputs = tuple(index_of[id(o)] for o in e.inputs)
                 if any(isinstance(i, int) for i in inputs):
-                    place[id(e)] = count + len(steps)
+                    index_of[id(e)] = count + len(steps)
                     steps.append((e, inputs))
                 else:
-                    place[id(e)] = e
+                    index_of[id(e)] = e
             stack.pop()
-        return cls(tuple(steps), place[id(result)])
+        return cls(tuple(steps), index_of[id(result)])
 
     def over(self, builder: Builder, operands: Iterable[Expr]) -> Expr:
         """Return the expression with ``operands`` filled in."""

@@ -75,10 +75,10 @@ def _trains(node: ir.Node) -> bool:
 
 def _places(node: ir.Node) -> tuple[bool, ...]:
     """Return which operands are present; absent ones at the end are ignored."""
-    places = tuple(value is not None for value in node.inputs)
-    while places and not places[-1]:
-        places = places[:-1]
-    return places
+    present = tuple(value is not None for value in node.inputs)
+    while present and not present[-1]:
+        present = present[:-1]
+    return present
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ def _version(node: ir.Node, version: int) -> Hashable:
 
 def _windows(node: ir.Node) -> dict[str, Hashable]:
     """Return the defaults of absent attributes of operators with windows."""
-    place = _WEIGHT_PLACE.get(node.op_type)
+    index = _WEIGHT_PLACE.get(node.op_type)
     kernel: list[int] | None = None
     attribute = node.attributes.get("kernel_shape")
-    weight = None if place is None or len(node.inputs) <= place else node.inputs[place]
+    weight = None if index is None or len(node.inputs) <= index else node.inputs[index]
     if attribute is not None:
         kernel = list(attribute.as_ints())
     elif weight is not None and weight.shape is not None and weight.shape.is_static():

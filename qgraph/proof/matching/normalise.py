@@ -224,9 +224,9 @@ def listed_facts(
                 if value.name in wanted:
                     facts[_fact(side, value)] = None
     conditions = [OPEN_SIZES.format(", ".join(sorted(used)))] if used else []
-    for size, places in sorted(sides[0].domain.shared.items()):
+    for size, inputs in sorted(sides[0].domain.shared.items()):
         if size in used:
-            conditions.append(ONE_SIZE.format(size, places))
+            conditions.append(ONE_SIZE.format(size, inputs))
     return list(facts), conditions
 
 

@@ -89,9 +89,9 @@ class PackedRows(ir.LazyTensor):
         if (first, last) == (0, self.form.blocks):
             return self.codes.read().reshape(n, width)
         codes = np.empty((n, (last - first) * each), np.uint8)
-        for place, piece in self.codes.pieces(multiple=width):
+        for first_row, piece in self.codes.pieces(multiple=width):
             rows = piece.reshape(-1, width)[:, first * each : last * each]
-            codes[place // width : place // width + len(rows)] = rows
+            codes[first_row // width : first_row // width + len(rows)] = rows
         return codes
 
 

@@ -186,9 +186,7 @@ def write_code_windows(graph: Rewriter, node: ir.Node) -> bool:
         padded = *sizes[:2], *map(sum, zip(windows.before, spatial, windows.after, strict=True))
         inputs = [image, graph.constant(pads, "pads")]
         image = graph.node(node, "Pad", inputs, dtype=_REAL, sizes=padded)
-    first, *others = (
-        _part(graph, node, image, windows, place) for place in np.ndindex(windows.kernel)
-    )
+    first, *others = (_part(graph, node, image, windows, tap) for tap in np.ndindex(windows.kernel))
     total = first
     for part in others:
         total = graph.like(node, "Add", [total, part], _REAL)
@@ -200,12 +198,12 @@ def write_code_windows(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _part(
-    graph: Rewriter, node: ir.Node, image: ir.Value, windows: Windows, place: Sequence[int]
+    graph: Rewriter, node: ir.Node, image: ir.Value, windows: Windows, tap: Sequence[int]
 ) -> ir.Value:
     """Return the element at a place of each window."""
-    starts = np.multiply(place, windows.dilations)
+    starts = np.multiply(tap, windows.dilations)
     ends = starts + np.multiply(windows.strides, np.subtract(windows.out, 1)) + 1
-    axes = np.arange(2, 2 + len(place))
+    axes = np.arange(2, 2 + len(tap))
     bounds = [starts, ends, axes, np.asarray(windows.strides)]
     inputs = [image, *(graph.constant(each.astype(np.int64), "bounds") for each in bounds)]
     return graph.node(node, "Slice", inputs, dtype=_REAL, sizes=sizes_of(node.outputs[0]))

@@ -148,13 +148,13 @@ def moved(
         return None
     moved_values: list[tuple[int, ir.Value]] = []
     parameters: dict[int, Array] = {}
-    for place, value in enumerate(node.inputs):
+    for index, value in enumerate(node.inputs):
         inputs.append(value)
-        if value is None or _is_type_only(node, place):
+        if value is None or _is_type_only(node, index):
             continue
         if not graph.known.has(value):
             if value in data:
-                moved_values.append((place, value))
+                moved_values.append((index, value))
             elif len(sizes_of(value) or ()) > (0 if result is None else len(result)):
                 return None
             continue
@@ -170,27 +170,27 @@ def moved(
         if other is None or other.ndim != len(result):
             return None
         if is_along_axis(node):
-            parameters[place] = other
+            parameters[index] = other
             continue
-        inputs[place] = graph.constant(other, str(value.name))
+        inputs[index] = graph.constant(other, str(value.name))
     if parameters:
         shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
         axes = [axis for axis, size in enumerate(shape) if size != 1]
         if len(axes) > 1 or 0 in shape:
             return None
-        for place, array in parameters.items():
+        for index, array in parameters.items():
             # one scale for all that is left, or one for each element of the axis
             listed = np.broadcast_to(array, shape).reshape((-1,) if axes else ())
-            inputs[place] = graph.constant(
+            inputs[index] = graph.constant(
                 np.ascontiguousarray(listed).reshape(listed.shape), "moved"
             )
         if axes:
             attributes["axis"] = ir.AttrInt64("axis", axes[0])
-    for place, value in moved_values:
+    for index, value in moved_values:
         new = move_value(value)
         if new is None:
             return None
-        inputs[place] = new
+        inputs[index] = new
     return graph.copy(node, before, inputs, result, attributes.values())
 
 
@@ -295,4 +295,4 @@ def _one_parameter(node: ir.Node, constants: dict[int, Array], sizes: Sizes) -> 
         along = array.ndim == 1 and array.size in (1, sizes[axis])
         if not along or not is_constant_along(array, 0):
             return {}
-    return {place: np.asarray(array[0]) for place, array in constants.items()}
+    return {index: np.asarray(array[0]) for index, array in constants.items()}

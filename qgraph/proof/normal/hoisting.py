@@ -161,13 +161,13 @@ def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
     if len(data) > 1 and len({_source_of_shape(graph, x) for x in data}) > 1:
         return False
     inputs = list(inner.inputs)
-    for place, operand in enumerate(inputs):
+    for index, operand in enumerate(inputs):
         array = None if operand in data else graph.array(operand)
         if operand is None or operand in data:
             continue
         if array is None or array.size != 1 or array.ndim > len(sizes_of(data[0]) or ()):
             return False
-        inputs[place] = graph.constant(array.reshape(()), str(operand.name))
+        inputs[index] = graph.constant(array.reshape(()), str(operand.name))
     if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     sizes = sizes_of(node.outputs[0])

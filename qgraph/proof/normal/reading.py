@@ -106,9 +106,9 @@ def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
         return None
     chosen: dict[int, tuple[int, ...]] = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        place = axis % len(sizes) if -len(sizes) <= axis < len(sizes) else -1
-        size = sizes[place] if place >= 0 else None
-        if place < 0 or place in chosen:
+        index = axis % len(sizes) if -len(sizes) <= axis < len(sizes) else -1
+        size = sizes[index] if index >= 0 else None
+        if index < 0 or index in chosen:
             return None
         if not isinstance(size, int):
             if (start, step) == (0, 1) and end >= np.iinfo(np.int32).max:
@@ -118,8 +118,8 @@ def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
             return None  # such a start is clamped
         indices = _range(start, end, step, size)
         if indices != tuple(range(size)):
-            chosen[place] = indices
-    return [Selection(place, chosen[place]) for place in sorted(chosen)]
+            chosen[index] = indices
+    return [Selection(index, chosen[index]) for index in sorted(chosen)]
 
 
 def _range(start: int, end: int, step: int, size: int) -> tuple[int, ...]:
@@ -151,9 +151,9 @@ def _split(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
         parts = [min(chunk, max(size - i * chunk, 0)) for i in range(count)]
     if sum(parts) != size or len(parts) != count or min(parts, default=-1) < 0:
         return None
-    place = list(node.outputs).index(value)
-    start = sum(parts[:place])
-    indices = tuple(range(start, start + parts[place]))
+    index = list(node.outputs).index(value)
+    start = sum(parts[:index])
+    indices = tuple(range(start, start + parts[index]))
     return [Selection(axis, indices)]
 
 

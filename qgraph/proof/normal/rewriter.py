@@ -290,9 +290,9 @@ class Rewriter:
         """
         output = node.outputs[0]
         values: list[Any] = list(inputs)
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if value is not None and not isinstance(value, ir.Value):
-                values[place] = self.constant(np.asarray(value), f"{op_type}_number")
+                values[index] = self.constant(np.asarray(value), f"{op_type}_number")
         return self.node(node, op_type, values, dtype=dtype or output.dtype, sizes=sizes_of(output))
 
     def copy(
@@ -353,7 +353,7 @@ class Rewriter:
 
     def _hand_on(self, value: ir.Value, new: ir.Value) -> None:
         """Make ``new`` the graph output in place of ``value``, under its name."""
-        places = [i for i, output in enumerate(self.graph.outputs) if output is value]
+        outputs = [i for i, output in enumerate(self.graph.outputs) if output is value]
         if new in self._fresh and not new.is_graph_output():
             value.name, new.name = f"{value.name}_replaced", value.name
             self._fresh.discard(new)
@@ -368,8 +368,8 @@ class Rewriter:
             new = output
         if new.type is None:
             new.type = value.type
-        for place in places:
-            self.graph.outputs[place] = new
+        for index in outputs:
+            self.graph.outputs[index] = new
 
     def name(self, stem: str) -> str:
         """Return a name that no value has."""

@@ -67,10 +67,10 @@ def mean_of_codes(call: NodeCall) -> Operand:
 @bound_rule(OpKey(MICROSOFT, "QLinearConcat"))
 def concat_of_codes(call: NodeCall) -> Operand:
     """Tensors side by side, each with its own scale."""
-    places = range(2, len(call.node.inputs), 3)
+    indices = range(2, len(call.node.inputs), 3)
     axis = call.whole("axis") % call.rank(2) - call.rank(2)
-    sizes = [sizes_of(call.value(place), [axis])[0] for place in places]
-    parts = [_decoded(call, place) for place in places]
+    sizes = [sizes_of(call.value(index), [axis])[0] for index in indices]
+    parts = [_decoded(call, index) for index in indices]
     return _encoded(call, joined(call, parts, sizes, axis), 0)
 
 

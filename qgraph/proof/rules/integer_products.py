@@ -29,14 +29,14 @@ from qgraph.reasons import AT_RUN_TIME, OVERFLOW, Undecidable
 def product_of_codes(call: NodeCall) -> Operand:
     """The sum as an integer, as a real number, or as codes."""
     signature = SIGNATURES[OpKey.of(call.node)]
-    places = {
-        name: place for place, name in enumerate(signature.inputs) if call.value(place) is not None
+    index_of = {
+        name: index for index, name in enumerate(signature.inputs) if call.value(index) is not None
     }
-    operands = {name: call.quantity(place) for name, place in places.items()}
-    rank = len(shape_of(call.value(places["b"])))
+    operands = {name: call.quantity(index) for name, index in index_of.items()}
+    rank = len(shape_of(call.value(index_of["b"])))
 
     def aligned(name: str) -> Quantity:
-        number = call.constant(places[name])
+        number = call.constant(index_of[name])
         if number is None:
             raise call.refusal(f"{name} is missing")
         return constant(signature.align(call.node, name, number.numbers, rank))
@@ -47,7 +47,7 @@ def product_of_codes(call: NodeCall) -> Operand:
         if f"z_{side}" in operands:
             codes = call.tracer.quantity(call.tracer.Sub(codes, aligned(f"z_{side}")))
         call.decoded.append(codes)
-        factors.append(transposed(call, places[side], (1, 0), codes) if is_turned else codes)
+        factors.append(transposed(call, index_of[side], (1, 0), codes) if is_turned else codes)
     total = _total(call, factors[0], factors[1], operands.get("bias"), signature.kind)
     if (total.low < -_HALF).any() or (total.high >= _HALF).any():
         total = _wrapped(call, total, factors[0])

@@ -39,14 +39,14 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
     atoms, total = call.tracer.atoms, sum(sizes)
     meant, start = Combination(), 0
     for x, size in zip(parts, sizes, strict=True):
-        place = _Place(axis, start, size, total)
+        part = _Place(axis, start, size, total)
         for coefficient, atom in x.meant.terms:
-            ends = place.of(atom.low), place.of(atom.high)
+            ends = part.of(atom.low), part.of(atom.high)
             key = axis, start, size, total
             placed = atoms.make("placed", key, (Combination.of(atom),), ends)
-            term = coefficient if coefficient.size == 1 else place.of(coefficient)
+            term = coefficient if coefficient.size == 1 else part.of(coefficient)
             meant = meant.plus(Combination(((term, placed),)))
-        offset = Combination((), place.of(x.meant.offset), place.of(x.meant.size))
+        offset = Combination((), part.of(x.meant.offset), part.of(x.meant.size))
         meant = meant.plus(offset)
         start += size
     names = "low", "high", "absolute", "relative"

@@ -59,9 +59,9 @@ def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
 
 def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     """Return means over axes, of which one element each is kept."""
-    places = [axis - call.rank() for axis in axes]
+    last_axes = [axis - call.rank() for axis in axes]
     count = math.prod(sizes_of(call.value(0), axes))
-    return averaged(call, x, ("mean", *places), count, places)
+    return averaged(call, x, ("mean", *last_axes), count, last_axes)
 
 
 def averaged(
@@ -69,23 +69,23 @@ def averaged(
     x: Quantity,
     key: Hashable,
     count: int,
-    places: Sequence[int],
+    axes: Sequence[int],
     *,
     has_zeros: bool = False,
 ) -> Quantity:
     """Return means of at most ``count`` real numbers each; see :func:`mean_of`."""
     atoms = call.tracer.atoms
-    mean = mean_of(atoms, x, key, count, call.sums, places=places, has_zeros=has_zeros)
+    mean = mean_of(atoms, x, key, count, call.sums, axes=axes, has_zeros=has_zeros)
     is_wider = call.sums.unit < call.tracer.arithmetic.unit
     return rounded(mean, call.tracer.arithmetic) if is_wider else mean
 
 
 def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     """Return the result of a reduction without the axes that were reduced."""
-    places = [axis - call.rank() for axis in axes]
+    last_axes = [axis - call.rank() for axis in axes]
 
     def squeezed(array: Float64) -> Float64:
-        return np.squeeze(array, tuple(place for place in places if -place <= array.ndim))
+        return np.squeeze(array, tuple(axis for axis in last_axes if -axis <= array.ndim))
 
     key = "Reshape", shape_of(call.node.outputs[0])
     return changed(call.tracer.atoms, x, key, squeezed)
@@ -111,8 +111,8 @@ def pooled(call: NodeCall, x: Quantity) -> Quantity:
     has_zeros = bool(call.whole("count_include_pad"))
     strides, ceil = tuple(get("strides", ones)), call.whole("ceil_mode")
     key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil
-    places = [axis - call.rank() for axis in axes]
-    return averaged(call, x, key, math.prod(kernel), places, has_zeros=has_zeros)
+    last_axes = [axis - call.rank() for axis in axes]
+    return averaged(call, x, key, math.prod(kernel), last_axes, has_zeros=has_zeros)
 
 
 @bound_rule("ReduceMax", "ReduceMin")

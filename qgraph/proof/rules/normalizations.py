@@ -96,9 +96,9 @@ def layer_normalization(call: NodeCall) -> Operand:
 def skip_layer_normalization(call: NodeCall) -> Operand:
     """The normalized sum of two tensors and a bias."""
     is_centred = call.node.op_type == "SkipLayerNormalization"
-    places = [0, 1, 4 if is_centred else 3]
-    present = [place for place in places if call.value(place) is not None]
-    total = summed(call.tracer, [call.operand(place) for place in present])
+    indices = [0, 1, 4 if is_centred else 3]
+    present = [index for index in indices if call.value(index) is not None]
+    total = summed(call.tracer, [call.operand(index) for index in present])
     sizes = sizes_of(call.value(0), [-1])
     y = normalized(call, call.tracer.quantity(total), sizes, is_centred)
     scaled = call.tracer.Mul(y, call.operand(2))

@@ -143,20 +143,20 @@ def _move_ends(steps: list[Step], starts: list[list[Expr]]) -> None:
     """
     for step in [step for step in steps if isinstance(step, End)]:
         before = steps.index(step)
-        place = next((i for i in range(before) if step.x in starts[i]), None)
-        if place is None:
+        index = next((i for i in range(before) if step.x in starts[i]), None)
+        if index is None:
             continue
         new: Step = step
         if not all(isinstance(later, End) for later in steps[before + 1 :]):
-            value = _value_after(steps[place:before], step.threshold)
+            value = _value_after(steps[index:before], step.threshold)
             if value is None or not close(value, step.value, _ALMOST):
                 continue
             new = Limited("Min" if step.above else "Max", step.threshold)
         del steps[before]
         del starts[before]
-        steps.insert(place, new)
-        starts.insert(place, starts[place])
-        starts[place + 1] = []
+        steps.insert(index, new)
+        starts.insert(index, starts[index])
+        starts[index + 1] = []
 
 
 def _value_after(steps: list[Step], value: Array) -> Array | None:

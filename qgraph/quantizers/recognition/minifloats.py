@@ -39,8 +39,8 @@ from qgraph.quantizers.recognition.taken import (
 
 def floating(plain: Sequence[Step]) -> Floating:
     """Read ``x / scale`` snapped to the grid of a minifloat, times the scale."""
-    (place, *others) = [i for i, s in enumerate(plain) if isinstance(s, Snapped | Encoded)]
-    before, core, outer = BeforeRounding.of(plain[:place]), plain[place], plain[place + 1 :]
+    (index, *others) = [i for i, s in enumerate(plain) if isinstance(s, Snapped | Encoded)]
+    before, core, outer = BeforeRounding.of(plain[:index]), plain[index], plain[index + 1 :]
     require(not others and not before.offset.any() and not before.ends)
     limit = _symmetric(before.codes)
     if is_bounded(before.real):

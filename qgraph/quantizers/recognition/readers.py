@@ -116,8 +116,8 @@ def is_hopeless(steps: Sequence[Step]) -> bool:
     with np.errstate(all="ignore"):
         if len(rounded) == 1:
             outer = list(plain[rounded[0] + 1 :])
-            place = index_of(outer, "Mul")
-            with_width = [*outer[:place], ArithmeticStep("Div", ONE), *outer[place:]]
+            index = index_of(outer, "Mul")
+            with_width = [*outer[:index], ArithmeticStep("Div", ONE), *outer[index:]]
             return all(_has_no_form(partial(AfterRounding.of, s)) for s in (outer, with_width))
         return len(rounded) > 2 or _has_no_form(partial(truncating, plain, *rounded))
 
@@ -156,8 +156,8 @@ def _readers(steps: Sequence[Step], notation: Notation) -> list[Callable[[], Qua
 def _scales(steps: Sequence[Step]) -> bool:
     """Return whether ``steps`` divide before they round, and multiply afterwards."""
     names = [step.name if isinstance(step, ArithmeticStep) else "" for step in steps]
-    places = [i for i, step in enumerate(steps) if isinstance(step, Rounded)]
-    return not {"Div", "Mul"}.isdisjoint(names[: places[0]]) and "Mul" in names[places[-1] :]
+    rounded = [i for i, step in enumerate(steps) if isinstance(step, Rounded)]
+    return not {"Div", "Mul"}.isdisjoint(names[: rounded[0]]) and "Mul" in names[rounded[-1] :]
 
 
 def affine(
@@ -213,9 +213,9 @@ def _limits(before: BeforeRounding, scale: Array, codes: list[Array]) -> list[Ar
 
 def bipolar(plain: Sequence[Step]) -> Bipolar | Affine:
     """Read one of two values by the sign of ``x`` or of ``x / scale + zero_point``."""
-    (place, *others) = [i for i, step in enumerate(plain) if isinstance(step, Signed)]
-    before, after = BeforeRounding.of(plain[:place]), AfterRounding.of(plain[place + 1 :])
-    signs = plain[place]
+    (index, *others) = [i for i, step in enumerate(plain) if isinstance(step, Signed)]
+    before, after = BeforeRounding.of(plain[:index]), AfterRounding.of(plain[index + 1 :])
+    signs = plain[index]
     if others or not isinstance(signs, Signed):
         raise NoMatch
     require(not is_bounded([*after.real, *before.real, *before.codes]))
@@ -238,17 +238,17 @@ def ranged(
 ) -> Ranged:
     """Read ``(x - low) / width * top``, rounded."""
     steps, outer = _with_width(list(inner), list(outer))
-    place = index_of(steps, "Div")
-    rest = steps[place + 1 :]
-    require(place < len(steps) and index_of(rest, "Div") == len(rest))
+    index = index_of(steps, "Div")
+    rest = steps[index + 1 :]
+    require(index < len(steps) and index_of(rest, "Div") == len(rest))
     require(rounding == Rounded(Rounding.ROUND))
-    width, top = constant_of(steps[place]), ONE
+    width, top = constant_of(steps[index]), ONE
     if rest and is_step(rest[0], "Mul"):
         top, rest = constant_of(rest[0]), rest[1:]
     else:
         # Two levels: products and quotients with 1 were omitted.
         outer.insert(index_of(outer, "Mul"), ArithmeticStep("Div", ONE))
-    before, after = BeforeRounding.of(steps[:place]), AfterRounding.of(outer)
+    before, after = BeforeRounding.of(steps[:index]), AfterRounding.of(outer)
     tail = BeforeRounding.of([ArithmeticStep("Div", ONE), *rest])
     require(not tail.offset.any() and not tail.ends and not is_bounded(after.real))
     levels = _levels(top)
@@ -287,9 +287,9 @@ def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[
         outer = [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
     if times < len(inner):
         return [*inner[:times], ArithmeticStep("Div", ONE), *inner[times:]], outer
-    place = next((i for i, step in enumerate(inner) if isinstance(step, Limited)), len(inner))
+    index = next((i for i, step in enumerate(inner) if isinstance(step, Limited)), len(inner))
     width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
-    return [*inner[:place], *width, *inner[place:]], outer
+    return [*inner[:index], *width, *inner[index:]], outer
 
 
 def _levels(top: Array) -> int:

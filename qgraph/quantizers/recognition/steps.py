@@ -183,14 +183,14 @@ class Kinds:
 
         None where a step has no simple constant.
         """
-        places: dict[float, int] = {}
+        index_of: dict[float, int] = {}
         number, numbers = -1, self._numbers
         indices: list[int | None] = []
         for step in reversed(steps):
             if isinstance(step, Rounded):
                 kind: tuple[object, ...] = (number, step.mode)
             elif isinstance(step, ArithmeticStep | Limited) and step.number is not None:
-                kind = number, step.kind, places.setdefault(step.number, len(places))
+                kind = number, step.kind, index_of.setdefault(step.number, len(index_of))
             else:
                 break
             number = numbers.setdefault(kind, len(numbers))

@@ -116,11 +116,11 @@ class Coding:
         form = FORMATS[self.kind]
         if isinstance(form, IntFormat) and self.lo < codes.min() and codes.max() < self.hi:
             return 0
-        places = (data if self.low is None else data - self.low.at(*box)) / scale
+        steps = (data if self.low is None else data - self.low.at(*box)) / scale
         if self.zero_point is not None:
-            places += self.zero_point.at(*box)
+            steps += self.zero_point.at(*box)
         low, high = (np.float32(end) for end in self.ends)
-        return int(np.count_nonzero(places < low) + np.count_nonzero(places > high))
+        return int(np.count_nonzero(steps < low) + np.count_nonzero(steps > high))
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,10 +94,10 @@ class LevelTable:
             return None
         if not stages.by_upper_half:
             return table
-        places = representatives()
+        inputs = representatives()
         with np.errstate(all="ignore"):
-            stages.level(places, *(a.reshape(-1)[:1].reshape(()) for a in stages.arrays))
-            codes = encode(places, kind).view(np.uint8)
+            stages.level(inputs, *(a.reshape(-1)[:1].reshape(()) for a in stages.arrays))
+            codes = encode(inputs, kind).view(np.uint8)
         return cls(shape, stages, stages.arrays, kind, ends, codes)
 
     def read(self, data: Array, start: int, spread: Spread) -> tuple[Array, int] | None:
@@ -125,14 +125,14 @@ class LevelTable:
             self.stages.level(y, *arrays)
             return data.astype(container(self.kind)), clipped
 
-    def _beyond(self, places: Array) -> int | None:
+    def _beyond(self, steps: Array) -> int | None:
         """Return the number of places beyond the ends; None if one is NaN."""
-        least, most = places.min(), places.max()
+        least, most = steps.min(), steps.max()
         if np.isnan(least):
             return None
         low, high = (np.float32(end) for end in self.ends)
-        count = int(np.count_nonzero(places < low)) if least < low else 0
-        return count + (int(np.count_nonzero(places > high)) if most > high else 0)
+        count = int(np.count_nonzero(steps < low)) if least < low else 0
+        return count + (int(np.count_nonzero(steps > high)) if most > high else 0)
 
     def _proves(self, levels: Array, rest: _Applied, dequantize: _Applied) -> bool:
         """Return whether each level with each parameter has the value that its code decodes to.
@@ -193,14 +193,14 @@ class Spread:
     def __init__(self) -> None:
         self._arrays: dict[int, Array] = {}
 
-    def __call__(self, place: int, array: Array, sizes: Sequence[int]) -> Array:
+    def __call__(self, index: int, array: Array, sizes: Sequence[int]) -> Array:
         """Return ``array`` so that it broadcasts to ``sizes`` in long runs."""
         if array.ndim == 0 or array.shape[-1] == sizes[-1] or sizes[-1] >= _SHORT:
             return array
         count = math.prod(sizes)
-        buffer = self._arrays.get(place)
+        buffer = self._arrays.get(index)
         if buffer is None or buffer.size < count:
-            buffer = self._arrays[place] = np.empty(count, array.dtype)
+            buffer = self._arrays[index] = np.empty(count, array.dtype)
         laid = buffer[:count].reshape(sizes)
         np.copyto(laid, array)
         return laid
@@ -306,9 +306,9 @@ def _merged(shape: Shape, arrays: Sequence[Array]) -> tuple[Shape, list[Array]]:
     merged = []
     for array in arrays:
         if array.ndim:
-            place = next(columns)
+            column = next(columns)
             array = array.reshape(
-                [1 if p[place] else n for p, n in zip(patterns, sizes, strict=True)]
+                [1 if p[column] else n for p, n in zip(patterns, sizes, strict=True)]
             )
         merged.append(array)
     return tuple(sizes), merged
@@ -318,18 +318,18 @@ def _distinct(arrays: Sequence[Array], most: int) -> list[Array]:
     """Return flat parameters without repeated entries; see :func:`distinct`."""
     arrays = [a[0] if a.ndim and (a == a[0]).all() else a for a in arrays]
     varying: list[Array] = []
-    places: list[int | None] = []
+    indices: list[int | None] = []
     for array in arrays:
         if array.ndim == 0:
-            places.append(None)
+            indices.append(None)
             continue
         if array.dtype != np.float32:
             return arrays
         same = (i for i, known in enumerate(varying) if np.array_equal(_bits(known), _bits(array)))
-        place = next(same, len(varying))
-        if place == len(varying):
+        index = next(same, len(varying))
+        if index == len(varying):
             varying.append(array)
-        places.append(place)
+        indices.append(index)
     if not 1 <= len(varying) <= 2:
         return arrays
     keys: npt.NDArray[Any] = _bits(varying[0])
@@ -339,7 +339,7 @@ def _distinct(arrays: Sequence[Array], most: int) -> list[Array]:
         return arrays
     once = np.unique(keys).view(np.uint32).reshape(-1, len(varying))
     columns = [np.ascontiguousarray(column).view(np.float32) for column in once.T]
-    return [a if i is None else columns[i] for a, i in zip(arrays, places, strict=True)]
+    return [a if i is None else columns[i] for a, i in zip(arrays, indices, strict=True)]
 
 
 def _repeats(keys: npt.NDArray[Any]) -> bool:
@@ -358,5 +358,5 @@ def _bits(array: Array) -> npt.NDArray[np.uint32]:
 def _cut(array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
     if array.ndim == 0:
         return array
-    places = zip(array.shape, corner, sizes, strict=True)
-    return array[tuple(slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in places)]
+    axes = zip(array.shape, corner, sizes, strict=True)
+    return array[tuple(slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in axes)]

@@ -56,8 +56,8 @@ class Parameter:
             return self.array.reshape(())
         if self.axis is None:
             missing = len(sizes) - self.array.ndim
-            places = zip(self.array.shape, corner[missing:], sizes[missing:], strict=True)
-            cut = self.array[tuple(slice(0 if n == 1 else c, c + k) for n, c, k in places)]
+            axes = zip(self.array.shape, corner[missing:], sizes[missing:], strict=True)
+            cut = self.array[tuple(slice(0 if n == 1 else c, c + k) for n, c, k in axes)]
         elif self.block_size == 0:
             start, length = corner[self.axis], sizes[self.axis]
             cut = self.array[start : start + length]
@@ -70,12 +70,12 @@ class Parameter:
 
     def _blocks(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
         ends = zip(self.array.shape, corner, sizes, strict=True)
-        places = [slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in ends]
+        cuts = [slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in ends]
         axis, size = self.axis or 0, self.block_size
         start, length = corner[axis], sizes[axis]
         first = start // size
-        places[axis] = slice(first, -(-(start + length) // size))
-        spread = np.repeat(self.array[tuple(places)], size, axis=axis)
+        cuts[axis] = slice(first, -(-(start + length) // size))
+        spread = np.repeat(self.array[tuple(cuts)], size, axis=axis)
         inside = [slice(None)] * len(sizes)
         inside[axis] = slice(start - first * size, start - first * size + length)
         return spread[tuple(inside)]
@@ -169,27 +169,27 @@ class ElementProgram:
             y: the result.
             shape: of ``x``.
         """
-        places: dict[ir.Value, int] = {x: 0}
+        index_of: dict[ir.Value, int] = {x: 0}
         shapes, calls = [shape], []
         known: dict[ir.Value, Array] = {}
         for node in nodes:
-            if places.keys().isdisjoint(node.inputs):
+            if index_of.keys().isdisjoint(node.inputs):
                 # It depends on constants alone: a scale that is stored as codes itself.
                 known[node.outputs[0]] = evaluate([node], x, node.outputs[0], _NOTHING)
                 continue
-            if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in places:
+            if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in index_of:
                 target = reshaped(node, shapes[-1])
                 if target is None:
                     return None
                 shapes.append(target)
-                places[node.outputs[0]] = places[node.inputs[0]]
+                index_of[node.outputs[0]] = index_of[node.inputs[0]]
                 continue
-            call = _call(node, places, known, shapes[-1])
+            call = _call(node, index_of, known, shapes[-1])
             if call is None:
                 return None
             calls.append(call)
-            places[node.outputs[0]] = len(calls)
-        if not calls or places.get(y) != len(calls):
+            index_of[node.outputs[0]] = len(calls)
+        if not calls or index_of.get(y) != len(calls):
             return None
         return cls(shape, tuple(dict.fromkeys(shapes)), tuple(calls))
 
@@ -286,11 +286,11 @@ _NUMPY = _Numpy()
 
 
 def _call(
-    node: ir.Node, places: dict[ir.Value, int], known: dict[ir.Value, Array], shape: Shape
+    node: ir.Node, index_of: dict[ir.Value, int], known: dict[ir.Value, Array], shape: Shape
 ) -> _Call | None:
     def operand(value: ir.Value | None, *along: int) -> Any:
-        if value is None or value in places:
-            return None if value is None else places[value]
+        if value is None or value in index_of:
+            return None if value is None else index_of[value]
         return _parameter(known[value] if value in known else array_of(value), shape, *along)
 
     try:

@@ -252,16 +252,16 @@ def _compiled(kind: str, by_columns: bool) -> Loop | None:
 def _rounding(kind: str) -> Callable[[Any], Any]:
     """Return the rounding of places to codes without their limits, to be compiled."""
     if kind == "INTEGER":
-        return lambda place: np.rint(place)
+        return lambda number: np.rint(number)
     form = MINIFLOATS[kind]
     exponent = np.uint32(0x7F800000)
     least = np.uint32((128 - form.bias) << 23)
     fraction = np.uint32(form.mantissa_bits << 23)
 
-    def rounded(place: Any) -> Any:
-        bits = max(np.float32(place).view(np.uint32) & exponent, least)
+    def rounded(number: Any) -> Any:
+        bits = max(np.float32(number).view(np.uint32) & exponent, least)
         step = np.uint32(bits - fraction).view(np.float32)
-        return np.rint(place / step) * step
+        return np.rint(number / step) * step
 
     return rounded
 
