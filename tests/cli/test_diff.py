@@ -14,23 +14,11 @@ from qgraph.inventory import differences
 from qgraph.inventory.differences import ChangeKind, ModelDifferences
 from qgraph.model import Source
 from qgraph.transforms import ConvertDialect
+from tests.cli.conftest import QUANT
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.onnx"))
 DIALECTS = ["qdq", "qonnx", "openvino", "onnx"]
-
-QUANT = """
-    <ir_version: 10, opset_import: ["": 20, "qonnx.custom_op.general": 2]>
-    net (float[N,4] x) => (float[N,3] y)
-    <float[3,4] w = {0.5, -1, 1.5, 2, 0, 1, 2.5, -2, -0.5, 3, 1, 0.5}, float s = {0.5},
-     float z = {0}, float b = {4}> {
-        [act] a = qonnx.custom_op.general.Quant
-            <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, s, z, b)
-        [weight] q = qonnx.custom_op.general.Quant
-            <signed = 1, narrow = 1, rounding_mode = "ROUND"> (w, s, z, b)
-        t = Transpose <perm = [1, 0]> (q)
-        y = MatMul (a, t)
-    }"""
 
 
 def diff(reference: Source, candidate: Source) -> ModelDifferences:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from tests.lint.measured.harness import (
+    LAYER,
     Array,
     F,
     codes,
@@ -18,6 +19,7 @@ from tests.lint.measured.harness import (
     normal,
     openvino,
     ort,
+    plain_and_optimized,
     qgraph_run,
     slower,
     slower_in_openvino,
@@ -38,7 +40,6 @@ GEMM = """(float[8,8] x) => (float[8,8] y) {
     q = QuantizeLinear (f, v, z) y = DequantizeLinear (q, v, z) }"""
 TRUNC = """(float[1000,4] x) => (float[1000,4] y) {
     y = qonnx.custom_op.general.Trunc <rounding_mode = "MODE", signed = 1, narrow = 0> (INPUTS) }"""
-LAYER = "a 3 x 3 Conv of 64 channels"
 X = normal(1000, 4)
 
 
@@ -56,10 +57,10 @@ def small_gemm(**constants: object) -> onnx.ModelProto:
 def zero_scale() -> str:
     proto = model(PAIR.replace("y)", "y, uint8[N,4] c)"), s=F(0), z=np.uint8(128))
     proto.graph.output.reverse()
-    found = np.unique(ort(proto, {"x": X}))
+    result = np.unique(ort(proto, {"x": X}))
     return (
         f"ONNX Runtime gave {X.size:,} normal numbers the codes "
-        f"{' and '.join(map(str, found))} only."
+        f"{' and '.join(map(str, result))} only."
     )
 
 
@@ -85,16 +86,16 @@ def subnormal_scale() -> str:
 
 @measured("QG104")
 def negative_scale() -> str:
-    data, result = layer(s=F(-0.03)), layer(u=F(-0.03), middle="g = Relu (f)")
-    feeds = fed(data)
-    told = []
-    for proto in (data, result):
-        right = ort(proto, feeds, plain=True)
-        told.append((differ(ort(proto, feeds), right), differ(openvino(proto, feeds), right)))
+    models = layer(s=F(-0.03)), layer(u=F(-0.03), middle="g = Relu (f)")
+    feeds = fed(models[0])
+    counts = []
+    for proto in models:
+        right, result = plain_and_optimized(proto, feeds)
+        counts.append((differ(result, right), differ(openvino(proto, feeds), right)))
     return (
         f"Results of {LAYER} that differed from those without optimizations: negative scale of the "
-        f"data, ONNX Runtime {told[0][0]}, OpenVINO {told[0][1]}; of the result behind a Relu, "
-        f"{told[1][0]} and {told[1][1]}."
+        f"data, ONNX Runtime {counts[0][0]}, OpenVINO {counts[0][1]}; of the result behind a Relu, "
+        f"{counts[1][0]} and {counts[1][1]}."
     )
 
 
@@ -158,10 +159,10 @@ def wrong_axis() -> str:
     proto = layer(t=np.linspace(1e-4, 4e-4, 64, dtype=F))
     next(node for node in proto.graph.node if node.name == "e").attribute[0].i = 1
     feeds = fed(proto)
-    right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+    right, result = plain_and_optimized(proto, feeds)
     return (
-        f"{differ(found, right)} results of {LAYER} were wrong in ONNX Runtime, by up to "
-        f"{farthest(found, right, 0.03)} codes; OpenVINO ran it in float."
+        f"{differ(result, right)} results of {LAYER} were wrong in ONNX Runtime, by up to "
+        f"{farthest(result, right, 0.03)} codes; OpenVINO ran it in float."
     )
 
 
@@ -169,12 +170,11 @@ def wrong_axis() -> str:
 def bias_overflow() -> str:
     proto = layer(bias=np.full(64, 1000, F), t=np.full(64, 1e-6, F), s=F(0.01), u=F(10))
     feeds = fed(proto)
-    right = ort(proto, feeds, plain=True)
-    found, other = ort(proto, feeds), openvino(proto, feeds)
+    (right, result), other = plain_and_optimized(proto, feeds), openvino(proto, feeds)
     return (
-        f"With s_x s_w = 1e-8 and a bias of 1000, {differ(found, right)} results of "
+        f"With s_x s_w = 1e-8 and a bias of 1000, {differ(result, right)} results of "
         "ONNX Runtime were "
-        f"wrong, by up to {farthest(found, right, 10)} codes; of OpenVINO {differ(other, right)}."
+        f"wrong, by up to {farthest(result, right, 10)} codes; of OpenVINO {differ(other, right)}."
     )
 
 
@@ -184,11 +184,10 @@ def accumulator_overflow() -> str:
         z=np.uint8(0), w=np.abs(codes(8, 8)), b=np.full(8, 2**31 - 100, np.int32), v=F(1e5)
     )
     feeds = {"x": np.abs(normal(8, 8, scale=5))}
-    right = ort(proto, feeds, plain=True)
-    found, other = ort(proto, feeds), openvino(proto, feeds)
+    (right, result), other = plain_and_optimized(proto, feeds), openvino(proto, feeds)
     return (
-        f"With a bias of 2^31 - 100, {differ(found, right)} results of a Gemm were wrong in ONNX "
-        f"Runtime, by up to {farthest(found, right, 1e5)} codes; in OpenVINO "
+        f"With a bias of 2^31 - 100, {differ(result, right)} results of a Gemm were wrong in ONNX "
+        f"Runtime, by up to {farthest(result, right, 1e5)} codes; in OpenVINO "
         f"{differ(other, right)}."
     )
 
@@ -197,12 +196,11 @@ def accumulator_overflow() -> str:
 def bias_scale() -> str:
     proto = small_gemm(u=F(0.05) * F(0.05) * F(2))
     feeds = fed(proto, scale=2)
-    right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
-    other = openvino(proto, feeds)
+    (right, result), other = plain_and_optimized(proto, feeds), openvino(proto, feeds)
     return (
-        f"With twice the scale, {differ(found, right)} results of a Gemm changed in "
+        f"With twice the scale, {differ(result, right)} results of a Gemm changed in "
         "ONNX Runtime, by up "
-        f"to {farthest(found, right, 0.1)} codes; in OpenVINO {differ(other, right)}."
+        f"to {farthest(result, right, 0.1)} codes; in OpenVINO {differ(other, right)}."
     )
 
 
@@ -210,10 +208,10 @@ def bias_scale() -> str:
 def bias_zero_point() -> str:
     proto = small_gemm(p=np.int32(100))
     feeds = fed(proto, scale=2)
-    right, found = qgraph_run(proto, feeds), ort(proto, feeds)
+    right, result = qgraph_run(proto, feeds), ort(proto, feeds)
     return (
-        f"With a zero point of 100, {differ(found, right)} results of a Gemm were wrong in ONNX "
-        f"Runtime, by up to {farthest(found, right, 0.1)} codes."
+        f"With a zero point of 100, {differ(result, right)} results of a Gemm were wrong in ONNX "
+        f"Runtime, by up to {farthest(result, right, 0.1)} codes."
     )
 
 
@@ -223,10 +221,9 @@ def lost_bias() -> str:
     scales[3] = 0
     proto = layer(t=scales, bias=normal(64))
     feeds = fed(proto)
-    right = ort(proto, feeds, plain=True)
-    found, other = ort(proto, feeds)[:, 3], openvino(proto, feeds)
+    (right, result), other = plain_and_optimized(proto, feeds), openvino(proto, feeds)
     return (
-        f"{differ(found, right[:, 3])} results of the channel were wrong in ONNX "
+        f"{differ(result[:, 3], right[:, 3])} results of the channel were wrong in ONNX "
         "Runtime; of all results of "
         f"OpenVINO {differ(other, right)}."
     )
@@ -234,16 +231,16 @@ def lost_bias() -> str:
 
 @measured("QG115")
 def reversed_range() -> str:
-    told = []
+    counts = []
     for low, high in ((1, -1), (0.5, 0.5)):
         proto = model(FAKE, lo=F(low), hi=F(high), a=F(0), b=F(1))
-        found, right = openvino(proto, {"x": X}), qgraph_run(proto, {"x": X})
-        values = ", ".join(f"{each:g}" for each in np.unique(found)[:3])
-        told.append(f"{differ(found, right)} ({values})")
+        result, right = openvino(proto, {"x": X}), qgraph_run(proto, {"x": X})
+        values = ", ".join(f"{each:g}" for each in np.unique(result)[:3])
+        counts.append(f"{differ(result, right)} ({values})")
     return (
         "Results of OpenVINO that differ from the definition: with the range 1 to -1 "
-        f"{told[0]}, with "
-        f"0.5 to 0.5 {told[1]}."
+        f"{counts[0]}, with "
+        f"0.5 to 0.5 {counts[1]}."
     )
 
 
@@ -263,8 +260,7 @@ def trunc_version() -> str:
 
 def data_on_steps() -> Array:
     """Return numbers that are INT8 codes of scale 0.1."""
-    made: Array = (codes(1000, 4) * F(0.1)).astype(F)
-    return made
+    return np.asarray(codes(1000, 4) * F(0.1), F)
 
 
 @measured("QG118", exact=True)
@@ -280,8 +276,8 @@ def trunc_rounds() -> str:
 @measured("QG119", exact=True)
 def fractional_bit_width() -> str:
     limit = 2**1.5 - 1
-    found = np.clip(np.rint(X / 0.5), -(2**1.5), limit)
-    count = np.count_nonzero(found != np.rint(found))
+    result = np.clip(np.rint(X / 0.5), -(2**1.5), limit)
+    count = np.count_nonzero(result != np.rint(result))
     return (
         f"By the formula, with 2.5 bits and a scale of 0.5, {count:,} of {X.size:,} "
         "normal numbers get "
@@ -292,9 +288,9 @@ def fractional_bit_width() -> str:
 @measured("QG120", exact=True)
 def integer_bit_width() -> str:
     power = np.asarray(2, np.int8) ** np.asarray(8, np.int8)
-    found = np.clip(np.rint(X / F(0.1)), 0, np.maximum(0, power))
+    result = np.clip(np.rint(X / F(0.1)), 0, np.maximum(0, power))
     return (
-        f"NumPy's 2 ** 8 in int8 is {power}, so that {np.count_nonzero(found == 0):,} "
+        f"NumPy's 2 ** 8 in int8 is {power}, so that {np.count_nonzero(result == 0):,} "
         f"of {X.size:,} codes are 0."
     )
 
@@ -322,9 +318,9 @@ def pair_disagrees() -> str:
 def codes_as_numbers() -> str:
     text = "(float[N,4] x) => (float[N,4] y) { c = QuantizeLinear (x, s, z) y = Cast <to = 1> (c) }"
     named = {"s": F(0.1), "z": np.uint8(128)}
-    found, right = (qgraph_run(model(each, **named), {"x": X}) for each in (text, PAIR))
+    result, right = (qgraph_run(model(each, **named), {"x": X}) for each in (text, PAIR))
     return (
-        f"A Cast instead of decoding is off by up to {farthest(found, right)} at a "
+        f"A Cast instead of decoding is off by up to {farthest(result, right)} at a "
         "scale of 0.1 and a zero point of 128."
     )
 
@@ -334,7 +330,7 @@ def product_underflows() -> str:
     text = """(float[64,64] x) => (float[64,64] y) {
         c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) e = DequantizeLinear (w, t, o)
         f = MatMul (d, e) q = QuantizeLinear (f, v, z) y = DequantizeLinear (q, v, z) }"""
-    told = []
+    counts = []
     for scale, result in ((1e-22, 1e-39), (1e-25, 1e-42)):
         proto = model(
             text,
@@ -347,9 +343,9 @@ def product_underflows() -> str:
         )
         feeds = {"x": normal(64, 64, scale=1e-18)}
         right = qgraph_run(proto, feeds)
-        found, other = ort(proto, feeds), openvino(proto, feeds)
-        told.append(f"ONNX Runtime {differ(found, right)}, OpenVINO {differ(other, right)}")
-    return f"Wrong results of a MatMul with s_x s_w = 1e-42: {told[0]}; with 1e-45: {told[1]}."
+        result, other = ort(proto, feeds), openvino(proto, feeds)
+        counts.append(f"ONNX Runtime {differ(result, right)}, OpenVINO {differ(other, right)}")
+    return f"Wrong results of a MatMul with s_x s_w = 1e-42: {counts[0]}; with 1e-45: {counts[1]}."
 
 
 @measured("QG124")
@@ -360,10 +356,10 @@ def sum_not_exact() -> str:
     stored, data = codes(4096, 64, low=60), np.full((16, 4096), 255, F)
     data -= np.abs(normal(16, 4096, scale=20)).round()
     proto = model(text, s=F(1), z=np.uint8(0), o=np.int8(0), w=stored, t=F(1))
-    found, right = ort(proto, {"x": data}).astype(float), data.astype(float) @ stored.astype(float)
-    ulp = np.max(np.abs(found - right) / np.spacing(right.astype(F)))
+    result, right = ort(proto, {"x": data}).astype(float), data.astype(float) @ stored.astype(float)
+    ulp = np.max(np.abs(result - right) / np.spacing(right.astype(F)))
     return (
-        f"{differ(found, right)} sums of 4,096 products, up to "
+        f"{differ(result, right)} sums of 4,096 products, up to "
         f"{right.max() / 2**24:.1f} times 2^24, were "
         f"rounded by ONNX Runtime, by up to {ulp:.2g} ulp."
     )

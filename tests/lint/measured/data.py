@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.lint.measured.harness import Array, F, differ, measured, model, normal, ort, sqnr
+from tests.lint.measured.harness import F, differ, measured, model, normal, ort, rounded, sqnr
 
 X = normal(100_000)
 
 
-def through(x: Array, scale: float, low: int = -128, high: int = 127) -> Array:
-    """Return numbers behind a quantizer with a zero point of 0."""
-    found: Array = np.clip(np.rint(x / scale), low, high) * scale
-    return found
-
-
 @measured("QG801", exact=True)
 def clips() -> str:
-    told = []
+    ratios = []
     for share in (0.0, 0.01, 0.1):
         top = float(np.quantile(np.abs(X), 1 - share))
-        told.append(f"{sqnr(X, through(X, top / 127)):.0f} dB with {share:.0%} clipped")
-    return f"Signal to error of normal data in 8 bits: {', '.join(told)}."
+        ratios.append(f"{sqnr(X, rounded(X, top / 127)):.0f} dB with {share:.0%} clipped")
+    return f"Signal to error of normal data in 8 bits: {', '.join(ratios)}."
 
 
 @measured("QG802", exact=True)
 def wide() -> str:
     top = float(np.abs(X).max())
-    told = [
-        f"{sqnr(X, through(X, times * top / 127)):.0f} dB {what}"
+    ratios = [
+        f"{sqnr(X, rounded(X, times * top / 127)):.0f} dB {what}"
         for times, what in (
             (1, "with a range that fits"),
             (2, "where it is twice too wide"),
             (16, "16 times"),
         )
     ]
-    return f"Signal to error of normal data in 8 bits: {', '.join(told)}."
+    return f"Signal to error of normal data in 8 bits: {', '.join(ratios)}."
 
 
 @measured("QG803", exact=True)
 def dead() -> str:
     x = normal(1000, 64)
-    found = np.maximum(x + np.where(np.arange(64) < 8, -10, 0), 0)
-    same = np.count_nonzero((found == found[0]).all(axis=0))
+    y = np.maximum(x + np.where(np.arange(64) < 8, -10, 0), 0)
+    same = np.count_nonzero((y == y[0]).all(axis=0))
     return (
         f"Computed: with a bias of -10 in 8 of 64 channels, {same} of 64 are 0 behind "
         "a Relu for all of 1,000 rows."
@@ -55,15 +49,15 @@ def saturated() -> str:
     lost = np.count_nonzero(X < 0) / X.size
     return (
         f"Normal data with a zero point at the lowest code: {lost:.0%} of the values "
-        f"become 0, and {sqnr(X, through(X, top / 255, 0, 255)):.1f} dB of signal to "
-        f"error are left of {sqnr(X, through(X, top / 127)):.0f}."
+        f"become 0, and {sqnr(X, rounded(X, top / 255, 0, 255)):.1f} dB of signal to "
+        f"error are left of {sqnr(X, rounded(X, top / 127)):.0f}."
     )
 
 
 @measured("QG805", exact=True)
 def unused() -> str:
     pixels = np.random.default_rng(0).integers(0, 17, 100_000).astype(F)
-    fine, fit = through(pixels, 16 / 255, 0, 255), through(pixels, 1, 0, 16)
+    fine, fit = rounded(pixels, 16 / 255, 0, 255), rounded(pixels, 1, 0, 16)
     return (
         f"Pixels with 17 levels: {np.count_nonzero(fine != pixels):,} of "
         f"{pixels.size:,} change in 256 codes over their range, "
@@ -87,7 +81,7 @@ def saturate() -> str:
 @measured("QG807", exact=True)
 def constant() -> str:
     return (
-        f"Normal data in steps of 100: {np.unique(through(X, 100)).size} value is left "
+        f"Normal data in steps of 100: {np.unique(rounded(X, 100)).size} value is left "
         f"of {np.unique(X).size:,}."
     )
 
@@ -97,8 +91,8 @@ def not_finite() -> str:
     proto = model(
         "(float[3] x) => (int8[3] c) { c = QuantizeLinear (x, s, z) }", s=F(0.1), z=np.int8(0)
     )
-    found = ort(proto, {"x": np.array([np.nan, np.inf, -np.inf], F)})
-    return f"ONNX Runtime gives NaN, +Inf and -Inf the INT8 codes {', '.join(map(str, found))}."
+    results = ort(proto, {"x": np.array([np.nan, np.inf, -np.inf], F)})
+    return f"ONNX Runtime gives NaN, +Inf and -Inf the INT8 codes {', '.join(map(str, results))}."
 
 
 @measured("QG809", exact=True)

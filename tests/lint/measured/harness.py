@@ -78,9 +78,20 @@ def codes(*shape: int, low: int = -127, high: int = 127, seed: int = 1) -> Array
     return np.random.default_rng(seed).integers(low, high, shape, endpoint=True).astype(np.int8)
 
 
-CONV = {
-    "x": "float[1,{c},{n},{n}]", "op": "Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]{group}>",
-}  # fmt: skip
+LAYER = "a 3 x 3 Conv of 64 channels"
+"""What :func:`layer` returns by default."""
+
+PAIR = "c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"
+DATA = {"s": F(0.03), "z": np.uint8(128)}
+"""The scale and the zero point of data in most measurements."""
+
+
+def _form(op: str, size: int, channels: int, groups: int) -> tuple[str, tuple[int, ...], str]:
+    """Return the shape of the data of a layer, that of its weights, and its call."""
+    if op != "Conv":
+        return f"{size},{channels}", (channels, channels), op
+    call = f"Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = {groups}>"
+    return f"1,{channels},{size},{size}", (channels, channels // groups, 3, 3), call
 
 
 def layer(
@@ -112,18 +123,14 @@ def layer(
         signed: whether results have INT8 codes.
         constants: take the place of the scales and zero points ``s z t o u v`` or are added.
     """
-    if op == "Conv":
-        shape, kind = f"1,{channels},{size},{size}", (channels, channels // groups, 3, 3)
-        call = f"Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = {groups}>"
-        axis, fan = 0, 9 * channels // groups
-    else:
-        shape, kind, call, axis, fan = f"{size},{channels}", (channels, channels), op, 1, channels
-    stored = codes(*kind) if weights is None else weights
-    wide = np.float64(127 if stored.dtype.itemsize == 1 else 1)
-    top = max(1.0, float(np.abs(stored.astype(np.float64)).max())) if wide else 1.0
+    data, form, call = _form(op, size, channels, groups)
+    axis = 0 if op == "Conv" else 1
+    fan = np.prod(form) // form[axis]
+    stored = codes(*form) if weights is None else weights
+    top = max(1.0, float(np.abs(stored.astype(np.float64)).max()))
     scales = np.full(channels, 1 / (top * np.sqrt(fan)), F)
     named: dict[str, Any] = {
-        "s": F(0.03), "z": np.uint8(128), "w": stored, "t": scales,
+        **DATA, "w": stored, "t": scales,
         "o": np.zeros(channels, stored.dtype), "u": F(0.03),
         "v": np.int8(0) if signed else np.uint8(128),
     }  # fmt: skip
@@ -144,19 +151,15 @@ def layer(
         lines += [f"[r] h = QuantizeLinear ({last}, u, v)", "y = DequantizeLinear (h, u, v)"]
     else:
         lines += [f"y = Identity ({last})"]
-    text = f"(float[{shape}] x) => (float[{shape}] y) {{ {' '.join(lines)} }}"
+    text = f"(float[{data}] x) => (float[{data}] y) {{ {' '.join(lines)} }}"
     return model(text, **{k: v for k, v in named.items() if v is not None})
 
 
 def float_layer(op: str = "Conv", *, size: int = 28, channels: int = 64, groups: int = 1) -> Any:
     """Return the same layer without quantizers."""
-    if op == "Conv":
-        shape, kind = f"1,{channels},{size},{size}", (channels, channels // groups, 3, 3)
-        call = f"Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = {groups}>"
-    else:
-        shape, kind, call = f"{size},{channels}", (channels, channels), op
-    text = f"(float[{shape}] x) => (float[{shape}] y) {{ y = {call} (x, w) }}"
-    return model(text, w=normal(*kind, scale=0.05))
+    data, form, call = _form(op, size, channels, groups)
+    text = f"(float[{data}] x) => (float[{data}] y) {{ y = {call} (x, w) }}"
+    return model(text, w=normal(*form, scale=0.05))
 
 
 def fed(
@@ -168,9 +171,9 @@ def fed(
     for value in proto.graph.input:
         if value.name in constants:
             continue
-        kind = value.type.tensor_type
-        shape = [each.dim_value or rows for each in kind.shape.dim]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        tensor = value.type.tensor_type
+        shape = [each.dim_value or rows for each in tensor.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         generator = np.random.default_rng(seed)
         if np.issubdtype(dtype, np.integer):
             feeds[value.name] = generator.integers(0, 256, shape).astype(dtype)
@@ -200,8 +203,13 @@ def session(proto: onnx.ModelProto, *, plain: bool = False, **entries: str) -> A
 
 def ort(proto: onnx.ModelProto, feeds: Feeds, *, plain: bool = False, **entries: str) -> Array:
     """Return the first result of ONNX Runtime."""
-    found: Array = np.asarray(session(proto, plain=plain, **entries).run(None, dict(feeds))[0])
-    return found
+    outputs = session(proto, plain=plain, **entries).run(None, dict(feeds))
+    return np.asarray(outputs[0])
+
+
+def plain_and_optimized(proto: onnx.ModelProto, feeds: Feeds) -> tuple[Array, Array]:
+    """Return the results of ONNX Runtime without optimizations, and with them."""
+    return ort(proto, feeds, plain=True), ort(proto, feeds)
 
 
 def compiled(proto: onnx.ModelProto, *, narrow: bool = False) -> Any:
@@ -218,9 +226,8 @@ def compiled(proto: onnx.ModelProto, *, narrow: bool = False) -> Any:
 def openvino(proto: onnx.ModelProto, feeds: Feeds, *, narrow: bool = False) -> Array:
     """Return the first result of OpenVINO."""
     request = compiled(proto, narrow=narrow)
-    given = {port: feeds[port.get_any_name()] for port in request.inputs}
-    found: Array = np.asarray(request(given)[request.outputs[0]])
-    return found
+    results = request({port: feeds[port.get_any_name()] for port in request.inputs})
+    return np.asarray(results[request.outputs[0]])
 
 
 def qgraph_run(proto: onnx.ModelProto, feeds: Feeds) -> Array:
@@ -228,8 +235,7 @@ def qgraph_run(proto: onnx.ModelProto, feeds: Feeds) -> Array:
     import qgraph
 
     outputs = qgraph.load(proto).run(dict(feeds), backend="numpy")
-    found: Array = outputs[proto.graph.output[0].name]
-    return found
+    return np.asarray(outputs[proto.graph.output[0].name])
 
 
 # ---- kernels
@@ -256,12 +262,9 @@ def nodes_in_ort(proto: onnx.ModelProto) -> Counter[str]:
 
 def nodes_in_openvino(proto: onnx.ModelProto) -> Counter[tuple[str, str]]:
     """Return the kinds of kernels that OpenVINO executes, each with its precision."""
-    found: Counter[tuple[str, str]] = Counter()
-    for op in compiled(proto).get_runtime_model().get_ordered_ops():
-        info = op.get_rt_info()
-        kind, runs = str(info["layerType"].astype(str)), info["runtimePrecision"].astype(str)
-        found[kind, str(runs)] += 1
-    return found
+    infos = [op.get_rt_info() for op in compiled(proto).get_runtime_model().get_ordered_ops()]
+    both = ((info["layerType"], info["runtimePrecision"]) for info in infos)
+    return Counter((str(kind.astype(str)), str(runs.astype(str))) for kind, runs in both)
 
 
 def is_integer_in_ort(proto: onnx.ModelProto) -> bool:
@@ -272,8 +275,8 @@ def is_integer_in_ort(proto: onnx.ModelProto) -> bool:
 def is_integer_in_openvino(proto: onnx.ModelProto) -> bool:
     """Return whether the convolution or product of a model runs on codes in OpenVINO."""
     kinds = ("Convolution", "FullyConnected", "MatMul")
-    found = {runs for kind, runs in nodes_in_openvino(proto) if kind in kinds}
-    return bool(found & {"u8", "i8"})
+    precisions = {precision for kind, precision in nodes_in_openvino(proto) if kind in kinds}
+    return bool(precisions & {"u8", "i8"})
 
 
 def where(proto: onnx.ModelProto) -> str:
@@ -299,6 +302,11 @@ def farthest(one: Array, other: Array, step: float = 1.0) -> str:
     return f"{np.nanmax(np.abs(one.astype(float) - other.astype(float))) / step:.3g}"
 
 
+def rounded(x: Array, scale: float, low: int = -128, high: int = 127) -> Array:
+    """Return numbers behind a quantizer with a zero point of 0."""
+    return np.asarray(np.clip(np.rint(x / scale), low, high) * scale)
+
+
 def sqnr(reference: Array, other: Array) -> float:
     """Return the ratio of signal to error in dB."""
     error = reference.astype(float) - other.astype(float)
@@ -306,29 +314,24 @@ def sqnr(reference: Array, other: Array) -> float:
 
 
 def _times(call: Callable[[], object], other: Callable[[], object]) -> float:
-    ratios = []
-    for each in (call, other):
-        each()
-    start = time.process_time()
-    call()
-    repeats = max(1, int(0.02 / max(1e-6, time.process_time() - start)))
-    for _ in range(15):
-        seconds = []
-        for each in (call, other):
-            start = time.process_time()
-            for _ in range(repeats):
-                each()
-            seconds.append(time.process_time() - start)
-        ratios.append(seconds[0] / seconds[1])
-    return statistics.median(ratios)
+    def seconds(each: Callable[[], object], repeats: int = 1) -> float:
+        start = time.process_time()
+        for _ in range(repeats):
+            each()
+        return time.process_time() - start
+
+    seconds(call)
+    seconds(other)
+    repeats = max(1, int(0.02 / max(1e-6, seconds(call))))
+    return statistics.median(seconds(call, repeats) / seconds(other, repeats) for _ in range(15))
 
 
 def slower(proto: onnx.ModelProto, other: onnx.ModelProto, **feeds: Array) -> str:
     """Return the time of a model in that of another one, in ONNX Runtime."""
     calls = []
     for each in (proto, other):
-        made, given = session(each), fed(each) | feeds
-        calls.append(lambda made=made, given=given: made.run(None, given))
+        running, data = session(each), fed(each) | feeds
+        calls.append(lambda running=running, data=data: running.run(None, data))
     return f"{_times(*calls):.2g}"
 
 
@@ -336,10 +339,10 @@ def slower_in_openvino(proto: onnx.ModelProto, other: onnx.ModelProto) -> str:
     """Return the time of a model in that of another one, in OpenVINO."""
     calls = []
     for each in (proto, other):
-        made, feeds = compiled(each), fed(each)
-        request = made.create_infer_request()
-        given = {port: feeds[port.get_any_name()] for port in made.inputs}
-        calls.append(lambda request=request, given=given: request.infer(given))
+        running, feeds = compiled(each), fed(each)
+        request = running.create_infer_request()
+        data = {port: feeds[port.get_any_name()] for port in running.inputs}
+        calls.append(lambda request=request, data=data: request.infer(data))
     return f"{_times(*calls):.2g}"
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import onnx
 
 from tests.lint.measured.harness import (
+    DATA,
+    LAYER,
+    PAIR,
     F,
     codes,
     compiled,
@@ -20,12 +23,10 @@ from tests.lint.measured.harness import (
     normal,
     openvino,
     ort,
+    plain_and_optimized,
     qgraph_run,
     sqnr,
 )  # fmt: skip
-
-LAYER = "a 3 x 3 Conv of 64 channels"
-PAIRS = """c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"""
 
 
 @measured("QG301")
@@ -34,51 +35,50 @@ def double_pairs() -> str:
         middle="m = QuantizeLinear (f, k, v) g = DequantizeLinear (m, k, v)", k=F(0.021), u=F(0.017)
     )
     feeds = fed(proto)
-    right = ort(proto, feeds, plain=True)
+    right, result = plain_and_optimized(proto, feeds)
     kept = ort(proto, feeds, disable_double_qdq_remover="1")
-    found = ort(proto, feeds)
     return (
-        f"Pairs with scales of .021 and .017 behind {LAYER}: {differ(found, right)} "
+        f"Pairs with scales of .021 and .017 behind {LAYER}: {differ(result, right)} "
         "results changed in ONNX "
-        f"Runtime, by up to {farthest(found, right, 0.017)} codes; with the session "
+        f"Runtime, by up to {farthest(result, right, 0.017)} codes; with the session "
         f"option {differ(kept, right)}."
     )
 
 
 @measured("QG302")
 def float_weights() -> str:
-    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIRS}
+    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIR}
         f = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (d, w)
         h = QuantizeLinear (f, u, z) y = DequantizeLinear (h, u, z) }}"""
-    told = []
+    changes = []
     for spread in (1, 20):
         channels = np.geomspace(1, 1 / spread, 64).reshape(-1, 1, 1, 1)
         weights = (normal(64, 64, 3, 3, scale=0.04) * channels).astype(F)
-        proto = model(text, s=F(0.03), z=np.uint8(128), w=weights, u=F(0.03))
+        proto = model(text, **DATA, w=weights, u=F(0.03))
         feeds = fed(proto)
-        right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
-        told.append(f"{differ(found, right)} codes, by up to {farthest(found, right, 0.03)}")
+        right, result = plain_and_optimized(proto, feeds)
+        changes.append(f"{differ(result, right)} codes, by up to {farthest(result, right, 0.03)}")
     return (
-        f"ONNX Runtime changed {told[0]}, of {LAYER} with equal channels; {told[1]}, "
+        f"ONNX Runtime changed {changes[0]}, of {LAYER} with equal channels; {changes[1]}, "
         "where channels differ in size up to 20 times."
     )
 
 
 @measured("QG303")
 def float_bias() -> str:
-    told = []
+    changes = []
     for bits in (8, 4, 2):
         top = 2 ** (bits - 1) - 1
         proto = layer(weights=codes(64, 64, 3, 3, low=-top, high=top), bias=normal(64))
         feeds = fed(proto)
-        right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
-        told.append(f"{differ(found, right)} with {bits} bits")
-    return f"Codes of {LAYER} that changed in ONNX Runtime, each by 1: {', '.join(told)}."
+        right, result = plain_and_optimized(proto, feeds)
+        changes.append(f"{differ(result, right)} with {bits} bits")
+    return f"Codes of {LAYER} that changed in ONNX Runtime, each by 1: {', '.join(changes)}."
 
 
 @measured("QG304")
 def bias_scale_ignored() -> str:
-    told = []
+    changes = []
     for op, factor, data in (("Gemm", 2, 0.03), ("Conv", 1.5, 0.03), ("Conv", 2, 0.0025)):
         small = np.full(64, 1 / 127 / 24, F)
         proto = layer(op, t=small, s=F(data), u=F(data))
@@ -91,13 +91,13 @@ def bias_scale_ignored() -> str:
         for name, value in (("b", bias), ("p", product)):
             proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
         feeds = fed(proto, scale=data / 0.03)
-        right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+        right, result = plain_and_optimized(proto, feeds)
         how = "on codes" if is_integer_in_ort(proto) else "in float"
-        told.append(
+        changes.append(
             f"{op}, {factor:g} times the product of {data / 127 / 24:.1g}: "
-            f"{differ(found, right)} codes, {how}"
+            f"{differ(result, right)} codes, {how}"
         )
-    return f"ONNX Runtime changed: {'; '.join(told)}."
+    return f"ONNX Runtime changed: {'; '.join(changes)}."
 
 
 @measured("QG305")
@@ -107,48 +107,48 @@ def data_gets_quantized() -> str:
         w=codes(64, 64), s=F(0.001),
     )  # fmt: skip
     feeds = fed(proto)
-    right, found = ort(proto, feeds, plain=True), ort(proto, feeds)
+    right, result = plain_and_optimized(proto, feeds)
     kept = ort(proto, feeds, qdq_matmulnbits_accuracy_level="1")
     return (
-        f"{differ(found, right)} results of a MatMul with 64 x 64 INT8 weights changed "
+        f"{differ(result, right)} results of a MatMul with 64 x 64 INT8 weights changed "
         "in ONNX Runtime, by "
-        f"up to {float(farthest(found, right)) / np.abs(right).max():.1%} of the "
-        f"largest ({sqnr(right, found):.0f} dB); "
+        f"up to {float(farthest(result, right)) / np.abs(right).max():.1%} of the "
+        f"largest ({sqnr(right, result):.0f} dB); "
         f"with accuracy level 1 by up to {float(farthest(kept, right)) / np.abs(right).max():.1g}."
     )
 
 
 @measured("QG306")
 def average_rounds() -> str:
-    text = f"""(float[1,64,28,28] x) => (float[1,64,27,27] y) {{ {PAIRS}
+    text = f"""(float[1,64,28,28] x) => (float[1,64,27,27] y) {{ {PAIR}
         p = AveragePool <kernel_shape = [2, 2]> (d) e = DequantizeLinear (w, t)
         y = Conv (p, e) }}"""
-    proto = model(text, s=F(0.03), z=np.uint8(128), w=codes(64, 64, 1, 1), t=F(0.001))
+    proto = model(text, **DATA, w=codes(64, 64, 1, 1), t=F(0.001))
     feeds = fed(proto)
-    right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+    right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
     return (
-        f"{differ(found, right)} results of a Conv behind a pool of 2 x 2 changed in "
+        f"{differ(result, right)} results of a Conv behind a pool of 2 x 2 changed in "
         "OpenVINO, by up to "
-        f"{float(farthest(found, right)) / np.abs(right).max():.1%} of the largest."
+        f"{float(farthest(result, right)) / np.abs(right).max():.1%} of the largest."
     )
 
 
 @measured("QG307")
 def residual_not_rounded() -> str:
-    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIRS}
+    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIR}
         e = DequantizeLinear (w, t) f = Conv (d, e) g = QuantizeLinear (f, u, z)
         h = DequantizeLinear (g, u, z) i = DequantizeLinear (v, t) j = Conv (d, i)
         k = QuantizeLinear (j, u, z) l = DequantizeLinear (k, u, z) a = Add (h, l)
         q = QuantizeLinear (a, r, z) y = DequantizeLinear (q, r, z) }}"""
     proto = model(
-        text, s=F(0.03), z=np.uint8(128), w=codes(64, 64, 1, 1), v=codes(64, 64, 1, 1, seed=2),
+        text, **DATA, w=codes(64, 64, 1, 1), v=codes(64, 64, 1, 1, seed=2),
         t=F(0.001), u=F(0.021), r=F(0.03),
     )  # fmt: skip
     feeds = fed(proto)
-    right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+    right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
     return (
-        f"{differ(found, right)} codes behind the Add changed in OpenVINO, by up to "
-        f"{farthest(found, right, 0.03)}."
+        f"{differ(result, right)} codes behind the Add changed in OpenVINO, by up to "
+        f"{farthest(result, right, 0.03)}."
     )
 
 
@@ -156,21 +156,21 @@ def residual_not_rounded() -> str:
 def sixteen_bits_removed() -> str:
     text = (
         "(float[1000,4] x) => (float[1000,4] y) "
-        f"{{ r = Sigmoid (x) {PAIRS.replace('(x,', '(r,')} y = Relu (d) }}"
+        f"{{ r = Sigmoid (x) {PAIR.replace('(x,', '(r,')} y = Relu (d) }}"
     )
     proto = model(text, s=F(1e-5), z=np.uint16(0))
     feeds = fed(proto)
-    right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
+    right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
     return (
-        f"{differ(found, right)} results of a Sigmoid behind such a pair changed in "
+        f"{differ(result, right)} results of a Sigmoid behind such a pair changed in "
         "OpenVINO, by up to "
-        f"{farthest(found, right)} where the range ended at {65535e-5:.2f}."
+        f"{farthest(result, right)} where the range ended at {65535e-5:.2f}."
     )
 
 
 @measured("QG309")
 def weights_quantized_anew() -> str:
-    told = []
+    changes = []
     for zero in (100, 0):
         stored = codes(64, 64, low=-100, high=100).astype(np.int16) + zero
         kind = np.uint8 if zero else np.int8
@@ -179,11 +179,11 @@ def weights_quantized_anew() -> str:
             t=np.full(64, 1 / 800, F),
         )  # fmt: skip
         feeds = fed(proto)
-        right, found = qgraph_run(proto, feeds), openvino(proto, feeds)
-        told.append(f"{differ(found, right)} codes, by up to {farthest(found, right, 0.03)}")
+        right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+        changes.append(f"{differ(result, right)} codes, by up to {farthest(result, right, 0.03)}")
     return (
-        f"OpenVINO changed {told[0]}, of a MatMul with zero points of 100; without "
-        f"zero points {told[1]}."
+        f"OpenVINO changed {changes[0]}, of a MatMul with zero points of 100; without "
+        f"zero points {changes[1]}."
     )
 
 
@@ -193,9 +193,9 @@ def half_precision_division() -> str:
     proto = model(text, s=np.float16(0.1), z=np.uint8(128))
     x = normal(1000, 4).astype(np.float16)
     half = np.clip(np.rint(x / np.float16(0.1)).astype(float) + 128, 0, 255)
-    found = ort(proto, {"x": x}).astype(float)
+    result = ort(proto, {"x": x}).astype(float)
     return (
-        f"{differ(found, half)} codes of normal numbers, with a scale of 0.1, differed "
+        f"{differ(result, half)} codes of normal numbers, with a scale of 0.1, differed "
         "in ONNX Runtime from a division in float16."
     )
 
@@ -231,12 +231,12 @@ def pairs_saturate() -> str:
         z=np.uint8(0),
         o=np.int8(0),
     )
-    found = ort(proto, {"x": x.astype(F)})
+    result = ort(proto, {"x": x.astype(F)})
     return (
         "Computed, for 64 inputs of 255 and weights of 100 to 127: "
         f"{differ(limited, sums)} sums are wrong "
         f"with pairs in 16 bits, {limited.min() / sums[0, limited.argmin()]:.2f} of the right sum. "
-        f"Run on this processor, which has VNNI: {differ(found, sums.astype(F))}."
+        f"Run on this processor, which has VNNI: {differ(result, sums.astype(F))}."
     )
 
 
@@ -263,15 +263,15 @@ def ties_of_add() -> str:
         c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)
         e = QuantizeLinear (u, t, z) f = DequantizeLinear (e, t, z) a = Add (d, f)
         q = QuantizeLinear (a, r, z) y = DequantizeLinear (q, r, z) }"""
-    told = []
+    changes = []
     for one, other, result in ((0.05, 0.03, 0.1), (0.0517, 0.0331, 0.1043)):
         proto = model(text, s=F(one), t=F(other), r=F(result), z=np.uint8(0))
         grid = np.meshgrid(np.arange(256, dtype=F) * F(one), np.arange(256, dtype=F) * F(other))
         feeds = {"x": grid[0], "u": grid[1]}
-        right, found = qgraph_run(proto, feeds), ort(proto, feeds)
+        right, result = qgraph_run(proto, feeds), ort(proto, feeds)
         assert "QLinearAdd" in nodes_in_ort(proto)
-        told.append(differ(found, right))
+        changes.append(differ(result, right))
     return (
-        f"With scales of .05, .03 and .1, ONNX Runtime gave {told[0]} pairs of codes "
-        f"another result; with .0517, .0331 and .1043 {told[1]}."
+        f"With scales of .05, .03 and .1, ONNX Runtime gave {changes[0]} pairs of codes "
+        f"another result; with .0517, .0331 and .1043 {changes[1]}."
     )

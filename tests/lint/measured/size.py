@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 
 from tests.lint.measured.harness import (
-    Array,
     F,
     codes,
     layer,
     measured,
     model,
     normal,
+    rounded,
     size,
     slower,
     sqnr,
@@ -52,21 +52,15 @@ def wide() -> str:
     )
 
 
-def rounded(x: Array, scale: float, low: int, high: int) -> Array:
-    """Return numbers rounded to codes."""
-    found: Array = np.clip(np.rint(x / scale), low, high) * scale
-    return found
-
-
 @measured("QG503", exact=True)
 def unused() -> str:
     weights = normal(512, 512)
     top = float(np.abs(weights).max())
-    told = [sqnr(weights, rounded(weights, top / codes_, -8, 7)) for codes_ in (7, 5, 3)]
+    ratios = [sqnr(weights, rounded(weights, top / codes_, -8, 7)) for codes_ in (7, 5, 3)]
     return (
-        f"Normal weights in INT4: {told[0]:.1f} dB of signal to error with all codes "
-        f"from -7 to 7, {told[1]:.1f} dB "
-        f"with -5 to 5, {told[2]:.1f} dB with -3 to 3."
+        f"Normal weights in INT4: {ratios[0]:.1f} dB of signal to error with all codes "
+        f"from -7 to 7, {ratios[1]:.1f} dB "
+        f"with -5 to 5, {ratios[2]:.1f} dB with -3 to 3."
     )
 
 

@@ -6,6 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from tests.lint.measured.harness import (
+    DATA,
+    LAYER,
+    PAIR,
     F,
     codes,
     fed,
@@ -22,9 +25,7 @@ from tests.lint.measured.harness import (
     where,
 )  # fmt: skip
 
-LAYER = "a 3 x 3 Conv of 64 channels"
 THIS = "A" + LAYER[1:]
-PAIR = "c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"
 
 
 def against(one, other, what: str = "the time of the plain form") -> str:  # type: ignore[no-untyped-def]
@@ -100,15 +101,7 @@ def wrapped() -> str:
         e = DequantizeLinear <axis = 0> (w, t)
         f = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (d, e)
         h = QuantizeLinear (f, u, z) y = DequantizeLinear (h, u, z) }"""
-    odd = model(
-        text,
-        s=F(0.03),
-        i=F(1),
-        z=np.uint8(128),
-        w=codes(64, 64, 3, 3),
-        t=np.full(64, 3e-4, F),
-        u=F(0.03),
-    )
+    odd = model(text, **DATA, i=F(1), w=codes(64, 64, 3, 3), t=np.full(64, 3e-4, F), u=F(0.03))
     return f"{THIS} took {against(odd, layer())} ({where(odd)})."
 
 
@@ -182,13 +175,7 @@ def unequal() -> str:
         e = DequantizeLinear <axis = 0> (w, t)
         f = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (d, e)
         h = QuantizeLinear (f, u, z) y = DequantizeLinear (h, u, z) }"""
-    named = {
-        "s": F(0.03),
-        "z": np.uint8(128),
-        "w": codes(64, 64, 3, 3),
-        "t": np.full(64, 3e-4, F),
-        "u": F(0.03),
-    }
+    named = DATA | {"w": codes(64, 64, 3, 3), "t": np.full(64, 3e-4, F), "u": F(0.03)}
     odd, plain = model(text, p=F(0.02), **named), model(text, p=F(0.03), **named)
     return (
         f"{THIS}, behind a Concat took "
@@ -218,20 +205,11 @@ def inside_unit() -> str:
 
 @measured("QG415")
 def float_branch() -> str:
-    text = f"""(float[1,64,28,28] x, float[1,64,28,28] u) => (float[1,64,28,28] y) {{ {PAIR}
-        [other] a = Add (d, g) q = QuantizeLinear (a, s, z) y = DequantizeLinear (q, s, z) }}"""
-    both = text.replace("[other]", "k = QuantizeLinear (u, s, z) g = DequantizeLinear (k, s, z)")
-    wide = """(uint8[1,64,28,28] c, SECOND[1,64,28,28] u) => (uint8[1,64,28,28] q) {
+    text = """(uint8[1,64,28,28] c, SECOND[1,64,28,28] u) => (uint8[1,64,28,28] q) {
         d = DequantizeLinear (c, s, z) BETWEEN a = Add (d, g) q = QuantizeLinear (a, s, z) }"""
-    named = {"s": F(0.03), "z": np.uint8(128)}
-    del both
-    odd = model(
-        wide.replace("SECOND", "float").replace("BETWEEN", "").replace("(d, g)", "(d, u)"), **named
-    )
-    plain = model(
-        wide.replace("SECOND", "uint8").replace("BETWEEN", "g = DequantizeLinear (u, s, z)"),
-        **named,
-    )
+    floats = text.replace("SECOND", "float").replace("BETWEEN", "").replace("(d, g)", "(d, u)")
+    codes_ = text.replace("SECOND", "uint8").replace("BETWEEN", "g = DequantizeLinear (u, s, z)")
+    odd, plain = model(floats, **DATA), model(codes_, **DATA)
     return (
         "An Add of 64 x 28 x 28 codes and as many floats took "
         f"{against(odd, plain, 'the time of two operands of codes')}."
@@ -243,14 +221,7 @@ def flattened(op: str):  # type: ignore[no-untyped-def]
     text = f"""(float[28,64,4,4] x) => (float[28,64] y) {{ {PAIR} g = {op}
         e = DequantizeLinear (w, t, o) f = MatMul (g, e)
         h = QuantizeLinear (f, u, z) y = DequantizeLinear (h, u, z) }}"""
-    named = {
-        "s": F(0.03),
-        "z": np.uint8(128),
-        "w": codes(1024, 64),
-        "t": F(3e-4),
-        "o": np.int8(0),
-        "u": F(0.03),
-    }
+    named = DATA | {"w": codes(1024, 64), "t": F(3e-4), "o": np.int8(0), "u": F(0.03)}
     return model(text, **named, **({"k": np.array([0, -1])} if "k" in op else {}))
 
 
@@ -267,7 +238,7 @@ def flatten() -> str:
 def product_and_sum() -> str:
     text = f"""(float[28,256] x) => (float[28,256] y) {{ {PAIR}
         e = DequantizeLinear (w, t, o) LAST }}"""
-    named = {"s": F(0.03), "z": np.uint8(128), "w": codes(256, 256), "t": F(3e-4), "o": np.int8(0)}
+    named = DATA | {"w": codes(256, 256), "t": F(3e-4), "o": np.int8(0)}
     odd = model(text.replace("LAST", "f = MatMul (d, e) y = Add (f, b)"), b=normal(256), **named)
     folded = text.replace("LAST", "k = DequantizeLinear (b, p) y = Gemm (d, e, k)")
     plain = model(folded, b=codes(256).astype(np.int32), p=F(0.03) * F(3e-4), **named)
@@ -281,9 +252,8 @@ def product_and_sum() -> str:
 def mean_of_map() -> str:
     text = """(uint8[1,256,14,14] c) => (uint8[1,256,1,1] q) {
         d = DequantizeLinear (c, s, z) a = CALL q = QuantizeLinear (a, s, z) }"""
-    named = {"s": F(0.03), "z": np.uint8(128)}
-    odd = model(text.replace("CALL", "ReduceMean (d, k)"), k=np.array([2, 3]), **named)
-    plain = model(text.replace("CALL", "GlobalAveragePool (d)"), **named)
+    odd = model(text.replace("CALL", "ReduceMean (d, k)"), k=np.array([2, 3]), **DATA)
+    plain = model(text.replace("CALL", "GlobalAveragePool (d)"), **DATA)
     return (
         "The mean of 256 maps of 14 x 14 took "
         f"{against(odd, plain, 'the time of GlobalAveragePool')}."
@@ -331,10 +301,9 @@ def hard_swish() -> str:
     text = """(uint8[1,64,28,28] c) => (uint8[1,64,28,28] q) {
         d = DequantizeLinear (c, s, z) h = HardSigmoid <alpha = 0.16666667> (d) MORE
         q = QuantizeLinear (m, s, z) }"""
-    named = {"s": F(0.03), "z": np.uint8(128)}
     parts = "a = QuantizeLinear (h, t, o) b = DequantizeLinear (a, t, o) m = Mul (d, b)"
-    odd = model(text.replace("MORE", parts), t=F(1 / 255), o=np.uint8(0), **named)
-    plain = model(text.replace("MORE", "m = Mul (d, h)"), **named)
+    odd = model(text.replace("MORE", parts), t=F(1 / 255), o=np.uint8(0), **DATA)
+    plain = model(text.replace("MORE", "m = Mul (d, h)"), **DATA)
     return (
         "HardSwish of 64 x 28 x 28 codes took "
         f"{against(odd, plain, 'the time with its parts in float')}."
