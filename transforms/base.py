@@ -49,7 +49,7 @@ class Option:
         name: as in the specification.
         type: bool, int, float, str or an enumeration.
         optional: whether None is a value.
-        registry: what a str names an entry of; None for free text.
+        registry: the registry whose entries a str names; None for free text.
         value: the default; MISSING if the option is required.
         help: what it does.
     """
@@ -175,7 +175,7 @@ class Transform(ir.passes.InPlacePass):
     Attributes:
         name: the name under which it is registered, such as ``fold-weights``.
         preserves: the level of equality that the pass promises for whatever it changes.
-        bounded: whether what it changes is not equal, but within a bound that can be computed.
+        bounded: whether its results are not equal, but lie within a bound that can be computed.
     """
 
     name: ClassVar[str] = ""
@@ -207,7 +207,7 @@ class Transform(ir.passes.InPlacePass):
 
     @final
     def call(self, model: ir.Model) -> TransformResult:
-        """Run the pass on an onnx_ir model, as its pass managers do."""
+        """Run the pass on an onnx_ir model, as the pass managers of onnx_ir do."""
         report, whole = Report(), Model(model)
         refused, products = versions.refused_pairs(model), _coded_products(whole)
         self.apply(whole, report)
@@ -265,7 +265,7 @@ def option(
     Args:
         default: value if none is given.
         help: what the option does.
-        registry: what the text of the option names an entry of.
+        registry: the registry whose entries the text names; None for free text.
     """
     return dataclasses.field(default=default, metadata={"help": help, "registry": registry})
 
@@ -286,7 +286,8 @@ def selects(patterns: str, name: str) -> bool:
     """Return whether patterns select a name: one of them fits, and none that begins with ``!``.
 
     Args:
-        patterns: with ``*`` and ``?``, joined by ``|``; only such with ``!`` select all the others.
+        patterns: with ``*`` and ``?``, joined by ``|``. If all begin with ``!``, they
+            select every other name.
         name: of a node.
     """
     listed = re.split(r"\|(?!\])", patterns)
@@ -297,7 +298,7 @@ def selects(patterns: str, name: str) -> bool:
 
 
 def escaped(name: str) -> str:
-    """Return the pattern that fits a name only."""
+    """Return a pattern that matches exactly one name."""
     return re.sub(r"([*?\[|])", r"[\1]", name)
 
 

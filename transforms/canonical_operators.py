@@ -55,8 +55,8 @@ class CanonicalOperators(Transform):
     3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
     4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
 
-    5. ``factors``: Mul and Div by one constant go before Reshape, Transpose and their like, towards
-       the MatMul, Gemm or Conv that gives the data, which can take them in.
+    5. ``factors``: Mul and Div by one constant move in front of Reshape, Transpose and similar
+       operators, next to the MatMul, Gemm or Conv that computes the data and can absorb them.
 
     Rules 3 to 5 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
     """
@@ -66,7 +66,7 @@ class CanonicalOperators(Transform):
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def apply(self, model: Model, report: Report) -> None:
-        """Apply each rule to each node that it fits."""
+        """Apply each rule to each node that it matches."""
         facts, opset = dict(infer(model.ir)), model.ir.opset_imports.get("", 0)
         editor = Editor(model.ir)
         for node in list(model.nodes()):

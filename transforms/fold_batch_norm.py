@@ -60,12 +60,14 @@ class FoldBatchNorm(Transform):
     2. ``w * f`` for ``w = DequantizeLinear(codes, s)`` is ``DequantizeLinear(codes, s * f)``: the
        codes stay, and one scale becomes one for each output channel. Likewise for the output range
        of FakeQuantize and the scale of Quant. Float weights are multiplied.
-    3. BatchNormalization before ``op`` is folded too, and such operators between a quantizer and
-       ``op``, if the weights take the factors in: quantized ones of depthwise convolutions take
-       any, others one for all channels. An offset is folded if ``op`` has no padding.
+    3. BatchNormalization before ``op``, and such chains between a quantizer and ``op``, are folded
+       if the weights can absorb the factors. Quantized weights of depthwise convolutions absorb any
+       factors, other quantized weights only one for all channels. An offset is folded if ``op`` has
+       no padding.
 
-    New constants are computed in float64 and rounded once. Values change by roundings, since sums
-    are rounded elsewhere. Nothing is folded over a quantizer, or over a value that other nodes use.
+    New constants are computed in float64 and rounded once. Values change slightly, because sums
+    are rounded at other points. Nothing is folded over a quantizer, or over a value that other
+    nodes use.
     """
 
     negative: NegativeFactor = option(

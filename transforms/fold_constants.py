@@ -1,4 +1,4 @@
-"""The pass ``fold-constants``: constants between stored codes and their operators, computed."""
+"""The pass ``fold-constants``: compute constant operators behind stored codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOVED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 
 @transform("fold-constants")
 class FoldConstants(Transform):
-    """Compute what lies between stored codes and their operators.
+    """Compute constant operators between stored codes and the operators that use them.
 
     1. An operand of QuantizeLinear and DequantizeLinear that is computed from constants, without
        DequantizeLinear, is stored: ``DequantizeLinear(Clip(codes)) -> DequantizeLinear(codes')``,

@@ -40,7 +40,7 @@ class LowerMatMulNBits(Transform):
 
     1. ``MatMul(a, DequantizeLinear(codes, s, z))`` with codes ``[K, N]`` of UINT2, UINT4 or UINT8,
        the narrowest type that the opset has, in blocks along axis 0. With ``signed``, codes and
-       zero points are counted from the middle, INT4 for UINT4. Rows that g_idx assigns to blocks
+       zero points are stored signed, as INT4 instead of UINT4. Rows that g_idx assigns to blocks
        are sorted by block, and put back in order by a Gather.
     2. ``MatMul(a, (Cast(codes) - z[rows]) * s[rows])`` if zero points are no codes, or g_idx does
        not fill the blocks.

@@ -45,7 +45,7 @@ def lower_composites(
         model: is changed.
         report: gets an entry for each of them.
         limit: highest opset that may be used.
-        wanted: which nodes are meant.
+        wanted: returns whether to replace a node.
     """
     editor = Editor(model.ir)
 

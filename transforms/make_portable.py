@@ -59,8 +59,8 @@ class MakePortable(Transform):
     1. ``q(x, ...)`` stays ``q(x, ...)``, with a function ``q`` whose body is the definition of the
        operator. There is one function for each operator, version and combination of attributes.
     2. Functions of one operator with several combinations are overloads, which ONNX has since IR
-       version 10. ONNX Runtime ignores overloads inside functions: there, an operator can have one
-       combination only.
+       version 10. ONNX Runtime ignores overloads inside functions, so there an operator can have
+       only one combination.
     3. The opset is raised to 11 and the IR version to 9 or 10 if they are lower. The metadata
        ``qgraph.make-portable`` says what they were, for ``strip-functions``.
 
@@ -372,8 +372,8 @@ class StripFunctions(Transform):
     is restored, and so is the opset if raising it rewrote no node. Functions without the mark
     ``qgraph.make-portable`` in their metadata stay.
 
-    What every pass does first is not undone: domains are imported that nodes use, and initializers
-    are no inputs of the graph.
+    The preparation that all passes share is not undone: domains of all nodes are imported, and
+    initializers are removed from the graph inputs.
     """
 
     preserves: ClassVar[Exactness] = Exactness.BITS

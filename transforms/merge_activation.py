@@ -48,7 +48,7 @@ class ActivationForm(Choice):
 class MergeActivation(Transform):
     """Limit the codes of a quantizer instead of its data.
 
-    QuantizeLinear ``Q`` does not decrease, so that for its scale above 0
+    QuantizeLinear ``Q`` is monotone, so for a positive scale
 
     1. ``Q(Clip(x, lo, hi)) -> Clip(Q(x), Q(lo), Q(hi))``, also for Relu, Max and Min of a constant,
        chains of them, and Clips of codes behind; without a Clip where ``Q`` saturates to the same

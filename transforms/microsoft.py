@@ -1,7 +1,7 @@
 """The passes ``lower-microsoft`` and ``raise-microsoft``: QuantizeLinear in either domain.
 
-Both domains define QuantizeLinear and DequantizeLinear by the same formula. They differ in the
-opsets that have types of codes, and in attributes.
+Both domains define QuantizeLinear and DequantizeLinear by the same formula. They differ in
+attributes, and in the opset from which each type of codes is allowed.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class RaiseMicrosoft(Transform):
     ONNX Runtime has them there below opset 21, which introduced these codes in the standard domain.
     Codes of 8 bits stay, unless ``all`` is given. With ``opset`` the model is lowered to that
     version afterwards, if all nodes exist there with the meaning and the types that they have.
-    Nodes in functions stay: ONNX infers no types behind operators of com.microsoft there, which
-    operators that follow may need.
+    Nodes in functions stay, because ONNX infers no types behind operators of com.microsoft there,
+    and later operators may need these types.
     """
 
     opset: int | None = option(None, help="opset to lower the standard operators to afterwards")

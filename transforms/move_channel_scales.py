@@ -39,10 +39,11 @@ class MoveChannelScales(Transform):
     1. ``DQ(Q(x, s_c), s_c) -> DQ(Q(x * S / s_c, S), S) * s_c / S``: the codes stay. The weights and
        the bias of the operators that compute ``x`` are multiplied by ``S / s_c``, through Relu and
        pooling. The weights of each operator behind are multiplied by ``s_c / S``. Quantized weights
-       take that in their scales if the operator does not add channels up: a depthwise convolution.
+       absorb that in their scales only if the operator is a depthwise convolution, which does not
+       add up channels.
 
-    Values change by roundings. A pair is left if an operator before or behind cannot take the
-    factors in.
+    Values change by roundings. A pair is left unchanged if an operator before or behind it cannot
+    absorb the factors.
     """
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT

@@ -72,7 +72,7 @@ def rewrite(
         source: the model file.
         out: where the result goes; an existing file is replaced.
         steps: the passes, see :meth:`qgraph.Model.apply`.
-        report: where a JSON report goes.
+        report: path of the JSON report; None for no report.
         command: how the report names what was done.
         keep_inputs: see :meth:`qgraph.Model.apply`.
         prove: write only what is proved equal in value for every input.
@@ -141,7 +141,7 @@ def rewrite(
 
 
 def described(path: Path, file: Path) -> dict[str, Any]:
-    """Describe a model that was written to a file, which does not have its final name yet."""
+    """Describe a model that was written to a temporary file."""
     model, digest = load(file).ir, storage.sha256(file)
     opset = model.opset_imports.get("")
     return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": model.ir_version}

@@ -30,11 +30,11 @@ class CodeSign(Choice):
 
 @transform("shift-zero-points")
 class ShiftZeroPoints(Transform):
-    """Count codes of 8 bits from 128 elsewhere.
+    """Shift codes of 8 bits between signed and unsigned types, with equal values.
 
     1. ``activations``: all codes that a QuantizeLinear gives and DequantizeLinear decodes, also
        over Clip, Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128.
-    2. ``weights``: stored codes likewise, so that codes with zero point 128 have none as ``int8``.
+    2. ``weights``: stored codes likewise. As ``int8``, codes with zero point 128 need none.
     3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if
        the limits of the codes, such as 0 to 15, then lie in the type.
     4. ``products``: the first factor of a MatMul of data with zero point 128 becomes ``int8``, if

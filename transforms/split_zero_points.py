@@ -42,7 +42,7 @@ _CODES = FORMATS["INT8"]
 
 @transform("split-zero-points")
 class SplitZeroPoints(Transform):
-    """Give weights with zero points codes without any, and add what is missing to the result.
+    """Remove zero points of weights, and add a second product that corrects the result.
 
     For Conv, ConvTranspose, Gemm and MatMul of decoded data, whose weights are
     ``DequantizeLinear(q, s, z)`` with zero points that ``symmetric-weights`` cannot subtract,
@@ -52,8 +52,9 @@ class SplitZeroPoints(Transform):
        operator has one output channel: it adds up the data.
     2. With groups, the second operator has the weights ``DequantizeLinear(c - z, s)`` instead.
 
-    The factors are computed in float64 and rounded once. Values change by roundings, since sums are
-    rounded elsewhere. Depthwise convolutions are left: two of them take longer than one in float.
+    The factors are computed in float64 and rounded once. Values change slightly, because sums are
+    rounded at other points. Depthwise convolutions are left unchanged: two of them take longer than
+    one in float.
     """
 
     nodes: str = option("*", help="names of operators, such as *conv*|!conv1")
@@ -63,7 +64,7 @@ class SplitZeroPoints(Transform):
     bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
-        """Split every layer whose weights keep a zero point otherwise, and report it."""
+        """Split every layer whose weights would otherwise keep a zero point, and report it."""
         for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer.node, plan.draft.nodes[plan.place])
 

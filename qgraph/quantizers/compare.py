@@ -57,13 +57,13 @@ class Comparer:
     ) -> list[Verdict]:
         """Return the verdict on each draft and its site.
 
-        For a constant input the values that occur are compared. Otherwise both sides are lowered
-        to primitives and decided for every float32 input; the parameters that the reader found play
-        no part. Pairs of one form are decided together. Data of 16 bits is tried value by value.
+        The values of a constant input are compared. For others, both sides are lowered to
+        primitives and compared over every float32 input, without the parameters that a reader
+        derived. Pairs of one form are decided together. Data of 16 bits is tried value by value.
 
         Args:
             drafts: with their sites.
-            at_least: the level that is wanted. A draft that is not even equal in values may then be
+            at_least: the wanted level. A draft that is not even equal in values may then be
                 left undecided.
         """
         lowering = _Lowering()

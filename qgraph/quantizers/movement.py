@@ -1,4 +1,4 @@
-"""Quantizers with data movement between QuantizeLinear and DequantizeLinear, as pairs.
+"""Move data behind DequantizeLinear, so that QuantizeLinear and DequantizeLinear are pairs.
 
     DequantizeLinear(move(QuantizeLinear(x)))  ->  move(DequantizeLinear(QuantizeLinear(x)))
 

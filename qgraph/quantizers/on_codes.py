@@ -1,6 +1,6 @@
-"""Quantizers that are inputs of operators on integer codes, such as QLinearConv and MatMulNBits.
+"""Quantizers within operators on integer codes, such as QLinearConv and MatMulNBits.
 
-An operator of a runtime takes codes with their scale and zero point, and gives codes::
+Such an operator has inputs for codes, scales and zero points, and its result is codes::
 
     QLinearConv (x, s_x, z_x, w, s_w, z_w, s_y, z_y)     weight: w, s_w, z_w;  data: s_y, z_y
 """
@@ -62,7 +62,7 @@ class CodedTensor:
         is_weight: whether the codes are constant.
         is_dynamic: whether scale and zero point are computed from the data.
         scale, zero_point: constant parameters; None if they are not known, or there are none.
-        granularity: over which elements one scale reaches.
+        granularity: which elements share a scale.
         stored: bytes of the codes with their parameters; None of data.
     """
 
@@ -103,7 +103,7 @@ def has_codes(node: ir.Node) -> bool:
 
 
 def coded_pair(node: ir.Node) -> CodedTensor:
-    """Return what a QuantizeLinear or DequantizeLinear without its counterpart has."""
+    """Return the codes of a QuantizeLinear or DequantizeLinear that is not part of a pair."""
     scale, zero_point = [*node.inputs, None][1:3]
     return _data(node, scale, zero_point)
 

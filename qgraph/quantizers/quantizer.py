@@ -47,7 +47,7 @@ class Affine:
         lo, hi: smallest and largest code, float32; broadcast to the data.
         rounding: how ``x / scale`` becomes a whole number.
         recipe: where the zero point is added.
-        decoding: how codes become real values where not by ``scale`` and ``zero_point``.
+        decoding: how codes become real values, if not by ``scale`` and ``zero_point``.
     """
 
     scale: Float32
@@ -75,9 +75,9 @@ class Ranged:
     Attributes:
         input_low, input_high: ends of the range that is divided.
         output_low, output_high: values of the lowest and the highest level.
-        levels: how many there are.
-        decoding: how ``q`` becomes a real value where not by the output range, which then tells
-            its ends only.
+        levels: number of levels.
+        decoding: how ``q`` becomes a real value, if not by the output range; that range then has
+            the right ends only.
     """
 
     input_low: Float32

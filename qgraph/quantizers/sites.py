@@ -217,7 +217,7 @@ def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site |
 
     Args:
         model: the model; it may not change meanwhile.
-        around_constants: leave out quantizers that are connected to none of a constant.
+        around_constants: leave out quantizers that are not connected to a quantizer of a constant.
     """
     readers = _readers()
     with _inferred(model):

@@ -62,8 +62,8 @@ Make = Callable[[], Draft]
 def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Make]:
     """Yield the forms of ``site``, the fastest first, its definition last.
 
-    Nodes that are no quantizers may precede the quantizer in ``site``; its forms do without them.
-    Quantizers that compute the same have as many forms, in the same order.
+    Nodes that are no quantizers may precede the quantizer in ``site``; its forms leave them out.
+    Quantizers that compute the same have the same forms, in the same order.
 
     Args:
         site: the quantizer.
@@ -163,8 +163,8 @@ Offer = tuple[Site, Make]
 def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     """Return a copy of ``model`` in which quantizers are written in standard operators.
 
-    With ``bounded`` it serves inputs only that are numbers of a magnitude up to
-    :data:`qgraph.execution.conformant.MODERATE`, and is the faster for it.
+    With ``bounded`` the copy is valid only for inputs that are numbers of a magnitude up to
+    :data:`qgraph.execution.conformant.MODERATE`, and is faster.
 
     All values that the main graph had are still there under their names, unused ones too.
     Initializers that are inputs too are constants in the copy. Quantizers for which no form is

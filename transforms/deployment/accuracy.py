@@ -1,4 +1,4 @@
-"""What the data of a user shows of a deployed model: accuracy, codes that differ, and bounds."""
+"""Compare a deployed model with its input on data: accuracy, differing codes, and bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qgraph.model import Model
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What data shows of a deployed model, beside its input.
+    """Results of a deployed model on data, compared with those of its input.
 
     Attributes:
         samples: rows of the inputs.
@@ -33,7 +33,7 @@ class Accuracy:
 
     @property
     def codes_that_differ(self) -> float | None:
-        """Share of all codes that differ if each model goes on with its own; None without codes."""
+        """Share of codes that differ when each model continues with its own; None without codes."""
         coded = [each for each in self.bounds.segments if not each.is_output]
         total = sum(each.elements for each in coded)
         return sum(each.accumulated_codes for each in coded) / total if total else None
@@ -58,7 +58,7 @@ def accuracy(
     inputs: Inputs,
     labels: npt.ArrayLike | None,
 ) -> Accuracy:
-    """Return what data shows of two models.
+    """Compare a deployed model with its input on data.
 
     Args:
         reference: the input of a deployment.

@@ -62,9 +62,9 @@ def best_form(
 ) -> Attempt:
     """Return the first form that is within the limits.
 
-    All passes are tried first, then without those that change what is paired, then the exact ones
-    alone. Layers in regions that are not within the limits are left as they were, and tried again.
-    If nothing is within the limits, the model stays as it is, with a note that says why.
+    First all passes are applied, then all but those that change which layers correspond, then the
+    exact ones alone. If regions exceed the limits, their layers are left as they were, and the
+    passes run again. If nothing is within the limits, the model is unchanged, and a note says why.
 
     Args:
         reference: the input.

@@ -54,15 +54,15 @@ def deploy(
 ) -> Deployment:
     """Rewrite a model so that a target executes its quantized layers in integer kernels.
 
-    Each rewrite is proved or bounded against what the input means in real numbers. What cannot be
-    shown within the limit is not done: the layer keeps its form, and says why.
+    Each rewrite is proved or bounded against what the input means in real numbers. A rewrite that
+    cannot be shown to be within the limit is not done: the layer keeps its form, and the report
+    says why.
 
     Args:
         source: the model; a :class:`qgraph.Model` is changed, as a whole or not at all.
         target: name or path of a profile, see ``qgraph targets``.
         within: limits, see :meth:`qgraph.bound.Limit.parse`; or :class:`qgraph.bound.Bounding` for
-            ranges of inputs too. What bounds compare with, and the order of additions, are those of
-            a deployment.
+            ranges of inputs too. The deployment chooses ``against`` and ``order`` itself.
         keep: patterns of names of layers that no factor and no bias is moved into.
         require_all: raise if a quantized layer is left in float.
         prefer: ``speed`` leaves layers in float whose integer form is slower by the profile;
@@ -133,7 +133,7 @@ def deploy(
 
 
 def _traps(model: Model, target: str) -> tuple[LintFinding, ...]:
-    """Return what is to be known of a result that its list of layers does not say."""
+    """Return the findings of lint in a result that its list of layers does not contain."""
     findings = lint(model, target, select=_FAMILIES, ignore=_TOLD)
     return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)
 

@@ -1,4 +1,4 @@
-"""The network that a quantized model was made of, as far as the model tells it."""
+"""The float network from which a quantized model was made."""
 
 from __future__ import annotations
 

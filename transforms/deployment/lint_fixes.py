@@ -43,14 +43,14 @@ _ENOUGH = {ProofVerdict.PROVED, ProofVerdict.BOUNDED}
 
 @dataclass(frozen=True)
 class AppliedFix:
-    """A pass that was to remove findings.
+    """A pass that was applied, or tried, to remove findings.
 
     Attributes:
         name: the pass with its options, as findings name it.
         ids: ids of the rules that named it.
         nodes: names of the nodes of their findings.
         applied: the pass, limited to these nodes if it can be.
-        sites: number of places that it changed.
+        sites: number of sites that it changed.
         beyond: names of changed nodes that no finding names.
         exactness: how equal the result is; None if nothing was changed.
         reason: why it was not applied, or what it left; None if it was applied everywhere.
@@ -106,11 +106,11 @@ def fix(
 ) -> LintFixes:
     """Apply the passes that findings name as fixes, in place.
 
-    A pass with an option ``nodes`` changes only what the findings name. Another one changes all
-    places that it finds; those without a finding are told in its step.
+    A pass with an option ``nodes`` changes only the nodes that findings name. Any other pass
+    changes all sites that it finds; its step lists the changed nodes that no finding names.
 
-    A pass that keeps values is applied as it is: it compares every site. Another one is applied if
-    the prover shows that the result is equal, or with ``within`` bounded within the limit.
+    A pass that keeps values is applied without a proof, because it compares every site. Any other
+    pass is applied only if the prover shows that the result is equal, or within ``within``.
 
     Args:
         model: is changed, as a whole or not at all.

@@ -47,7 +47,7 @@ class _Taken:
 
 
 class TargetRuntime:
-    """The runtime of a target, which loads each model once: that takes the memory of its weights.
+    """The runtime of a target. It loads each model once, to save memory.
 
     Args:
         profile: of the target.
@@ -113,7 +113,7 @@ def _kernels(
 def listed(
     reference: Model, attempt: Attempt, runtime: TargetRuntime, chosen: Left = MappingProxyType({})
 ) -> Deployment:
-    """Return what is to be reported of an attempt.
+    """Return the report of an attempt: its layers, their kernels and its figures.
 
     Args:
         reference: the input.
@@ -190,7 +190,7 @@ def paired_layers(
 ) -> dict[str, FoundLayer]:
     """Return the layer of the result for each layer of the input, by the name of the latter.
 
-    A layer that was replaced has its result in common with the one in its place.
+    A replaced layer and its replacement compute values of the same name.
     """
     by_name = {other.description.node: other for other in others}
     names = [layer.description.node for layer in layers]

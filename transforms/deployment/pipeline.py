@@ -45,11 +45,11 @@ def steps_for(
     codes are widened before biases become int32, whose scale is that of the products.
 
     Args:
-        profile: what is known of the target.
+        profile: of the target.
         nodes: patterns of names of the layers into which factors and biases may go.
         coded: patterns of names of the products whose weights get the type that kernels take.
-        packed: names of layers whose biases stay as they are; weights then keep the type that
-            FoldWeights gives them. None for types that kernels take.
+        packed: None to store weights in the types that kernels take. Otherwise weights keep the
+            type that FoldWeights chooses, and the named layers keep their biases.
     """
     opset = wants.highest_opset(profile, HIGHEST_OPSET)
     if not wants.takes(profile, "DequantizeLinear"):

@@ -1,4 +1,4 @@
-"""Leave layers in float where that is preferred: by a profile, for size, or as measured."""
+"""Leave layers in float where a profile, the size or measured times prefer that."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def preferred(
     prefer: Preference,
     shapes: Mapping[str, Sequence[int]],
 ) -> Preferred:
-    """Return a model with the layers in float for which that is preferred.
+    """Return a model with each layer in its preferred form: on codes, or in float.
 
     Args:
         attempt: the model in the form that integer kernels take.

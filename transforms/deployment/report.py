@@ -24,11 +24,11 @@ class DeployedLayer:
         node: its name in the input.
         op: its operator.
         kernel: the integer kernel that takes it; None if none does.
-        reason: why no integer kernel takes it, or what else is to be known.
+        reason: why no integer kernel takes it, or a remark.
         reason_id: stable id of the reason; None if there is none.
         rewrites: the passes that changed it, or something between it and its quantizers.
         exactness: level that its segments keep, ``bounded`` included; None if not decided.
-        bound: of its segment that may differ most; None where none is bounded.
+        bound: the largest bound of its segments; None if none is bounded.
         before: the integer kernel that takes it in the input; None if none does.
     """
 
@@ -66,8 +66,8 @@ class Deployment(Displayed):
         accuracy: on the data that was given; None without any.
         tuning: the forms of layers that were measured; None if none were.
         measured: times; None if not measured.
-        findings: what lint finds in the result that is a warning or worse, beside the layers that
-            are left: what the target does silently, above all.
+        findings: warnings and errors of lint in the result, mostly about what the target changes
+            silently; layers that are left in float are not repeated.
     """
 
     target: str

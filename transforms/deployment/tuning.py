@@ -39,7 +39,7 @@ class TunedForm:
         layers: names of the layers.
         op: their operator.
         shapes: of their data.
-        integer_ms, float_ms: median times, with what lies between its codes and the next.
+        integer_ms, float_ms: median times of the layer and the operators up to the next codes.
         ratio: median of the ratios of the first to the second, round by round.
     """
 
@@ -66,7 +66,7 @@ class Tuning:
 
     Attributes:
         runtime: name and version.
-        timing: how.
+        timing: how times were taken.
         forms: of layers.
         networks: median times of the network in ``float``, and of the whole model: ``untuned``,
             ``tuned``, and with ``all in float``.
@@ -110,7 +110,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
     Args:
         model: in integer form.
         timing: how times are taken.
-        progress: is told after each distinct layer.
+        progress: called after each distinct layer.
 
     Raises:
         UnsupportedError: the runtime is not installed.

@@ -1,4 +1,4 @@
-"""What the kernels of a target ask of a model as a whole, read from its profile."""
+"""What the kernels of a target need from a model as a whole, read from its profile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NONE = frozenset({ZeroPoint.NONE, ZeroPoint.ZERO})
 
 
 class BiasForm(StrEnum):
-    """What biases are written as."""
+    """How biases are written."""
 
     CODES = "codes"
     """INT32 codes in the unit of the products."""
@@ -39,7 +39,7 @@ def kernels(profile: Profile) -> list[KernelRule]:
 
 
 def takes(profile: Profile, written: str) -> bool:
-    """Return whether a kernel takes quantizers of a form, or nothing is known of forms."""
+    """Return whether a kernel takes quantizers of a form; True if the profile lists no forms."""
     forms = [form for rule in _operands(profile) for form in rule.written or ()]
     return not forms or any(fnmatchcase(written, form) or written in form for form in forms)
 
@@ -95,7 +95,7 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
     """Return whether zero points other than 0 are taken, or nothing is known of them.
 
     Args:
-        profile: what is known of the target.
+        profile: of the target.
         weights: whether those of weights are meant, not those of data.
     """
     rows = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
@@ -104,7 +104,7 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
 
 
 def needs_float32(profile: Profile) -> bool:
-    """Return whether kernels are known to take no scales of 16 bits."""
+    """Return whether the profile lists types of scales without those of 16 bits."""
     types = {name for rule in _operands(profile) for name in rule.scale_types or ()}
     return bool(types) and types.isdisjoint({"FLOAT16", "BFLOAT16"})
 
@@ -117,7 +117,7 @@ def symmetric_factors(profile: Profile) -> bool:
 
 
 def biases(profile: Profile) -> BiasForm:
-    """Return what biases are written as."""
+    """Return how biases are written."""
     rules = [kernel.bias for kernel in kernels(profile)]
     if any(rule.scale == "as written" for rule in rules):
         return BiasForm.KEPT

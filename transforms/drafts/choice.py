@@ -44,7 +44,7 @@ def entry(
 
     Args:
         node: the node.
-        outcome: what became of the site.
+        outcome: changed, kept or refused.
         reason: why, or a remark.
         fields: other fields of the entry.
     """
@@ -281,7 +281,7 @@ def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
 
 
 class Planned(Protocol):
-    """What becomes of nodes: the opset that it needs, and whether the nodes are still there."""
+    """A planned change of nodes."""
 
     @property
     def opset(self) -> int:
@@ -305,7 +305,7 @@ class Drafted(Planned, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class OfDraft:
-    """What follows from the draft of a plan.
+    """The part of a plan that its draft determines.
 
     Attributes:
         draft: the new nodes.

@@ -46,11 +46,11 @@ _NO_FORM = NO_OPERATOR(
 
 @contextmanager
 def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
-    """Mark the entries of nodes that the lowering of other operators writes as parts of these.
+    """Mark report entries of nodes that lowering writes as parts of the lowered operators.
 
-    Those that stay as they were written have no entry.
+    Nodes that stay as lowering wrote them have no entry.
 
-    Yields: to be called when all operators are lowered.
+    Yields: a function to call when all operators are lowered.
     """
     before, new = _labels(model), set[str]()
     first = len(report.sites)

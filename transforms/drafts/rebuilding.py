@@ -81,9 +81,9 @@ def rebuild(
 
     Args:
         model: is changed in place.
-        results: must stay valid when the opset is raised: its nodes are not rewritten for that.
+        results: nodes to replace, and entries; raising the opset must not rewrite these nodes.
         exact: minimum level of equality to accept.
-        report: gets an entry for everything found.
+        report: gets an entry for each result.
         limit: highest opset that may be used.
     """
     settled = [_settle(each, exact, limit) for each in results]

@@ -1,4 +1,4 @@
-"""Codes between QuantizeLinear and DequantizeLinear counted from elsewhere, over data movement.
+"""Shift codes between QuantizeLinear and DequantizeLinear, also through data movement.
 
 Codes, zero points and limits of codes move alike, and a QuantizeLinear saturates to the same
 codes: the zero point is added after rounding. MaxPool and data movement give the same elements.
@@ -75,7 +75,7 @@ class CodeChain:
         )  # fmt: skip
 
     def centred(self, kind: str) -> int | ExplainedReason:
-        """Return what to add to codes so that their zero point is 0, or why they do not fit."""
+        """Return what to add to codes to make their zero point 0, or why they do not fit."""
         points = {tuple(np.unique(_points(n)).tolist()) for n in (*self.encoders, *self.decoders)}
         point = points.pop() if len(points) == 1 else ()
         if len(point) != 1:
@@ -97,7 +97,7 @@ class CodeChain:
         Args:
             kind: the type.
             editor: makes constants.
-            step: the number; None to count from the middle of a type of other signedness.
+            step: the number; None for half of the range, which changes signed to unsigned or back.
         """
         if step is None:
             step = int(FORMATS[kind].lo - FORMATS[self.kind].lo)
@@ -245,7 +245,7 @@ def _put(node: ir.Node, index: int, array: Array, name: str, editor: Editor) -> 
 
 
 def is_same_width(one: str, other: str) -> bool:
-    """Return whether two types of integers have codes of one width and other signedness."""
+    """Return whether one of two integer types of equal width is signed and the other is not."""
     forms = FORMATS.get(one), FORMATS.get(other)
     if not all(isinstance(form, IntFormat) for form in forms):
         return False
@@ -256,7 +256,7 @@ def is_same_width(one: str, other: str) -> bool:
 def shift_activations(
     model: Model, kind: str, report: Report, *, centre: bool = False, products: bool = False
 ) -> None:
-    """Shift all codes of data that have the width of ``kind``; other names shift none.
+    """Shift all codes of data that have the width of ``kind``; do nothing if it names no type.
 
     Args:
         model: is changed.

@@ -210,7 +210,7 @@ class LargestChange:
         steps: the widest in steps of the output of the first function.
         size: the widest in its real units; where steps differ, it may lie in another channel.
         channel: in which channel ``steps`` occurs.
-        input, before, after: for which input, and what the two functions give there.
+        input, before, after: that input, and the results of the two functions.
     """
 
     steps: float
@@ -254,8 +254,8 @@ def largest_change(
         after: ``after(x, row)`` gives the values of the other function at ``x`` ``[n]``, by a row
             of the table. It is monotone between the points in the row, the one after the point
             included.
-        others: how many of these points there are.
-        inside: look only at inputs within the input range.
+        others: number of these points.
+        inside: search only inputs within the input range.
     """
     rows, first = np.unique(table, axis=0, return_index=True)
     ranges, index = np.unique(rows[:, :4], axis=0, return_inverse=True)

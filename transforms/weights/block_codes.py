@@ -29,8 +29,8 @@ _TILE_BYTES = 512
 class BlockCodes:
     """Writes weights ``[K, N]``, their scales and their zero points while a model is saved.
 
-    Codes stay packed where that is possible. What is packed is unpacked again and compared; of
-    codes that stay packed, a column of each tile.
+    Codes stay packed where that is possible. Codes that are packed anew are unpacked again and
+    compared. Of codes that stay packed, one column of each tile is compared.
 
     Attributes:
         form: how the weights are stored.

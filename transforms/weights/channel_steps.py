@@ -134,7 +134,7 @@ class ChannelReader:
         return len(value.uses()) > 1 or value.is_graph_output()
 
     def note(self, node: ir.Node, reason: str) -> None:
-        """Take down why a node is in no chain, unless that is known."""
+        """Record why a node is in no chain; the first reason stays."""
         self.reasons.setdefault(node, reason)
 
     def _data(self, node: ir.Node) -> int | None:

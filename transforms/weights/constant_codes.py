@@ -1,4 +1,4 @@
-"""Codes of constants that operators on codes take: QuantizeLinear of a constant, computed."""
+"""Compute QuantizeLinear of constants whose codes operators on codes use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STORED = Verdict(Exactness.BITS, Method.CONSTANT, reason="its codes are stored"
 
 
 def fold_constant_codes(model: Model, report: Report) -> None:
-    """Store what a QuantizeLinear makes of a constant, where no DequantizeLinear decodes it.
+    """Store the codes of a QuantizeLinear of a constant, if no DequantizeLinear decodes them.
 
     Args:
         model: is changed.
@@ -43,7 +43,7 @@ def fold_constant_codes(model: Model, report: Report) -> None:
 
 
 def store(editor: Editor, y: ir.Value, array: Array) -> None:
-    """Replace what a node computes by a constant, and drop what is not needed any more."""
+    """Replace the result of a node by a constant, and remove nodes without users."""
     node, tensor = y.producer(), ir.Tensor(array)
     if node is None:
         return

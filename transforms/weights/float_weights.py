@@ -48,9 +48,9 @@ class WeightUse:
 
     Attributes:
         node: the node.
-        reduced: the axis over which products are summed, or that is read together: blocks lie in
-            it. None if there is no other axis than ``channel``.
-        channel: the axis of what is independent, such as output channels; None if there is none.
+        reduced: the axis over which products are summed, or whose elements are read together;
+            blocks lie along it. None if ``channel`` is the only axis.
+        channel: the axis of independent entries, such as output channels; None if there is none.
     """
 
     node: ir.Node
@@ -91,8 +91,8 @@ class Wanted:
 
     Attributes:
         types: operators.
-        nodes: patterns of node names, as file names have them (``*``, ``?``, ``[abc]``).
-        exclude: patterns of those that are left out all the same.
+        nodes: patterns of node names, like those of file names (``*``, ``?``, ``[abc]``).
+        exclude: patterns of nodes that are left out although ``nodes`` selects them.
     """
 
     types: Sequence[UseKind]

@@ -1,8 +1,8 @@
 """Move a factor from the output of operators into their constants.
 
 ``f(x) * c`` becomes the same operators with other constants: ``Conv(x, w, b) * c`` is
-``Conv(x, w*c, b*c)``, ``Relu(v) * c`` is ``Relu(v*c)``, and so on up to an operator that takes the
-factor in for good.
+``Conv(x, w*c, b*c)``, ``Relu(v) * c`` is ``Relu(v*c)``, and so on up to an operator that
+absorbs the factor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scaling:
 
     Attributes:
         constants: for each node and index of an input, the new constant.
-        absorbers: the nodes that take the factor in.
+        absorbers: the nodes that absorb the factor.
         exact: whether each constant is the product without rounding, by powers of two.
         facts: inferred types and shapes.
     """
@@ -141,8 +141,7 @@ def scaling(value: ir.Value, user: ir.Node, factor: Float64, facts: Facts) -> Sc
         facts: inferred types and shapes.
 
     Raises:
-        Stuck: there is no operator that takes the factor in, or one on the way to it does not
-            commute with it.
+        Stuck: no operator absorbs the factor, or one in between does not commute with it.
     """
     moved = Scaling(facts=facts)
     _push(value, user, factor, moved)

@@ -44,7 +44,7 @@ _BYTE = 8
 
 
 def shared(stored: Stored) -> ExplainedReason | None:
-    """Return why codes stay as they are because operators use them as such; None if none does."""
+    """Return why codes cannot change: which operators use them directly; None if none does."""
     if not stored.others:
         return None
     names = ", ".join(stored.others)
@@ -66,8 +66,8 @@ def recode(
         model: is changed.
         opset: the highest opset to raise it to; None for the default.
         report: gets an entry for each weight.
-        choice: returns how to store codes, given the range of their numbers; an explained reason
-            refuses them, another text or None says why they are kept.
+        choice: returns how to store codes, given the range of their numbers; or an explained reason
+            to refuse them; or another text, or None, to keep them.
     """
     editor = Editor(model.ir)
 

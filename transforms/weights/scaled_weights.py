@@ -72,7 +72,7 @@ class WeightScaling:
             factor: of the rank of ``value``; broadcasts to its shape.
 
         Raises:
-            Stuck: no constant takes the factor in.
+            Stuck: no constant absorbs the factor.
         """
         if constant_tensor(value) is not None:
             before = real_constant(value, "its weight")

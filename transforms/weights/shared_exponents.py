@@ -26,8 +26,8 @@ _OPSET_OF_BLOCKS = 21
 def fold_blocks(model: Model, exact: Exactness, limit: int, report: Report) -> None:
     """Store constant MXQuantizeDequantize and BFPQuantizeDequantize as codes and scales.
 
-    The values that the operator gives are divided by the power of two of their block. They are
-    compared with what DequantizeLinear makes of the codes.
+    The codes are the results of the operator, divided by the power of two of their block. The
+    results are compared with what DequantizeLinear decodes.
 
     Args:
         model: is changed.

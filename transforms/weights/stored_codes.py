@@ -39,7 +39,7 @@ class Stored:
         source: what they hold, after the Clip; the zero points are its shift.
         scale: in the rank of the codes, as it is stored; None where it is computed.
         zero_point: likewise, as whole numbers; None for 0.
-        others: operators that use the codes as such, for which they would stay.
+        others: operators that use the codes directly, and would keep them in memory.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -225,7 +225,7 @@ def recodings(stored: Stored, span: NumberRange, kinds: Sequence[str] | None) ->
 
     Args:
         stored: the codes.
-        span: which of them occur.
+        span: the range of their numbers.
         kinds: types to try; None for all from the narrowest up to the type that they have.
     """
     now = FORMATS[stored.stream.kind]

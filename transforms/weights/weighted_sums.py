@@ -144,11 +144,11 @@ class WeightedSum:
         """Return what an offset of the data adds to the output channels.
 
         Args:
-            offset: one for each channel of the data.
-            weights: with which the data are multiplied.
+            offset: one number for each channel of the data.
+            weights: the weights that multiply the data.
 
         Raises:
-            Stuck: not all positions of the output get the same.
+            Stuck: the sum differs between positions of the output.
         """
         if self.node.op_type == "ConvTranspose" or self._is_padded:
             raise Stuck(f"the positions of {title(self.node)} at its borders take other offsets in")
@@ -200,7 +200,7 @@ class WeightedSum:
 def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """Return the DequantizeLinear of the data and of the weights of a sum; None without both.
 
-    Operators that only move codes may lie between the data and theirs.
+    Operators that only move codes may lie between the data and their DequantizeLinear.
     """
     if node.domain or node.op_type not in OPERATORS:
         return None

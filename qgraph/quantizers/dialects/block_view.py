@@ -1,4 +1,4 @@
-"""The shape in which data is seen while parameters of blocks are applied to it."""
+"""Views of data that split an axis into blocks, so that parameters of blocks broadcast to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of dialects: a reader and a writer of quantizers, and what a reader finds."""
+"""Base class of dialects: a reader and a writer of quantizers, and the results of a reader."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class SiteWriter:
         return self.site.shape if self._view.axis is None else self._view.seen
 
     def see(self, meaning: Part) -> Part:
-        """Choose the shape of the data; return the quantizer with its parameters in that shape."""
+        """Choose the view of the data; return the quantizer with its parameters in that view."""
         self._view = view_of(self.site.shape, arrays_of(meaning))
         return with_arrays(meaning, self._view.lay)
 
@@ -251,7 +251,7 @@ class SiteWriter:
         """Return an empty draft, and the data as float values.
 
         Args:
-            constant: takes the place of the data, in its shape.
+            constant: array to use instead of the data, of the same shape.
         """
         draft = self._editor.draft(self.site)
         if self._decoded is not None:

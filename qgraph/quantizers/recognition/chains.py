@@ -81,7 +81,7 @@ def chain_of(
         expression: what it ends in.
         memory: of chains in the same expressions.
         most_roundings: the chain ends before the rounding after so many.
-        ends: says whether the chain ends before the given steps, the first of which divides.
+        ends: returns whether the chain ends before these steps, the first of which divides.
     """
     memory = memory or Memory()
     roundings = 0

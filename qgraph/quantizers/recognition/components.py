@@ -1,7 +1,7 @@
 """The nodes around constants, where weights may be quantized.
 
-A quantizer consists of connected nodes that each compute an element from an element, or that are
-quantizers themselves. Where none of those that are connected takes a constant, none quantizes one.
+A quantizer consists of connected elementwise nodes, or of nodes that are quantizers themselves. If
+none of the connected nodes has a constant as its first input, none of them quantizes a constant.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Limited(_WithConstant):
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
-        """What :func:`simplified` looks at."""
+        """The properties that :func:`simplified` depends on."""
         return self.name, self.is_whole
 
 
@@ -95,7 +95,7 @@ class ArithmeticStep(_WithConstant):
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
-        """What :func:`simplified` looks at."""
+        """The properties that :func:`simplified` depends on."""
         return self.name, self.is_whole, self.is_idle
 
 
@@ -173,7 +173,7 @@ class Chain:
 
 
 class Kinds:
-    """Numbers what :func:`simplified` looks at: kinds of steps, and which constants are equal."""
+    """Numbers for what :func:`simplified` depends on: kinds of steps, and equal constants."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}

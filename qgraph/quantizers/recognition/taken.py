@@ -1,4 +1,4 @@
-"""What steps before and after a rounding do together: scales, offsets and limits."""
+"""The combined effect of the steps before and after a rounding: scales, offsets and limits."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class AfterRounding(_StepsTaken):
 
 
 def narrow(ends: list[Array], name: str, value: Array) -> None:
-    """Let a clamp narrow ``ends``."""
+    """Narrow ``ends`` by a clamp."""
     if name == "Max":
         ends[0] = np.maximum(ends[0], value)
     else:
@@ -184,7 +184,7 @@ def close(a: Array, b: Array, share: float) -> bool:
 
 
 def number(value: Array) -> float | None:
-    """Return the number that all elements are, or None."""
+    """Return the number that all elements equal, or None."""
     first = value.reshape(-1)[0]
     return float(first) if (value == first).all() else None
 

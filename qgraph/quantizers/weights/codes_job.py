@@ -55,7 +55,7 @@ class Coding:
         lo, hi: the smallest and the largest code, in steps or units.
         zero_point: code of the real zero; None for 0.
         low: real value of code 0; None for 0.
-        above: data above this has the code ``hi``, independent of its value; None: no data has.
+        above: data above this has the code ``hi``, independent of its value; None for no limit.
         margin: data is clipped if it lies farther outside of ``lo`` .. ``hi``, in units of
             ``scale``.
     """
@@ -83,9 +83,9 @@ class Coding:
         """Return the code of each value, in a NumPy type that has room for it.
 
         Args:
-            values: what the quantizer gave.
-            data: what it was given.
-            scale: what :attr:`scale` is there.
+            values: results of the quantizer.
+            data: inputs of the quantizer.
+            scale: :attr:`scale` of these elements.
             box: corner and sizes of the piece in the weight.
         """
         form = FORMATS[self.kind]
@@ -132,7 +132,7 @@ class CodesPlan:
         weight: its elements.
         quantize: what the quantizer's operators compute.
         coding: how values become codes.
-        dequantize: what the drafted operators make of the codes.
+        dequantize: what the drafted operators compute from the codes.
         shape: of the codes.
         same_zeros: whether zeros must have the sign that the quantizer gives them.
         table: proves all levels, so that elements need not be compared; None if there is none.

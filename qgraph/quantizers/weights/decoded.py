@@ -1,7 +1,7 @@
-"""Stored codes as the values that they stand for, computed while a model is saved.
+"""Decode stored codes while a model is saved.
 
-The codes are not read before. What a draft makes of their values is compared for each code that the
-type has, with each scale and zero point: few compared with the elements of a weight.
+The codes are not read before that. A draft on their values is compared for each code of the type,
+with each scale and zero point; these are few, compared with the elements of a weight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DecodedCodes:
 
     Attributes:
         codes: in their file.
-        decode: what the operators make of them, float32.
+        decode: the values that the operators compute from them, float32.
     """
 
     codes: Stream
@@ -45,7 +45,7 @@ class DecodedCodes:
 
     @classmethod
     def of(cls, region: Region, codes: Stream | None) -> DecodedCodes | None:
-        """Return what writes the values of large codes in a file; None for others.
+        """Return a job that writes the values of large codes in a file; None for other codes.
 
         Args:
             region: what decodes them.

@@ -74,7 +74,7 @@ def run_now(job: Job, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
     """Do all work of a job in memory; return the bytes of each tensor.
 
     Raises:
-        ModelError: as ``job.conclude`` does.
+        ModelError: ``job.conclude`` raises it.
     """
     sinks = [MemorySink(size) for size in sizes]
     job.conclude([part(sinks) for part in job.parts()])
@@ -137,8 +137,8 @@ class Groups:
     Attributes:
         outer, length, inner: sizes.
         size: elements along ``length`` that share a scale; the last ones may be fewer.
-        spread: whether the groups at one index of ``length`` are one group, for all outer and
-            the inner index: scales of the whole tensor, or of an axis.
+        spread: whether all outer and inner indices at one index of ``length`` are one group, as
+            for scales of the whole tensor or of an axis.
     """
 
     outer: int
@@ -344,8 +344,8 @@ class RepackJob:
 
     Attributes:
         name: of the tensor, for messages.
-        recoder: what is done.
-        listeners: are called with the counts when all elements are done.
+        recoder: writes the codes.
+        listeners: called with the counts when all elements are done.
     """
 
     name: str
@@ -358,10 +358,10 @@ class RepackJob:
         return flat_parts(self.recoder.source.stream, self.recoder.compute)
 
     def conclude(self, results: Sequence[tuple[int, int]]) -> None:
-        """Raise if an element has changed.
+        """Add up the counts of all parts.
 
         Raises:
-            ModelError: one is not.
+            ModelError: an element would change.
         """
         wrong = sum(wrong for _, wrong in results)
         if wrong:

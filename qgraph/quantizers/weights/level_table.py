@@ -47,8 +47,8 @@ class LevelTable:
         stages: the operations of the quantizer.
         arrays: their parameters; they broadcast to ``shape``.
         kind: ONNX type of the codes.
-        ends: places beyond them count as clipped.
-        codes: for each representative place its code; None if levels are their own codes.
+        ends: data beyond them, in steps, counts as clipped.
+        codes: code of each representative input; None if levels are their own codes.
     """
 
     shape: Shape
@@ -70,9 +70,9 @@ class LevelTable:
 
         Args:
             quantize: what the quantizer's operators compute.
-            dequantize: what is made of the codes.
+            dequantize: what the decoder computes from the codes.
             kind: ONNX type of the codes.
-            ends: places beyond them count as clipped.
+            ends: data beyond them, in steps, counts as clipped.
         """
         plan, halves = quantize.stages(), quantize.split()
         if plan is None or halves is None:
@@ -105,11 +105,11 @@ class LevelTable:
 
         Args:
             data: ``[n]`` elements that are a box of :attr:`shape`.
-            start: place of the first.
+            start: index of the first element.
             spread: memory for parameters.
 
         Returns:
-            None if an element is NaN, which is at no level.
+            None if an element is NaN, which has no level.
         """
         corner, sizes = box_at(self.shape, start, data.size)
         y = data.reshape(sizes)

@@ -100,7 +100,7 @@ class Losses:
         worst_steps: the same in units of the scale.
         clipped: how many weights lie beyond the codes.
         lowest_scale, highest_scale: range of the scales.
-        finite: whether all weights are numbers.
+        finite: whether all weights are finite.
     """
 
     signal: float = 0.0
@@ -113,7 +113,7 @@ class Losses:
     finite: bool = True
 
     def add(self, other: Losses) -> None:
-        """Take another part in."""
+        """Add the losses of another part."""
         self.signal += other.signal
         self.noise += other.noise
         self.worst = max(self.worst, other.worst)
@@ -182,8 +182,8 @@ def parameters(
     Args:
         low: lower end of each group, see :func:`spanned`.
         high: upper end.
-        scheme: what codes are made.
-        unit: see :func:`unit_of`; for E4M3 scales.
+        scheme: how weights are quantized.
+        unit: of E4M3 scales, see :func:`unit_of`.
         factor: by which the scale is multiplied before it is stored.
 
     Source: scales of E8M0: OCP Microscaling Formats specification, version 1.0, section 6.3.
@@ -232,7 +232,7 @@ def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: 
     Args:
         w: weights, of any shape.
         chosen: broadcasts to ``w``.
-        scheme: what codes are made.
+        scheme: how weights are quantized.
         y: in the shape of ``w``, to be written.
         codes: likewise.
     """

@@ -174,7 +174,7 @@ def may_be_better(
 ) -> bool:
     """Return whether an offer may have less noise than ``least``, for some group.
 
-    What clipping the ends of a group costs is less than its noise, and grows as scales become
+    The noise of clipping alone is less than the noise of a group, and grows as scales become
     smaller.
     """
     form = FORMATS[scheme.codes]

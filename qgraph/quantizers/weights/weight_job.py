@@ -39,7 +39,7 @@ class WeightJob:
         stream: its elements: float32, float16 or bfloat16.
         groups: which of them share a scale.
         scheme: how they are quantized.
-        on_losses: is called with the losses when all parts are done.
+        on_losses: called with the losses when all parts are done.
     """
 
     name: str
