@@ -39,10 +39,10 @@ def feeds(
         return None
     arrays: dict[str, Array | FileRows] = {}
     if inputs.bundle is not None:
-        known = {value.name for value in model.ir.graph.inputs}
-        bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, known))
+        names = {value.name for value in model.ir.graph.inputs}
+        bundle = _read(inputs.bundle, _ARCHIVE, lambda content: _archive(content, names))
         arrays = {name: array for name, array in bundle.items() if array is not None}
-        if spare := [name for name in bundle if name not in known and name != besides]:
+        if spare := [name for name in bundle if name not in names and name != besides]:
             talk.note(f"{inputs.bundle}: no inputs of the model, left out: {', '.join(spare)}")
     for name, path in inputs.files.items():
         arrays[name] = _read(path, "one array (.npy)", _single)

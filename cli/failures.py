@@ -63,8 +63,8 @@ def _models(error: Exception) -> str:
     """Return the paths of the models that the command was given, as its function has them."""
     trace = error.__traceback__
     while trace is not None:
-        known = trace.tb_frame.f_locals
-        paths = map(known.get, ("model", "reference", "candidate"))
+        variables = trace.tb_frame.f_locals
+        paths = map(variables.get, ("model", "reference", "candidate"))
         names = [str(path) for path in paths if isinstance(path, Path)]
         if names:
             return " or ".join(names)

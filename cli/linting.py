@@ -256,10 +256,10 @@ def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = dict(table)
     for key, value in table.items():
         if key not in (*_LISTS, *_WORDS):
-            known = (*_LISTS, *_WORDS)
+            keys = (*_LISTS, *_WORDS)
             raise OptionError(
                 f"{file}: there is no setting {shown(key)} of lint, expected one of "
-                f"{', '.join(known)}.{meant(key, known)}"
+                f"{', '.join(keys)}.{meant(key, keys)}"
             )
         is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if not (is_list if key in _LISTS else isinstance(value, str)):

@@ -35,8 +35,8 @@ class Word(click.Choice[str]):
         try:
             return word(self.choices, value, "the value")
         except OptionError:
-            known = ", ".join(map(repr, self.choices))
-            self.fail(f"{value!r} is not one of {known}.{meant(value, self.choices)}", param, ctx)
+            choices = ", ".join(map(repr, self.choices))
+            self.fail(f"{value!r} is not one of {choices}.{meant(value, self.choices)}", param, ctx)
 
 
 def file_path(text: str) -> Path:

@@ -390,8 +390,8 @@ def _known(cls: type[Transform], names: Collection[str]) -> str:
     return f"The options of {cls.name!r} are {', '.join(names)}." if names else "It has no options."
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = closest(name, known)
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = closest(name, names)
     if near:
         return f"did you mean {near!r}?"
-    return f"it has {', '.join(known)}." if known else "it has none at all."
+    return f"it has {', '.join(names)}." if names else "it has none at all."

@@ -136,12 +136,12 @@ def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
         return value
     is_decoded = decoder is not None and decoder.op_type == _DECODER
     source = decoder.inputs[1] if decoder is not None and is_decoded else value
-    known = None if source is None else constant_expression(source)
-    if known is None or known.dtype != np.float32:
+    array = None if source is None else constant_expression(source)
+    if array is None or array.dtype != np.float32:
         return None
     with np.errstate(all="ignore"):
-        scaled = known * np.float32(factor)
-    is_kept = np.isfinite(scaled) & ((np.abs(scaled) >= _NORMAL) | (known == 0))
+        scaled = array * np.float32(factor)
+    is_kept = np.isfinite(scaled) & ((np.abs(scaled) >= _NORMAL) | (array == 0))
     if not is_kept.all():
         return None
     constant = draft.constant(scaled, "scale" if is_decoded else "bias")

@@ -266,8 +266,8 @@ class FoldWeights(Transform):
         decisions = choose(offers, self.exact, limit, comparer)
         tried = [d.draft or d.verdict or d.reason for d in decisions]
         return [
-            each if known else replace(each, reason=_why_not_stored(each.site))
-            for each, known in zip(decisions, tried, strict=True)
+            each if is_stored else replace(each, reason=_why_not_stored(each.site))
+            for each, is_stored in zip(decisions, tried, strict=True)
         ], others
 
 

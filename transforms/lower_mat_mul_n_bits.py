@@ -90,8 +90,8 @@ class _Weights:
         inputs = [*node.inputs[1:5], *[None] * (5 - len(node.inputs))]
         codes, scales, zero_points, groups = (constant_stream(value) for value in inputs)
         names = ("codes", "scales", "zero points", "g_idx")
-        known = (codes, scales, zero_points, groups)
-        for name, value, stream in zip(names, inputs, known, strict=True):
+        streams = (codes, scales, zero_points, groups)
+        for name, value, stream in zip(names, inputs, streams, strict=True):
             if stream is None and value is not None:
                 raise OperatorError(
                     f"{where(node)}: its {name} are not constant, expected constants. Fold "

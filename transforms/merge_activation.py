@@ -183,8 +183,8 @@ class _Limited:
             return False
         scale, zero = (constant_expression(each) for each in (*decode.inputs, None)[1:3])
         zero = np.zeros_like(self.zero_point) if zero is None else zero
-        known = (scale, self.scale), (zero, self.zero_point)
-        return all(a is not None and np.array_equal(a, b) for a, b in known)
+        pairs = (scale, self.scale), (zero, self.zero_point)
+        return all(a is not None and np.array_equal(a, b) for a, b in pairs)
 
     def obstacle(self, form: ActivationForm) -> ExplainedReason | None:
         """Return why the form cannot be written, or None."""

@@ -261,9 +261,9 @@ def _maker(value: ir.Value, name: str) -> ir.Node | None:
 
 def _parameters(node: ir.Node) -> tuple[object, ...]:
     """Return scale and zero point as what compares equal if they are equal."""
-    known = [constant_expression(value) for value in node.inputs[1:]]
+    arrays = [constant_expression(value) for value in node.inputs[1:]]
     kind = code_type(node)
-    return kind, *(None if a is None else (a.shape, a.tobytes()) for a in known)
+    return kind, *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
 
 
 def _linear(
@@ -280,11 +280,11 @@ def _linear(
 
 def _differ(decode: ir.Node, encode: ir.Node) -> bool:
     """Return whether a code is not given back by decoding and encoding."""
-    kind, known = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
+    kind, arrays = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
     form = None if kind is None else FORMATS.get(kind.name)
     if kind is None or code_type(encode) != kind or not isinstance(form, IntFormat):
         return True
-    if form.bits > 8 or any(array is None or array.size > 1 for array in known):
+    if form.bits > 8 or any(array is None or array.size > 1 for array in arrays):
         return True
     every = np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(kind.name))
     results = _run(encode, _run(decode, every))
@@ -293,8 +293,8 @@ def _differ(decode: ir.Node, encode: ir.Node) -> bool:
 
 def _run(node: ir.Node, data: Array | None) -> Array | None:
     operator = operator_of(node)
-    known = [constant_expression(value) for value in node.inputs[1:]]
-    if operator is None or data is None or any(array is None for array in known):
+    arrays = [constant_expression(value) for value in node.inputs[1:]]
+    if operator is None or data is None or any(array is None for array in arrays):
         return None
-    single = [array.reshape(()) for array in known if array is not None and array.size == 1]
-    return operator.run(node, [data, *single]) if len(single) == len(known) else None
+    single = [array.reshape(()) for array in arrays if array is not None and array.size == 1]
+    return operator.run(node, [data, *single]) if len(single) == len(arrays) else None

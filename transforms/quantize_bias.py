@@ -285,10 +285,10 @@ def _largest_sums(layer: WeightedSum, data: ir.Node, weights: ir.Node, facts: Fa
     points = []
     for decoder in (data, weights):
         value = decoder.inputs[2] if len(decoder.inputs) > 2 else None
-        known = np.zeros(1) if value is None else constant_expression(value)
-        if known is None:
+        bias = np.zeros(1) if value is None else constant_expression(value)
+        if bias is None:
             raise Stuck(f"the zero point of {title(decoder)} is computed at run time")
-        points.append(known.astype(np.float64))
+        points.append(bias.astype(np.float64))
     largest = max(form.hi - float(points[0].min()), float(points[0].max()) - form.lo)
     sizes = np.abs(codes.astype(np.float64) - _laid(layer, weights, points[1]))
     others = tuple(i for i in range(codes.ndim) if i != layer.output_axis)

@@ -72,11 +72,11 @@ def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
     """Return weights with their axes exchanged."""
     maker = None if w is None else w.producer()
     if maker is not None and maker.op_type in _QUANTIZERS:
-        known = [None if v is None else constant_expression(v) for v in maker.inputs]
-        if all(array is not None and array.ndim <= _SIDES for array in known):
+        arrays = [None if v is None else constant_expression(v) for v in maker.inputs]
+        if all(array is not None and array.ndim <= _SIDES for array in arrays):
             operands: list[Operand | None] = [
                 value if array is None or array.ndim < _SIDES else draft.constant(array.T, "turned")
-                for value, array in zip(maker.inputs, known, strict=True)
+                for value, array in zip(maker.inputs, arrays, strict=True)
             ]
             attributes, dtype = dict(maker.attributes), maker.outputs[0].dtype
             moved = draft.node(

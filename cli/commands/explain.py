@@ -38,8 +38,8 @@ def command(reason_id: str | None) -> None:
         rows.sort(key=lambda row: str(row[0]))
         show_table(Table("reasons", ["id", "name", "meaning"], rows))
         return
-    known: dict[str, Cause | LintRule] = {**reasons, **rules}
-    entry = cause_of(by_name.get(reason_id.lower(), reason_id), known)
+    causes: dict[str, Cause | LintRule] = {**reasons, **rules}
+    entry = cause_of(by_name.get(reason_id.lower(), reason_id), causes)
     for line in explained(entry) if isinstance(entry, LintRule) else _of_cause(entry):
         if line.startswith(" "):
             show(line)  # a model, whose lines stay whole

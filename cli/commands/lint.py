@@ -76,7 +76,7 @@ def command(
     # Models that are replaced are guarded by what writes them.
     guarded = () if fixing.in_place else paths
     with planned(targets, models=guarded, files=read) as outputs:
-        known = None if lint.baseline is None else read_baseline(lint.baseline)
+        listed = None if lint.baseline is None else read_baseline(lint.baseline)
         results: list[LintReport] = []
         failed: dict[str, str] = {}
         with ProgressBar(talk) as bar:
@@ -85,9 +85,9 @@ def command(
                 try:
                     result = _linted(talk, path, lint, inputs)
                     if fixing.is_wanted:
-                        result = fixing.apply(talk, path, lint, outputs, known)
-                    elif known is not None:
-                        result = known.without(result)
+                        result = fixing.apply(talk, path, lint, outputs, listed)
+                    elif listed is not None:
+                        result = listed.without(result)
                     results.append(result)
                 except OptionError:
                     raise

@@ -126,17 +126,17 @@ class _AloneKernel:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         node = self._node
-        known = {
+        environment = {
             value: np.asarray(array)
             for value, array in zip(node.inputs, arrays, strict=True)
             if value is not None
         }
-        feeds = {value: a.dtype for value, a in known.items() if not is_fixed(value)}
+        feeds = {value: a.dtype for value, a in environment.items() if not is_fixed(value)}
         outputs = [value for value in node.outputs if value.name != ""]
         key = tuple(feeds.values())
         if key not in self._sessions:
             self._sessions[key] = Session(
                 self._runtime, _IR_VERSION, [node], self._imports, feeds, outputs
             )
-        results = self._sessions[key].run(known)
+        results = self._sessions[key].run(environment)
         return [results[value] for value in outputs]

@@ -80,17 +80,17 @@ class Executor:
         """
         wanted = {str(value.name): value for value in self._graph.outputs}
         tapped = self._find(taps)
-        known: Environment = dict(check_feeds(self._graph, inputs))
+        environment: Environment = dict(check_feeds(self._graph, inputs))
         # Infinities and NaN are ordinary results here.
         with np.errstate(all="ignore"):
             if observe is None:
                 wanted |= tapped
-                self._plan.run(known, frozenset(wanted.values()))
+                self._plan.run(environment, frozenset(wanted.values()))
             else:
-                for name, array in self._stream(tapped, known):
+                for name, array in self._stream(tapped, environment):
                     observe(name, array)
         return {
-            name: known[value] if value in known else initial(value)
+            name: environment[value] if value in environment else initial(value)
             for name, value in wanted.items()
         }
 
@@ -107,15 +107,15 @@ class Executor:
         yield from self._stream(self._find(taps), dict(check_feeds(self._graph, inputs)))
 
     def _stream(
-        self, tapped: Mapping[str, ir.Value], known: Environment
+        self, tapped: Mapping[str, ir.Value], environment: Environment
     ) -> Iterator[tuple[str, Any]]:
         for name, value in tapped.items():
             producer = value.producer()
             if producer is None or is_constant(producer):
-                yield name, known[value] if value in known else initial(value)
+                yield name, environment[value] if value in environment else initial(value)
         names = {value: name for name, value in tapped.items()}
         keep = frozenset(names)
-        for value, array in self._plan_for(keep).stream(known, keep):
+        for value, array in self._plan_for(keep).stream(environment, keep):
             yield names[value], array
 
     def _plan_for(self, keep: frozenset[ir.Value]) -> Plan:
@@ -189,9 +189,9 @@ class Executor:
             return {}
         values = [*self._graph.inputs, *self._graph.initializers.values()]
         values += [value for node in self._graph for value in node.outputs]
-        known = {str(value.name): value for value in values if value.name}
+        by_name = {str(value.name): value for value in values if value.name}
         for name in names:
-            if name not in known:
-                hint = meant(name, known) or " Name a value of the main graph."
+            if name not in by_name:
+                hint = meant(name, by_name) or " Name a value of the main graph."
                 raise OptionError(f"There is no tensor {name!r} to tap in the main graph.{hint}")
-        return {name: known[name] for name in names}
+        return {name: by_name[name] for name in names}

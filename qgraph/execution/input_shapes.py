@@ -37,21 +37,21 @@ def input_shapes(
         ExecutionError: an input is too large to be made up.
         OptionError: a shape is not known, does not fit, or is given for no input.
     """
-    known = {str(value.name): value for value in values}
+    by_name = {str(value.name): value for value in values}
     for name in shapes:
-        if name not in known:
+        if name not in by_name:
             raise OptionError(
                 f"A shape is given for {name!r}, but the inputs of the model are "
-                f"{', '.join(map(describe, known.values())) or 'none'}. Use one of these names."
+                f"{', '.join(map(describe, by_name.values())) or 'none'}. Use one of these names."
             )
     symbols: dict[str, int] = {}
     for name, shape in shapes.items():
-        dims = known[name].shape
+        dims = by_name[name].shape
         for dim, size in zip(() if dims is None else dims.dims, shape, strict=False):
             if isinstance(dim, ir.SymbolicDim) and dim.value not in (None, "?"):
                 symbols[str(dim.value)] = size
-    sizes = {name: _shape(value, shapes.get(name), symbols) for name, value in known.items()}
-    if open_inputs := [known[name] for name, shape in sizes.items() if shape is None]:
+    sizes = {name: _shape(value, shapes.get(name), symbols) for name, value in by_name.items()}
+    if open_inputs := [by_name[name] for name, shape in sizes.items() if shape is None]:
         rest = [_placeholders(value, symbols) for value in open_inputs]
         options = (
             f"--shape {value.name}:{','.join(names)}"

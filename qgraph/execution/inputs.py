@@ -41,8 +41,8 @@ def check_feeds(
             f"Graph {graph.name!r} is fed {type(inputs).__name__}, expected arrays by the names of "
             "inputs, such as dict(np.load('data.npz'))."
         )
-    known = {value.name for value in graph.inputs}
-    spare = tuple(name for name in inputs if name not in known)
+    names = {value.name for value in graph.inputs}
+    spare = tuple(name for name in inputs if name not in names)
     needed = {value.name for value in graph.inputs if not value.is_initializer()}
     if spare and not needed <= set(inputs):
         raise ExecutionError(_unknown(graph, spare[0]))
@@ -205,8 +205,8 @@ def _parameters(node: ir.Node) -> tuple[dict[str, Array], dict[str, Any]] | None
         return None
     named = zip(operator.schema.inputs[1:], node.inputs[1:], strict=False)
     arrays = {name: constant_expression(value) for name, value in named}
-    known = {name: array for name, array in arrays.items() if array is not None}
-    return known, operator.schema.attributes_of(node)
+    present = {name: array for name, array in arrays.items() if array is not None}
+    return present, operator.schema.attributes_of(node)
 
 
 def _ranged(

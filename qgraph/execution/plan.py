@@ -30,7 +30,7 @@ class Step(Protocol):
     def outputs(self) -> Sequence[ir.Value]:
         """Values that are known after."""
 
-    def run(self, known: Environment, keep: frozenset[ir.Value]) -> None:
+    def run(self, environment: Environment, keep: frozenset[ir.Value]) -> None:
         """Compute; values in ``keep`` are asked for from outside and have to be known after."""
 
 
@@ -49,49 +49,51 @@ class Plan:
             if index >= 0 and self._owns(value) and value not in outputs:
                 self._drops[index].append(value)
 
-    def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
+    def run(self, environment: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
         """Run all steps; of the graph's own values only outputs and ``keep`` stay known."""
         for step, drops in zip(self.steps, self._drops, strict=True):
-            _run(step, known, keep)
+            _run(step, environment, keep)
             for value in drops:
                 if value not in keep:
-                    known.pop(value, None)
+                    environment.pop(value, None)
 
     def stream(
-        self, known: Environment, keep: frozenset[ir.Value]
+        self, environment: Environment, keep: frozenset[ir.Value]
     ) -> Iterator[tuple[ir.Value, Any]]:
         """Run all steps, and yield the values in ``keep`` when they are known.
 
         They do not stay known longer than others. The caller ignores floating-point errors.
         """
         for step, drops in zip(self.steps, self._drops, strict=True):
-            _run(step, known, keep)
+            _run(step, environment, keep)
             for value in step.outputs:
                 if value in keep:
-                    yield value, known[value]
+                    yield value, environment[value]
             for value in drops:
-                known.pop(value, None)
+                environment.pop(value, None)
 
-    def call(self, known: Environment, arguments: Iterable[Any]) -> list[Any]:
+    def call(self, environment: Environment, arguments: Iterable[Any]) -> list[Any]:
         """Run with ``arguments`` as the graph's inputs; return its outputs and leave no trace."""
-        known.update(zip(self._graph.inputs, arguments, strict=True))
-        self.run(known)
+        environment.update(zip(self._graph.inputs, arguments, strict=True))
+        self.run(environment)
         outputs = self._graph.outputs
-        results = [known[value] if value in known else initial(value) for value in outputs]
+        results = [
+            environment[value] if value in environment else initial(value) for value in outputs
+        ]
         for value in (*self._graph.inputs, *outputs):
             if self._owns(value):
-                known.pop(value, None)
+                environment.pop(value, None)
         return results
 
     def _owns(self, value: ir.Value) -> bool:
         return value.graph is self._graph
 
 
-def _run(step: Step, known: Environment, keep: frozenset[ir.Value]) -> None:
+def _run(step: Step, environment: Environment, keep: frozenset[ir.Value]) -> None:
     for value in step.reads:
-        if value not in known:
-            known[value] = initial(value)
-    step.run(known, keep)
+        if value not in environment:
+            environment[value] = initial(value)
+    step.run(environment, keep)
 
 
 def initial(value: ir.Value) -> Any:
@@ -100,19 +102,19 @@ def initial(value: ir.Value) -> Any:
     Raises:
         ModelError: nothing defines it.
     """
-    known = constant(value)
-    if known is None and value.const_value is not None:
-        known = value.const_value.numpy()
-    if known is None:
+    array = constant(value)
+    if array is None and value.const_value is not None:
+        array = value.const_value.numpy()
+    if array is None:
         raise ModelError(
             f"Value {value.name!r} is used, but no node produces it and it is neither an input nor "
             "an initializer of its graph or of a graph around it. Export the model again."
         )
-    if known.dtype.kind != "S":
-        return known
+    if array.dtype.kind != "S":
+        return array
     try:
         # Text is bytes in the file, and str while it is computed with.
-        return np.char.decode(known, "utf-8").astype(object)
+        return np.char.decode(array, "utf-8").astype(object)
     except UnicodeDecodeError as error:
         raise ModelError(
             f"Constant {value.name!r}: a text in it is not UTF-8 ({error}). Export the model again."
@@ -151,8 +153,8 @@ class ControlStep(NodeStep):
             )
         self._control = _CONTROL[node.op_type](node, planner)
 
-    def _compute(self, known: Environment, arrays: Sequence[Any]) -> list[Any]:
-        return self._control(known, *arrays)
+    def _compute(self, environment: Environment, arrays: Sequence[Any]) -> list[Any]:
+        return self._control(environment, *arrays)
 
 
 def function_kernel(node: ir.Node, function: ir.Function, planner: Planner) -> Kernel:
@@ -200,7 +202,7 @@ def _if(node: ir.Node, planner: Planner) -> Control:
         flag: planner(node.attributes[name].as_graph())
         for flag, name in ((True, "then_branch"), (False, "else_branch"))
     }
-    return lambda known, condition: branches[bool(condition.item())].call(known, ())
+    return lambda environment, condition: branches[bool(condition.item())].call(environment, ())
 
 
 def _loop(node: ir.Node, planner: Planner) -> Control:
@@ -208,13 +210,15 @@ def _loop(node: ir.Node, planner: Planner) -> Control:
     plan = planner(body)
     carried = len(body.inputs) - 2
 
-    def run(known: Environment, trips: Any = None, condition: Any = None, *state: Any) -> list[Any]:
+    def run(
+        environment: Environment, trips: Any = None, condition: Any = None, *state: Any
+    ) -> list[Any]:
         values = list(state)
         collected: list[list[Any]] = [[] for _ in body.outputs[1 + carried :]]
         going, count = condition is None or bool(condition.item()), 0
         while going and (trips is None or count < trips.item()):
             step = [np.asarray(count, np.int64), np.asarray(going), *values]
-            again, *results = plan.call(known, step)
+            again, *results = plan.call(environment, step)
             going, count = bool(again.item()), count + 1
             values = results[:carried]
             for rows, result in zip(collected, results[carried:], strict=True):
@@ -240,7 +244,7 @@ def _scan(node: ir.Node, planner: Planner) -> Control:
         get(name, [0] * len(produced)) for name in ("scan_output_axes", "scan_output_directions")
     )
 
-    def run(known: Environment, *arrays: Any) -> list[Any]:
+    def run(environment: Environment, *arrays: Any) -> list[Any]:
         values, sequences = list(arrays[:carried]), []
         for x, axis, back in zip(arrays[carried:], in_axes, in_back, strict=True):
             sequences.append(np.moveaxis(x, axis, 0)[:: -1 if back else 1])
@@ -252,7 +256,7 @@ def _scan(node: ir.Node, planner: Planner) -> Control:
         collected: list[list[Any]] = [[] for _ in produced]
         for slices in zip(*sequences, strict=True):
             parts = (np.asarray(part, order="C") for part in slices)
-            results = plan.call(known, [*values, *parts])
+            results = plan.call(environment, [*values, *parts])
             values = results[:carried]
             for rows, result in zip(collected, results[carried:], strict=True):
                 rows.append(result)
@@ -268,11 +272,11 @@ def _sequence_map(node: ir.Node, planner: Planner) -> Control:
     body = node.attributes["body"].as_graph()
     plan = planner(body)
 
-    def run(known: Environment, *inputs: Any) -> list[Any]:
+    def run(environment: Environment, *inputs: Any) -> list[Any]:
         results: list[list[Any]] = [[] for _ in body.outputs]
         for index in range(len(inputs[0])):
             parts = [x[index] if isinstance(x, list) else x for x in inputs]
-            for sequence, result in zip(results, plan.call(known, parts), strict=True):
+            for sequence, result in zip(results, plan.call(environment, parts), strict=True):
                 sequence.append(result)
         return results
 

@@ -219,10 +219,12 @@ class Batches:
 
     def _cut(self, value: ir.Value, rows: int, step: int, *, is_open: bool) -> None:
         count = max(-(-rows // step), 1)
-        first, known = self._rows.setdefault(is_open, (str(value.name), rows))
-        uneven = is_open and rows != known and max(rows, known) > step
+        first, expected = self._rows.setdefault(is_open, (str(value.name), rows))
+        uneven = is_open and rows != expected and max(rows, expected) > step
         if uneven or (self._steps and count != self._count):
-            other = f"{known} as of {first!r}" if uneven else f"{self._count} batches as of others"
+            other = (
+                f"{expected} as of {first!r}" if uneven else f"{self._count} batches as of others"
+            )
             raise ExecutionError(
                 f"Input {describe(value)} is fed {rows} rows, which are {count} batches, expected "
                 f"{other}. Feed as many rows of each, or leave the batch size out."

@@ -195,13 +195,13 @@ class RuntimeExecutor(Executor):
     def _takes(self, node: ir.Node, imports: Imports) -> bool:
         if node.domain == "":
             version = imports.get("", 0)
-            known = version > 0 and onnx.defs.has(node.op_type, version, "")
-            known = known or is_runtime_operator(node)
+            is_defined = version > 0 and onnx.defs.has(node.op_type, version, "")
+            is_defined = is_defined or is_runtime_operator(node)
         else:
-            known = node.domain in _DOMAINS
+            is_defined = node.domain in _DOMAINS
         inner = (each for graph in graphs_of(node) for each in graph)
-        known = known and is_conformant(node)
-        return known and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
+        is_defined = is_defined and is_conformant(node)
+        return is_defined and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
 
 
 class SessionSegment:
@@ -257,10 +257,10 @@ class SessionSegment:
         sessions = list(self._sessions.values())
         return sessions[0] if len(sessions) == 1 else None
 
-    def run(self, known: Environment, keep: frozenset[ir.Value]) -> None:
+    def run(self, environment: Environment, keep: frozenset[ir.Value]) -> None:
         """Compute what is used elsewhere, and what ``keep`` asks for."""
         if keep <= self._exports:
-            self._run(self._nodes, self._exports, known)
+            self._run(self._nodes, self._exports, environment)
             return
         wanted = self._exports | keep
         if self._tapped is not None and wanted != self._tapped:
@@ -269,27 +269,27 @@ class SessionSegment:
             self._sessions.clear()
             self._parts.clear()
         self._tapped = wanted
-        self._run(self._nodes, wanted, known)
+        self._run(self._nodes, wanted, environment)
 
     def _run(
-        self, nodes: Sequence[ir.Node], wanted: frozenset[ir.Value], known: Environment
+        self, nodes: Sequence[ir.Node], wanted: frozenset[ir.Value], environment: Environment
     ) -> None:
         key = (nodes[0], len(nodes), wanted)
         if key not in self._parts:
             self._parts[key] = _Part.of(nodes, wanted)
         part = self._parts[key]
-        if not part.nodes or self._run_session(part, known):
+        if not part.nodes or self._run_session(part, environment):
             return
         nodes = part.nodes
         if len(nodes) == 1:
-            self._run_alone(nodes[0], known)
+            self._run_alone(nodes[0], environment)
             return
         half = len(nodes) // 2
-        self._run(nodes[:half], wanted.union(free_values(nodes[half:])), known)
-        self._run(nodes[half:], wanted, known)
+        self._run(nodes[:half], wanted.union(free_values(nodes[half:])), environment)
+        self._run(nodes[half:], wanted, environment)
 
-    def _run_session(self, part: _Part, known: Environment) -> bool:
-        arrays = [known[value] for value in part.reads]
+    def _run_session(self, part: _Part, environment: Environment) -> bool:
+        arrays = [environment[value] for value in part.reads]
         if not all(isinstance(array, np.ndarray) for array in arrays):
             return False  # a sequence, or an optional that is absent
         kinds = [array.dtype for array in arrays]
@@ -304,7 +304,7 @@ class SessionSegment:
                 )
             session = self._sessions[key]
             if session is not None:
-                known.update(session.run(known))
+                environment.update(session.run(environment))
         # ONNX Runtime's exceptions have no common base of their own.
         except Exception as error:  # a genuine fault comes back from NumPy, with the node's name
             self._sessions[key] = None
@@ -315,13 +315,13 @@ class SessionSegment:
             return False
         return session is not None
 
-    def _run_alone(self, node: ir.Node, known: Environment) -> None:
+    def _run_alone(self, node: ir.Node, environment: Environment) -> None:
         step = self._executor.step(node, self._imports)
-        loaded = {value for value in step.reads if value not in known}
-        known.update((value, initial(value)) for value in loaded)
-        step.run(known, frozenset())
+        loaded = {value for value in step.reads if value not in environment}
+        environment.update((value, initial(value)) for value in loaded)
+        step.run(environment, frozenset())
         for value in loaded:
-            del known[value]
+            del environment[value]
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,10 +87,12 @@ class Session:
         if self._carry(model):
             self.raw = self._load(model)
 
-    def run(self, known: Environment) -> dict[ir.Value, Any]:
+    def run(self, environment: Environment) -> dict[ir.Value, Any]:
         """Return the outputs for the values to feed."""
         arrays = {
-            name: known[value] if carrier is None else known[value].astype(carrier.numpy())
+            name: environment[value]
+            if carrier is None
+            else environment[value].astype(carrier.numpy())
             for value, name, carrier in self._feeds
         }
         results = self.raw.run(None, arrays)

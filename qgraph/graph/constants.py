@@ -101,12 +101,12 @@ _READ: WeakKeyDictionary[ir.TensorProtocol, Array] = WeakKeyDictionary()
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
     if not isinstance(tensor, ir.Tensor | ir.serde.TensorProtoTensor):
         return _read(value, tensor)
-    known = _READ.get(tensor)
-    if known is None:
-        known = _read(value, tensor)
-        if known.size <= _FEW:
-            _READ[tensor] = known
-    return known
+    array = _READ.get(tensor)
+    if array is None:
+        array = _read(value, tensor)
+        if array.size <= _FEW:
+            _READ[tensor] = array
+    return array
 
 
 def _read(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
@@ -134,9 +134,9 @@ def constant_expression(value: ir.Value | None) -> Array | None:
     Follows Identity, Transpose, Reshape, Flatten, Squeeze, Unsqueeze, Slice, and Concat of few
     elements back to constants.
     """
-    known = constant(value)
-    if known is not None or value is None:
-        return known
+    array = constant(value)
+    if array is not None or value is None:
+        return array
     followed = _follow(value)
     return None if followed is None else followed.array()
 
@@ -146,8 +146,8 @@ def constant_stream(value: ir.Value | None) -> Stream | None:
 
     Those in a file are not read.
     """
-    known = constant_elements(value)
-    return known if known is not None or value is None else _follow(value)
+    elements = constant_elements(value)
+    return elements if elements is not None or value is None else _follow(value)
 
 
 def array_of(value: ir.Value | None) -> Array | None:

@@ -101,9 +101,9 @@ def check_structure(model: ir.Model) -> None:
                     f"operator set {domain or 'ai.onnx'!r} is imported at version {version}, "
                     f"expected 1 to {_LAST_VERSION}. {_AGAIN}"
                 )
-        known = owner.attributes if isinstance(owner, ir.Function) else {}
+        parameters = owner.attributes if isinstance(owner, ir.Function) else {}
         for node in nodes_of(owner):
-            _check_attributes(node, known, is_function=isinstance(owner, ir.Function))
+            _check_attributes(node, parameters, is_function=isinstance(owner, ir.Function))
     _check_calls(model)
     for owner in owners(model):
         imports = {**model.graph.opset_imports, **owner.opset_imports}

@@ -307,8 +307,8 @@ def elements(tensor: ir.ExternalTensor) -> Array:
     Raises:
         ModelError: the file is not there, cannot be read, or has become shorter.
     """
-    known: _Loan | None = tensor.meta.get(_ARRAY)
-    flat = None if known is None else known.array()
+    loan: _Loan | None = tensor.meta.get(_ARRAY)
+    flat = None if loan is None else loan.array()
     if flat is None:
         stream = stream_of(tensor)
         flat = stream.read() if tensor.size else np.empty(0, stream.dtype)

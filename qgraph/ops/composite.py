@@ -175,14 +175,14 @@ class CompositeKernel:
         if form not in self._written:
             self._written = {form: self._write(arrays)}
         inputs, draft, steps = self._written[form]
-        known: dict[ir.Value, Any] = {
+        values: dict[ir.Value, Any] = {
             value: array for value, array in zip(inputs, arrays, strict=True) if value is not None
         }
-        known |= draft.constants
-        known |= {value: tensor.numpy() for value, tensor in draft.tensors.items()}
+        values |= draft.constants
+        values |= {value: tensor.numpy() for value, tensor in draft.tensors.items()}
         for step in steps:
-            step(known)
-        return [known[value] for value in (draft.y, *draft.others.values())]
+            step(values)
+        return [values[value] for value in (draft.y, *draft.others.values())]
 
     def _write(self, arrays: Sequence[Any]) -> _Written:
         inputs = [

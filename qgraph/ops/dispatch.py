@@ -110,12 +110,12 @@ class NodeStep:
         self.outputs = [value for value in node.outputs if value.name != ""]
         self._kernel = kernel
 
-    def run(self, known: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
+    def run(self, environment: Environment, keep: frozenset[ir.Value] = frozenset()) -> None:
         """Add the outputs to ``known``, contiguous: sums depend on the layout of their operands."""
-        arrays = [None if value is None else known[value] for value in self.node.inputs]
+        arrays = [None if value is None else environment[value] for value in self.node.inputs]
         try:
-            results = [_contiguous(result) for result in self._compute(known, arrays)]
-            known.update(zip(self.outputs, results, strict=True))
+            results = [_contiguous(result) for result in self._compute(environment, arrays)]
+            environment.update(zip(self.outputs, results, strict=True))
         except QGraphError:
             raise
         except Exception as error:
@@ -124,7 +124,7 @@ class NodeStep:
                 "shapes that the operator accepts: check what is fed and the nodes before this one."
             ) from error
 
-    def _compute(self, known: Environment, arrays: Sequence[Any]) -> Sequence[Any]:
+    def _compute(self, environment: Environment, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._kernel(*arrays)
 
 
@@ -132,7 +132,7 @@ def _contiguous(result: Any) -> Any:
     return np.asarray(result, order="C") if isinstance(result, np.ndarray | np.generic) else result
 
 
-def compute(node: ir.Node, imports: Imports, known: Environment) -> Any:
+def compute(node: ir.Node, imports: Imports, environment: Environment) -> Any:
     """Return the first output of ``node``, and add all of them to ``known``.
 
     Infinities and NaN are ordinary results, so NumPy does not warn of them.
@@ -140,7 +140,7 @@ def compute(node: ir.Node, imports: Imports, known: Environment) -> Any:
     Args:
         node: it neither calls a function nor runs subgraphs.
         imports: versions of operator sets.
-        known: an array for each input that is present.
+        environment: an array for each input that is present.
 
     Raises:
         UnsupportedError: there is no kernel.
@@ -149,8 +149,8 @@ def compute(node: ir.Node, imports: Imports, known: Environment) -> Any:
     """
     step = NodeStep(node, kernel_for(node, imports))
     with np.errstate(all="ignore"):
-        step.run(known)
-    return known[node.outputs[0]]
+        step.run(environment)
+    return environment[node.outputs[0]]
 
 
 def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) -> Array:
@@ -161,11 +161,11 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
             not constant.
         OperatorError: a node violates its operator's definition.
     """
-    known: dict[ir.Value, Array] = {x: data}
+    environment: dict[ir.Value, Array] = {x: data}
 
     def array(node: ir.Node, value: ir.Value | None) -> Array | None:
-        if value is None or value in known:
-            return None if value is None else known[value]
+        if value is None or value in environment:
+            return None if value is None else environment[value]
         stored = array_of(value)
         if stored is None:
             raise UnsupportedError(f"{where(node)}: operand {value.name!r} is not constant.")
@@ -175,17 +175,19 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
         operands = [array(node, value) for value in node.inputs]
         operator = operator_of(node)
         if operator is not None:
-            known[node.outputs[0]] = operator.run(node, operands)
+            environment[node.outputs[0]] = operator.run(node, operands)
         elif node.domain == "" and node.op_type in NUMPY:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             with np.errstate(all="ignore"):
-                known[node.outputs[0]] = np.asarray(NUMPY[node.op_type](*operands, **attributes))
+                environment[node.outputs[0]] = np.asarray(
+                    NUMPY[node.op_type](*operands, **attributes)
+                )
         elif node.domain == "" and node.op_type == "Reshape":
             data, sizes = (np.asarray(operand) for operand in operands)
-            known[node.outputs[0]] = data.reshape(sizes.tolist())
+            environment[node.outputs[0]] = data.reshape(sizes.tolist())
         else:
             raise UnsupportedError(f"{where(node)}: there is no kernel for it.")
-    return known[y]
+    return environment[y]
 
 
 _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})

@@ -130,13 +130,13 @@ def operator_of(node: ir.Node) -> Operator | None:
         for entry in OPERATORS:
             for key in entry.schema.keys:
                 _BY_KEY.setdefault(key, []).append(entry)
-    known = _BY_KEY.get(OpKey.of(node))
-    if known is None:
+    entries = _BY_KEY.get(OpKey.of(node))
+    if entries is None:
         return None
-    for entry in known:
+    for entry in entries:
         if entry.schema.accepts(node):
             return entry
-    forms = " or ".join(f"({', '.join(entry.schema.inputs)})" for entry in known)
+    forms = " or ".join(f"({', '.join(entry.schema.inputs)})" for entry in entries)
     raise OperatorError(
         f"{where(node)}: it has {len(node.inputs)} inputs, expected {forms}. "
         "Correct the model's exporter."

@@ -151,12 +151,12 @@ class _Sizes:
         if node.op_type in ("Shape", "Size"):
             return self._of_shape(node)
         operands = [None if v is None else self.bounds(v, depth + 1) for v in node.inputs]
-        known = [operand for operand in operands if operand is not None]
-        if len(known) < sum(v is not None for v in node.inputs) or not known:
+        present = [operand for operand in operands if operand is not None]
+        if len(present) < sum(v is not None for v in node.inputs) or not present:
             return None
         try:
             with np.errstate(all="ignore"):
-                return self._computed(node, operands, any(b.sized for b in known))
+                return self._computed(node, operands, any(b.sized for b in present))
         except (ExecutionError, ModelError, OperatorError, UnsupportedError):
             return None
 

@@ -174,10 +174,10 @@ def _open_zeros(region: Site | Draft, data: Array) -> int:
             continue
         before, after, chosen = region.nodes[:index], region.nodes[index + 1 :], node.outputs[0]
         operands = {
-            value: evaluate(before, region.x, value, data) if known is None else known
+            value: evaluate(before, region.x, value, data) if constant is None else constant
             for value in node.inputs
             if value is not None
-            for known in [array_of(value)]
+            for constant in [array_of(value)]
         }
         if not meets_both_zeros(node, operands):
             continue

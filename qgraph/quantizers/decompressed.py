@@ -178,10 +178,10 @@ class _WeightReader:
 
     def _parameter(self, value: ir.Value | None) -> Array | None:
         """Return a constant, or what a Cast makes of constant codes."""
-        known = constant_expression(value)
+        array = constant_expression(value)
         cast = None if value is None else value.producer()
-        if known is not None or cast is None or cast.op_type != "Cast" or cast.domain:
-            return known
+        if array is not None or cast is None or cast.op_type != "Cast" or cast.domain:
+            return array
         kind = ir.DataType(cast.attributes.get_int("to", 0))
         codes = constant_expression(cast.inputs[0])
         codes = unpacked(cast.inputs[0], self.imports) if codes is None else codes
@@ -222,28 +222,28 @@ def unpacked(value: ir.Value | None, imports: Mapping[str, int]) -> Array | None
         imports: versions of operator sets where it is computed.
     """
     nodes: list[ir.Node] = []
-    known: Environment = {}
-    if value is None or not _collect(value, nodes, known):
+    environment: Environment = {}
+    if value is None or not _collect(value, nodes, environment):
         return None
     if _CUTS.isdisjoint(node.op_type for node in nodes):
         return None
     for node in nodes:
-        compute(node, imports, known)
-    return known[value]  # type: ignore[no-any-return]
+        compute(node, imports, environment)
+    return environment[value]  # type: ignore[no-any-return]
 
 
-def _collect(value: ir.Value, nodes: list[ir.Node], known: Environment) -> bool:
+def _collect(value: ir.Value, nodes: list[ir.Node], environment: Environment) -> bool:
     """Add what computes ``value`` from constants, in order; return False if something else does."""
-    if value in known:
+    if value in environment:
         return True
     array = constant(value)
     if array is not None:
-        known[value] = array
+        environment[value] = array
         return array.dtype.kind in "iub"
     node = value.producer()
     if node is None or node.domain or node.op_type not in _CUTS | _MOVES | _OTHERS:
         return False
-    if not all(each is None or _collect(each, nodes, known) for each in node.inputs):
+    if not all(each is None or _collect(each, nodes, environment) for each in node.inputs):
         return False
     if node not in nodes:
         nodes.append(node)

@@ -32,32 +32,32 @@ def magnitudes(model: ir.Model) -> Bounds:
     A value that has a bound is neither NaN nor infinite. Results of operators without a rule have
     no bound, and neither has what is computed from them.
     """
-    known: Bounds = {}
+    bounds: Bounds = {}
     if only_float_type(model) is not ir.DataType.FLOAT:
-        return known
+        return bounds
     graph = model.graph
     for value in graph.inputs:
         if not value.is_initializer() and value.dtype is ir.DataType.FLOAT:
-            known[value] = MODERATE
+            bounds[value] = MODERATE
     for node in graph:
         if node.op_identifier() in model.functions:
             continue
-        bound = _bound(node, known)
+        bound = _bound(node, bounds)
         if bound is not None and bound <= _LARGEST:
-            known[node.outputs[0]] = bound
-    return known
+            bounds[node.outputs[0]] = bound
+    return bounds
 
 
-def _bound(node: ir.Node, known: Mapping[ir.Value, float]) -> float | None:
+def _bound(node: ir.Node, bound_of: Mapping[ir.Value, float]) -> float | None:
     if operator_of(node) is not None:
         site = site_of(node)
         # Quantizers keep NaN.
-        return _of_quantizer(site) if isinstance(site, Site) and site.x in known else None
+        return _of_quantizer(site) if isinstance(site, Site) and site.x in bound_of else None
     rule = _RULES.get(node.op_type) if node.domain == "" else None
     if rule is None:
         return None
     operands = [value for value in node.inputs if value is not None]
-    bounds = [known[v] if v in known else _largest(constant(v)) for v in operands]
+    bounds = [bound_of[v] if v in bound_of else _largest(constant(v)) for v in operands]
     numbers = [bound for bound in bounds if bound is not None]
     return rule(node, numbers) if len(numbers) == len(bounds) else None
 

@@ -68,10 +68,10 @@ def prepared(model: ir.Model) -> ir.Model:
     Parameters that follow from static dimensions are constants in it, data moves behind pairs, and
     DequantizeLinear decodes the constants that Cast, Sub and Mul decode.
     """
-    known = settled(model)
-    if not _separated(known) and next(decompressed(known), None) is None:
-        return known
-    copy = known.clone() if known is model else known
+    static = settled(model)
+    if not _separated(static) and next(decompressed(static), None) is None:
+        return static
+    copy = static.clone() if static is model else static
     editor = Editor(copy)
     editor.replace_all([weight.draft(editor) for weight in decompressed(copy)])
     join_pairs(copy)

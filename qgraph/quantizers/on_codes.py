@@ -142,8 +142,8 @@ def _weight(
 def _data(node: ir.Node, scale: ir.Value | None, zero_point: ir.Value | None) -> CodedTensor:
     steps, zeros = constant_expression(scale), constant_expression(zero_point)
     codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
-    known = [value.dtype for value in (zero_point, codes, *node.outputs) if value and value.dtype]
-    name, bits = (known[0].name.lower(), known[0].bitwidth) if known else (None, None)
+    types = [value.dtype for value in (zero_point, codes, *node.outputs) if value and value.dtype]
+    name, bits = (types[0].name.lower(), types[0].bitwidth) if types else (None, None)
     is_dynamic = scale is not None and steps is None
     granularity = None if steps is None else _granularity(node, steps)
     return CodedTensor(node, name, bits, False, is_dynamic, steps, zeros, granularity)

@@ -226,10 +226,12 @@ class _Offer:
 
     def repeat(self, earlier: _Offer) -> None:
         """Decide as for an equal site, if there is a draft for that."""
-        known = earlier.decision
-        if self.decision is None and known is not None and known.draft is not None:
-            draft = known.draft.again(self.site)
-            self.decision = None if draft is None else replace(known, site=self.site, draft=draft)
+        decision = earlier.decision
+        if self.decision is None and decision is not None and decision.draft is not None:
+            draft = decision.draft.again(self.site)
+            self.decision = (
+                None if draft is None else replace(decision, site=self.site, draft=draft)
+            )
 
     def refusal(self, exact: Exactness, limit: int) -> Decision:
         """Return the refusal of a site for which no draft is left."""

@@ -50,8 +50,8 @@ def raise_versions(model: ir.Model, lowest_opset: int, lowest_ir: int, key: str)
         notes.append(f"IR version raised from {ir_before} to {model.ir_version}")
         was["ir_version"] = ir_before
     if was:
-        known = json.loads(model.metadata_props.get(key, "{}"))
-        model.metadata_props[key] = json.dumps(was | known, sort_keys=True)
+        entered = json.loads(model.metadata_props.get(key, "{}"))
+        model.metadata_props[key] = json.dumps(was | entered, sort_keys=True)
     return notes
 
 

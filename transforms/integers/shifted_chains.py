@@ -117,8 +117,8 @@ class CodeChain:
 def _points(node: ir.Node) -> Array:
     """Return the zero points of QuantizeLinear or DequantizeLinear, which are constant."""
     scale, stored = constant_expression(node.inputs[1]), _operand(node, 2)
-    known = None if stored is None else constant_expression(stored)
-    return np.zeros(() if scale is None else scale.shape, np.int32) if known is None else known
+    array = None if stored is None else constant_expression(stored)
+    return np.zeros(() if scale is None else scale.shape, np.int32) if array is None else array
 
 
 def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:

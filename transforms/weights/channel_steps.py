@@ -203,16 +203,16 @@ class ChannelReader:
             )
         parameters = [value for value in node.inputs[1:5] if value is not None]
         arrays = map(self.known.array, parameters)
-        known = [array.astype(np.float64) for array in arrays if array is not None]
-        if len(known) != 4:
+        wide = [array.astype(np.float64) for array in arrays if array is not None]
+        if len(wide) != 4:
             raise Stuck(
                 "its parameters are computed at run time, expected constants; run fold-constants "
                 "first, if they follow from constants"
             )
-        if any(array.shape != (channels.size,) for array in known):
-            shapes = ", ".join(str(list(array.shape)) for array in known)
+        if any(array.shape != (channels.size,) for array in wide):
+            shapes = ", ".join(str(list(array.shape)) for array in wide)
             raise Stuck(f"its parameters have shapes {shapes}, expected [{channels.size}] for each")
-        gamma, beta, mean, variance = known
+        gamma, beta, mean, variance = wide
         epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))
         factor = gamma / np.sqrt(variance + np.float64(epsilon))
         return factor, beta - mean * factor

@@ -95,11 +95,11 @@ class WeightScaling:
             Stuck: it is not known.
         """
         shape = None if value is None else self.facts.get(value, UNKNOWN).shape
-        known = [size for size in shape or () if isinstance(size, int)]
-        if shape is None or len(known) < len(shape):
+        numbers = [size for size in shape or () if isinstance(size, int)]
+        if shape is None or len(numbers) < len(shape):
             name = None if value is None else value.name
             raise Stuck(UNKNOWN_TYPE(f"the shape of {name!r} is unknown; infer shapes first"))
-        return tuple(known)
+        return tuple(numbers)
 
     def constant(self, array: Array, name: str = "scaled") -> ir.Value:
         """Return an operand of drafted nodes that keeps its type."""
@@ -179,13 +179,13 @@ class WeightScaling:
         """Return a zero point for each channel instead of one for the tensor."""
         if zero is None:
             return None
-        known = constant_expression(zero)
-        if known is None:
+        array = constant_expression(zero)
+        if array is None:
             raise Stuck(
                 f"the zero point of {title(node)} is computed at run time; run fold-constants "
                 "first, if it follows from constants"
             )
-        return self.constant(np.repeat(known.reshape(-1), size), "zero_point")
+        return self.constant(np.repeat(array.reshape(-1), size), "zero_point")
 
     def _negated(self, node: ir.Node, signs: Float64, axis: int) -> ir.Value:
         """Return the codes, and ``2 * zero_point - codes`` in channels with a negative sign."""

@@ -48,29 +48,29 @@ def calculated(name: str, dtype: ir.DataType | None, *operands: Items | None) ->
         dtype: the type in which it computes.
         operands: elements of all operands.
     """
-    known = [items for items in operands if items is not None]
-    if dtype is None or len(known) < len(operands):
+    arrays = [items for items in operands if items is not None]
+    if dtype is None or len(arrays) < len(operands):
         return None
     if name == "Identity":
-        return known[0]
-    if sum(items.size for items in known) > 2 * MOST_ITEMS:
+        return arrays[0]
+    if sum(items.size for items in arrays) > 2 * MOST_ITEMS:
         return None
     if name == "Where":
-        return _each(_where, known)
+        return _each(_where, arrays)
     if dtype in FLOATS:
-        return _of_floats(name, known, dtype)
+        return _of_floats(name, arrays, dtype)
     if dtype is ir.DataType.BOOL:
         truths = _TRUTHS.get(name)
-        return None if truths is None else _each(_total(truths), known)
+        return None if truths is None else _each(_total(truths), arrays)
     if range_of(dtype) is None:
         return None
     if name in _COMPARISONS:
-        return _each(_total(_COMPARISONS[name]), known)
+        return _each(_total(_COMPARISONS[name]), arrays)
     integers = _INTEGERS.get(name)
     if integers is None:
         return None
     compute = _total(integers)
-    return _each(lambda *numbers: wrapped(compute(*numbers), dtype), known)
+    return _each(lambda *numbers: wrapped(compute(*numbers), dtype), arrays)
 
 
 def converted(items: Items | None, source: ir.DataType | None, to: ir.DataType) -> Items | None:

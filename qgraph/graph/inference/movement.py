@@ -132,12 +132,12 @@ def _concatenated(operands: Sequence[Fact], axis: int) -> Fact:
     sizes[axis] = 0
     for operand in operands:
         sizes[axis] = add(sizes[axis], None if operand.shape is None else operand.shape[axis])
-    known = [operand.items for operand in operands]
+    contents = [operand.items for operand in operands]
     parts = [
         items if items is not None else _blank(operand.shape)
-        for items, operand in zip(known, operands, strict=True)
+        for items, operand in zip(contents, operands, strict=True)
     ]
-    if all(items is None for items in known) or any(part is None for part in parts):
+    if all(items is None for items in contents) or any(part is None for part in parts):
         return Fact(dtype, sizes)
     whole = np.concatenate([part for part in parts if part is not None], axis)
     return Fact(dtype, sizes, whole if whole.size <= MOST_ITEMS else None)
@@ -285,9 +285,9 @@ def _laid(x: Fact, sizes: Sequence[Dim]) -> Fact:
 def _like(x: Fact, sizes: Sequence[Dim] | None, move: Callable[[Items, list[int]], Items]) -> Fact:
     """Return the fact of moved data, with its elements where all sizes are known."""
     items = x.items
-    known = [size for size in sizes or () if isinstance(size, int)]
-    if items is None or sizes is None or len(known) < len(sizes):
+    numbers = [size for size in sizes or () if isinstance(size, int)]
+    if items is None or sizes is None or len(numbers) < len(sizes):
         return Fact(x.dtype, sizes)
-    if np.prod(known, dtype=object) > MOST_ITEMS:
+    if np.prod(numbers, dtype=object) > MOST_ITEMS:
         return Fact(x.dtype, sizes)
-    return Fact(x.dtype, sizes, move(items, known))
+    return Fact(x.dtype, sizes, move(items, numbers))

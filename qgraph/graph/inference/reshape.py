@@ -67,11 +67,11 @@ def reshape(call: Call) -> list[Fact]:
     shape = _reshaped(x.shape, wanted, allows_zero=bool(call.integer("allowzero", 0)))
     if x.shape is not None:
         merged(product(x.shape), product(shape))
-    known = [size for size in shape if isinstance(size, int)]
+    numbers = [size for size in shape if isinstance(size, int)]
     items = x.items
-    if items is None or len(known) < len(shape):
+    if items is None or len(numbers) < len(shape):
         return [Fact(x.dtype, shape)]
-    return [Fact(x.dtype, shape, items.reshape(known))]
+    return [Fact(x.dtype, shape, items.reshape(numbers))]
 
 
 def _may_be_negative(size: Dim) -> bool:
@@ -99,10 +99,10 @@ def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[
         others = [
             size for index, size in enumerate(sizes) if index not in kept and wanted[index] != -1
         ]
-        known = product(others)
-        if known == 0:
+        rest = product(others)
+        if rest == 0:
             raise Unknown
-        sizes[wanted.index(-1)] = None if None in others else exact_divide(total, known)
+        sizes[wanted.index(-1)] = None if None in others else exact_divide(total, rest)
     return sizes
 
 
@@ -213,10 +213,10 @@ def reduction(call: Call) -> list[Fact]:
 
 def _reduced(call: Call, x: Fact, sizes: list[Dim]) -> Items | None:
     """Return the one element that a vector of integers is reduced to."""
-    items, known = x.items, _FOLDED.get(call.node.op_type)
+    items, folding = x.items, _FOLDED.get(call.node.op_type)
     if items is None or range_of(x.dtype) is None:
         return None
-    if known is None:
+    if folding is None:
         name = {"ReduceMax": "Max", "ReduceMin": "Min"}.get(call.node.op_type)
         if name is None or not len(items):
             return None
@@ -227,7 +227,7 @@ def _reduced(call: Call, x: Fact, sizes: list[Dim]) -> Items | None:
                 return None
             total = step
         return total.reshape([1] * len(sizes))
-    neutral, join = known
+    neutral, join = folding
     result: Dim = neutral
     for item in items:
         result = join(result, item)

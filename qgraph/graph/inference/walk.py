@@ -60,17 +60,17 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
             functions.
         interface: shapes of the inputs, where they are not those that the model states.
     """
-    known: dict[ir.Value, Fact] = {}
-    walk = _Walk(known, frozenset(model.functions), versions_of(model.opset_imports))
+    facts: dict[ir.Value, Fact] = {}
+    walk = _Walk(facts, frozenset(model.functions), versions_of(model.opset_imports))
     shapes = open_interface(model) if interface is None else interface
     for value in model.graph.inputs:
         if value.type is None or isinstance(value.type, ir.TensorType):
-            known[value] = Fact(value.dtype, shapes.get(str(value.name)))
+            facts[value] = Fact(value.dtype, shapes.get(str(value.name)))
     walk.graph(model.graph)
     for function in model.functions.values():
-        inner = _Walk(known, walk.functions, versions_of(function.opset_imports))
+        inner = _Walk(facts, walk.functions, versions_of(function.opset_imports))
         inner.nodes(function)
-    return known
+    return facts
 
 
 def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
@@ -213,8 +213,8 @@ class _Walk:
         version = self.imports.get(domain)
         if node.op_identifier() in self.functions or (version is None and not domain):
             return [UNKNOWN] * len(node.outputs)
-        known = self.known
-        operands = [None if v is None else known.get(v, UNKNOWN) for v in node.inputs]
+        inferred = self.known
+        operands = [None if v is None else inferred.get(v, UNKNOWN) for v in node.inputs]
         call = Call(node, version or 1, operands)
         try:
             if not domain and node.op_type in CONTROL:

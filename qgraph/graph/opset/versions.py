@@ -153,8 +153,10 @@ def declare_domains(model: ir.Model) -> list[str]:
         for domain in dict.fromkeys(node.domain for node in nodes):
             if domain in imports:
                 continue
-            known = model.opset_imports.get(domain)
-            imports[domain] = known or _version_of(domain, [n for n in nodes if n.domain == domain])
+            version = model.opset_imports.get(domain)
+            imports[domain] = version or _version_of(
+                domain, [n for n in nodes if n.domain == domain]
+            )
             added[f"{domain or 'ai.onnx'} {imports[domain]}"] = None
     return list(added)
 

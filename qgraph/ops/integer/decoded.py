@@ -198,9 +198,9 @@ def _bias(total: ir.Node, unit: Array) -> tuple[Parameter | None, bool]:
     is_aligned = (scale.size == 1 or is_vector) and not zero.any()
     if is_aligned and np.array_equal(scale.reshape(-1), unit.reshape(-1)):
         return codes, True
-    known = constant_expression(codes)
-    if known is not None and is_aligned:
-        whole, is_same = _bias_codes(total, known.astype(np.float32) * scale, unit)
+    array = constant_expression(codes)
+    if array is not None and is_aligned:
+        whole, is_same = _bias_codes(total, array.astype(np.float32) * scale, unit)
         if is_same:
             return whole, True
     raise OperatorError(

@@ -115,14 +115,14 @@ def read_average(node: ir.Node) -> tuple[int, Callable[[Draft], Operand]]:
     rank, is_last = len(x.codes.shape), node.attributes.get_int("channels_last", 0)
     axes = list(range(1, rank - 1) if is_last else range(2, rank))
     sizes = [x.codes.shape[axis] for axis in axes]
-    known = [size for size in sizes if isinstance(size, int)]
-    count = math.prod(known)
-    if len(known) < len(sizes) or not 0 < count * 255 < EXACT_IN_FLOAT32:
+    numbers = [size for size in sizes if isinstance(size, int)]
+    count = math.prod(numbers)
+    if len(numbers) < len(sizes) or not 0 < count * 255 < EXACT_IN_FLOAT32:
         raise OperatorError(
             f"{where(node)}: it sums over {sizes} elements, expected a known number of elements "
             f"whose sums stay below 2**24. Run shape inference with fixed sizes first."
         )
-    if node.op_type == "QLinearAveragePool" and (is_last or not averages_all(node, known)):
+    if node.op_type == "QLinearAveragePool" and (is_last or not averages_all(node, numbers)):
         raise OperatorError(f"{where(node)}: it has several windows")
 
     def draft_average(draft: Draft) -> Operand:

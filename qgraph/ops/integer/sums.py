@@ -159,10 +159,10 @@ class Sum:
     def largest(self) -> int | None:
         """The largest magnitude of a sum with bias; None if it is unknown."""
         bound, bias = self.bound, self.bias
-        known = constant_expression(bias) if isinstance(bias, ir.Value) else bias
-        if bound is None or (known is None and bias is not None):
+        array = constant_expression(bias) if isinstance(bias, ir.Value) else bias
+        if bound is None or (array is None and bias is not None):
             return None
-        return bound + (0 if known is None else int(np.abs(known.astype(np.int64)).max(initial=0)))
+        return bound + (0 if array is None else int(np.abs(array.astype(np.int64)).max(initial=0)))
 
     @property
     def size(self) -> str:
@@ -232,9 +232,9 @@ class Sum:
             sizes = [size for size in weights[1:] if isinstance(size, int)]
             return math.prod(sizes) if weights and len(sizes) == len(weights) - 1 else None
         rows = list(self.a.codes.shape or ())
-        known = [rows[0 if self.transposed.get("transA") else -1]] if rows else []
-        known += [weights[self._depth_axis(len(weights))]] if weights else []
-        return next((size for size in known if isinstance(size, int)), None)
+        lengths = [rows[0 if self.transposed.get("transA") else -1]] if rows else []
+        lengths += [weights[self._depth_axis(len(weights))]] if weights else []
+        return next((size for size in lengths if isinstance(size, int)), None)
 
     def _depth_axis(self, rank: int) -> int:
         return 0 if rank == 1 else -1 if self.transposed.get("transB") else -2

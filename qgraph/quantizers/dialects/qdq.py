@@ -120,8 +120,8 @@ def _repeats(nodes: tuple[ir.Node, ...], x: ir.Value) -> blocks.Repeats | None:
     sizes = fixed_sizes(x)
     if kinds or not size or sizes is None or not -len(sizes) <= axis < len(sizes):
         return None
-    known = tuple(length for length in sizes if length is not None)
-    return blocks.Repeats(known, axis % len(sizes), size) if len(known) == len(sizes) else None
+    lengths = tuple(length for length in sizes if length is not None)
+    return blocks.Repeats(lengths, axis % len(sizes), size) if len(lengths) == len(sizes) else None
 
 
 def _meaning(
@@ -183,29 +183,29 @@ def _parameters(node: ir.Node, x: ir.Value, *, expands: bool) -> tuple[Float32, 
 def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any]) -> list[int]:
     """Return the sizes of the data to which a scale is aligned."""
     axis, is_blocked = attributes["axis"], bool(attributes["block_size"])
-    known = None if x.shape is None else tuple(x.shape)
-    if known is not None and not -len(known) <= axis < len(known):
+    shape = None if x.shape is None else tuple(x.shape)
+    if shape is not None and not -len(shape) <= axis < len(shape):
         raise OperatorError(
-            f"{where(node)}: axis {axis} does not exist in data of {len(known)} axes, expected "
-            f"{-len(known)} to {len(known) - 1}. Correct the model's exporter."
+            f"{where(node)}: axis {axis} does not exist in data of {len(shape)} axes, expected "
+            f"{-len(shape)} to {len(shape) - 1}. Correct the model's exporter."
         )
     if is_blocked:
-        if known is None or len(known) != scale.ndim or not isinstance(known[axis], int):
+        if shape is None or len(shape) != scale.ndim or not isinstance(shape[axis], int):
             raise OperatorError(
                 f"{where(node)}: the size of {x.name!r} along axis {axis} is unknown, so blocks "
                 f"cannot be placed. Give this axis a fixed size."
             )
         # Along the other axes each element has its own scale.
-        pairs = zip(known, scale.shape, strict=True)
+        pairs = zip(shape, scale.shape, strict=True)
         return [size if isinstance(size, int) else count for size, count in pairs]
-    if known is None and axis < 0:
+    if shape is None and axis < 0:
         return [scale.size, *[1] * (-axis - 1)]
-    if known is None:
+    if shape is None:
         raise OperatorError(
             f"{where(node)}: the rank of {x.name!r} is unknown and cannot be inferred, so axis "
             f"{axis} cannot be placed. State its shape in the model."
         )
-    sizes = [size if isinstance(size, int) else None for size in known]
+    sizes = [size if isinstance(size, int) else None for size in shape]
     sizes[axis] = sizes[axis] or scale.size
     return [size or 1 for size in sizes]
 

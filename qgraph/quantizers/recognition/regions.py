@@ -166,11 +166,11 @@ class UseDefGraph:
         if len(node.outputs) != 1 or _has_many_parameters(node):
             return
         data = (node.inputs[index] for index in self._data_indices(node))
-        known = {value: self._of(value) for value in data if value is not None}
+        expressions = {value: self._of(value) for value in data if value is not None}
         # The longest shape is that of the data, unless parameters enlarge it, which none should.
-        sizes = max((self._shapes.get(value, ()) for value in known), key=len, default=())
+        sizes = max((self._shapes.get(value, ()) for value in expressions), key=len, default=())
         try:
-            result = self._lowered(node, known, sizes)
+            result = self._lowered(node, expressions, sizes)
         except (Undecidable, OperatorError, ValueError):
             return
         output = node.outputs[0]
@@ -179,12 +179,12 @@ class UseDefGraph:
         self._expressions[output] = result
         self._values.setdefault(id(result), []).append(output)
 
-    def _lowered(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
+    def _lowered(self, node: ir.Node, expressions: dict[ir.Value, Expr], sizes: Shape) -> Expr:
         """Return the expression of a node; nodes of one form are lowered once."""
-        operands = list(dict.fromkeys(known.values()))
+        operands = list(dict.fromkeys(expressions.values()))
         places = {
             value: (operands.index(e), e.dtype, e.shape, e.op == CONSTANT)
-            for value, e in known.items()
+            for value, e in expressions.items()
         }
         form = self._forms.of(node, places)
         key = None if form is None else (*form, sizes)
@@ -193,9 +193,9 @@ class UseDefGraph:
         if key is not None and key in self._templates:
             return self._templates[key].over(self._builder, operands)
         if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
-            result = self._lower_half(node, known, sizes)
+            result = self._lower_half(node, expressions, sizes)
         else:
-            result = self._with_any_scale(node, known, operands, places, sizes)
+            result = self._with_any_scale(node, expressions, operands, places, sizes)
         # Of several steps, one may be what another operand is: Clip(x, lo, Max(x, lo)).
         one_step = len(node.inputs) < 3 or node.op_type == "Where"
         is_open = len(operands) == 1 or one_step
@@ -206,7 +206,7 @@ class UseDefGraph:
     def _with_any_scale(
         self,
         node: ir.Node,
-        known: dict[ir.Value, Expr],
+        expressions: dict[ir.Value, Expr],
         operands: list[Expr],
         places: dict[ir.Value, Any],
         sizes: Shape,
@@ -217,8 +217,8 @@ class UseDefGraph:
         depend on its numbers. Where something is computed of parameters alone, there is none.
         """
         scale, array = _scale_of(node)
-        if scale is None or array is None or scale in known or len(operands) != 1:
-            return lower_node(node, known, sizes, self._builder)
+        if scale is None or array is None or scale in expressions or len(operands) != 1:
+            return lower_node(node, expressions, sizes, self._builder)
         number = self._builder.constant(parameter_array(node, scale, sizes))
         place = "scale", array.dtype.str, array.shape, number.shape
         form = self._forms.of(node, places | {scale: place})
@@ -228,7 +228,7 @@ class UseDefGraph:
             template = None
             if key is not None and operands[0].op != CONSTANT:
                 with suppress(Undecidable, OperatorError, ValueError):
-                    traced = lower_node(node, known | {scale: symbol}, sizes, self._builder)
+                    traced = lower_node(node, expressions | {scale: symbol}, sizes, self._builder)
                     template = Template.of(traced, [*operands, symbol])
             is_open = template is not None and all(
                 any(e is not symbol and e.op != CONSTANT for e in step.inputs)
@@ -237,16 +237,16 @@ class UseDefGraph:
             self._any_scale[key] = template if is_open else None
         shared = self._any_scale[key]
         if shared is None:
-            return lower_node(node, known, sizes, self._builder)
+            return lower_node(node, expressions, sizes, self._builder)
         return shared.over(self._builder, [*operands, number])
 
-    def _lower_half(self, node: ir.Node, known: dict[ir.Value, Expr], sizes: Shape) -> Expr:
+    def _lower_half(self, node: ir.Node, expressions: dict[ir.Value, Expr], sizes: Shape) -> Expr:
         """Lower a node on data of 16 bits like one of 32 bits: its parameters are the same."""
         operator = operator_of(node)
         if operator is None:
-            return lower_node(node, known, sizes, self._builder, _widened)
+            return lower_node(node, expressions, sizes, self._builder, _widened)
         operands = [
-            known.get(value) or self._builder.constant(parameter_array(node, value, sizes))
+            expressions.get(value) or self._builder.constant(parameter_array(node, value, sizes))
             if value is not None
             else None
             for value in operator.schema.values(node)

@@ -325,7 +325,7 @@ def _distinct(arrays: Sequence[Array], most: int) -> list[Array]:
             continue
         if array.dtype != np.float32:
             return arrays
-        same = (i for i, known in enumerate(varying) if np.array_equal(_bits(known), _bits(array)))
+        same = (i for i, other in enumerate(varying) if np.array_equal(_bits(other), _bits(array)))
         index = next(same, len(varying))
         if index == len(varying):
             varying.append(array)

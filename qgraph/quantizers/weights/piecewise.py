@@ -131,10 +131,10 @@ class _Call:
 
     def _by_stages(self, arrays: Sequence[Any]) -> Array | None:
         """Return the result computed in place by the operator's stages; None if it has none."""
-        known, (x, *parameters) = OPERATORS.find(self.name).stages, arrays
-        if known is None or x.dtype != np.float32:
+        stages_of, (x, *parameters) = OPERATORS.find(self.name).stages, arrays
+        if stages_of is None or x.dtype != np.float32:
             return None
-        stages = known(x.dtype, *parameters, **self.arguments)
+        stages = stages_of(x.dtype, *parameters, **self.arguments)
         if stages is None:
             return None
         y = np.empty(np.broadcast_shapes(x.shape, *(a.shape for a in stages.arrays)), x.dtype)
@@ -171,11 +171,11 @@ class ElementProgram:
         """
         index_of: dict[ir.Value, int] = {x: 0}
         shapes, calls = [shape], []
-        known: dict[ir.Value, Array] = {}
+        arrays: dict[ir.Value, Array] = {}
         for node in nodes:
             if index_of.keys().isdisjoint(node.inputs):
                 # It depends on constants alone: a scale that is stored as codes itself.
-                known[node.outputs[0]] = evaluate([node], x, node.outputs[0], _NOTHING)
+                arrays[node.outputs[0]] = evaluate([node], x, node.outputs[0], _NOTHING)
                 continue
             if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in index_of:
                 target = reshaped(node, shapes[-1])
@@ -184,7 +184,7 @@ class ElementProgram:
                 shapes.append(target)
                 index_of[node.outputs[0]] = index_of[node.inputs[0]]
                 continue
-            call = _call(node, index_of, known, shapes[-1])
+            call = _call(node, index_of, arrays, shapes[-1])
             if call is None:
                 return None
             calls.append(call)
@@ -225,14 +225,14 @@ class ElementProgram:
         call = self.calls[0]
         if not call.registered or call.operands[0] != 0:
             return None
-        known, arguments = OPERATORS.find(call.name).stages, call.arguments
-        if known is None or any(isinstance(p, int) for p in call.operands[1:]):
+        stages_of, arguments = OPERATORS.find(call.name).stages, call.arguments
+        if stages_of is None or any(isinstance(p, int) for p in call.operands[1:]):
             return None
 
         def given(arrays: Sequence[Array]) -> Stages | None:
             values = iter(arrays)
             operands = [None if p is None else next(values) for p in call.operands[1:]]
-            return known(np.dtype(np.float32), *operands, **arguments)
+            return stages_of(np.dtype(np.float32), *operands, **arguments)
 
         return given
 
@@ -286,12 +286,12 @@ _NUMPY = _Numpy()
 
 
 def _call(
-    node: ir.Node, index_of: dict[ir.Value, int], known: dict[ir.Value, Array], shape: Shape
+    node: ir.Node, index_of: dict[ir.Value, int], arrays: dict[ir.Value, Array], shape: Shape
 ) -> _Call | None:
     def operand(value: ir.Value | None, *along: int) -> Any:
         if value is None or value in index_of:
             return None if value is None else index_of[value]
-        return _parameter(known[value] if value in known else array_of(value), shape, *along)
+        return _parameter(arrays[value] if value in arrays else array_of(value), shape, *along)
 
     try:
         operator = operator_of(node)
