@@ -15,7 +15,7 @@ from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status
-from qgraph.graph.interface import Interface, Pair
+from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
 from qgraph.numerics import Float64
@@ -69,13 +69,7 @@ class _Segment(NamedTuple):
 
 
 class BoundCheck:
-    """Checks the regions of a certificate with bounds.
-
-    Args:
-        certificate: what is checked.
-        sides: the models.
-        paired: their inputs and outputs.
-    """
+    """Checks the regions of a certificate with bounds."""
 
     def __init__(
         self, certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
@@ -116,9 +110,11 @@ class BoundCheck:
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""
+        conflicts = (conflict(*pair) for pair in self._paired.inputs)
         ended = {s.ends for s in self._segments.values() if s.is_output}
         missing = [a for a, b in self._paired.outputs if (a, b) not in ended]
-        return f"no region ends at output {missing[0].name!r}" if missing else None
+        uncovered = f"no region ends at output {missing[0].name!r}" if missing else None
+        return next(filter(None, conflicts), uncovered)
 
     def check(self, region: RegionVerdict) -> PartFinding:
         """Return the finding about a region that was decided by a bound."""
@@ -184,11 +180,7 @@ class BoundCheck:
         return is_exact and is_same(ours.meant, theirs.meant)
 
     def _compare(self, segment: _Segment) -> None:
-        """Check that the figures of a bound are at least the recomputed ones.
-
-        Raises:
-            EquivalenceError: a figure is too small.
-        """
+        """Check that the figures of a bound are at least the recomputed ones."""
         bound = segment.region.bound
         if bound is None:
             raise EquivalenceError("it states no bound")

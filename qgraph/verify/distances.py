@@ -18,11 +18,7 @@ _Term = tuple[Float64, Basis]
 
 
 def distance(one: Ideal, other: Ideal) -> Float64:
-    """Return a bound of the distance of two functions, one of each model.
-
-    Raises:
-        UnsupportedError: they are built of different operators.
-    """
+    """Return a bound of the distance of two functions, one of each model."""
     one, other = _summed(one), _summed(other)
     noise = max(one.depth, other.depth) * ULP
     total = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
@@ -37,9 +33,6 @@ def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -
     If all sums of the second are r times those of the first, the distance is
     ``|(r - 1) * (one - its offset) + difference of the offsets|``. A sum of weights at the border
     of padded data may be left over.
-
-    Raises:
-        UnsupportedError: they are built of different operators.
     """
     one, other = _summed(one), _summed(other)
     plain = distance(one, other)
@@ -170,13 +163,7 @@ def _proportion(one: Float64, other: Float64) -> Float64 | None:
 
 
 def _apart(first: _Term, second: _Term, noise: float) -> Float64:
-    """Return a bound of the distance of two terms.
-
-    Args:
-        first: a factor and a basis.
-        second: the same of the other model, with an equal key.
-        noise: the relative error of the factors.
-    """
+    """Return a bound of the distance of two terms; ``noise`` is the relative error of factors."""
     (c, p), (d, q) = first, second
     slack = noise * product(np.abs(c) + np.abs(d), np.maximum(p.largest, q.largest))
     share = _share(p, q)

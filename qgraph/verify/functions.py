@@ -41,18 +41,10 @@ class Function:
 
     Attributes:
         constants: arrays of the constant operands, shaped to broadcast to the data.
-
-    Raises:
-        UnsupportedError: a node has no definition over single elements.
     """
 
     def __init__(
-        self,
-        side: Reading,
-        nodes: Sequence[ir.Node],
-        x: ir.Value,
-        y: ir.Value,
-        shape: Shape | None,
+        self, side: Reading, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape | None
     ) -> None:
         self._side, self._shape = side, shape
         self._x, self._y = x, y
@@ -69,11 +61,7 @@ class Function:
                     self._enter(node, index, value)
 
     def result_shape(self) -> Shape:
-        """Return the shape of the result: the shape of data and constants after broadcasting.
-
-        Raises:
-            UnsupportedError: the shapes may not broadcast.
-        """
+        """Return the shape of the result: the shape of data and constants after broadcasting."""
         own: Shape = np.broadcast_shapes(*(array.shape for array in self.constants.values()))
         if self._shape is None:
             return own
@@ -235,9 +223,6 @@ class Both:
         channels: number of channels.
         kinds: the first channel of each set of channels with equal constants.
         counts: number of channels in each of these sets.
-
-    Raises:
-        UnsupportedError: the constants do not broadcast.
     """
 
     def __init__(self, reference: Function, candidate: Function) -> None:
@@ -289,10 +274,6 @@ class Both:
 
         Args:
             hints: for each channel, keys at which its results may change; they only save time.
-
-        Raises:
-            EquivalenceError: the results differ in value for an input.
-            UnsupportedError: it takes too long, or ONNX does not define a result.
         """
         parts = []
         for channel, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
@@ -346,12 +327,7 @@ class Both:
 
 
 def check_equal(compared: Compared, x: Array) -> None:
-    """Check that the results at inputs have equal values.
-
-    Raises:
-        EquivalenceError: results differ.
-        UnsupportedError: ONNX does not define a result.
-    """
+    """Check that the results at inputs have equal values."""
     for wrong, error, text in (
         (compared.is_open, UnsupportedError, "ONNX does not define the result"),
         (compared.differ, EquivalenceError, "its values differ"),

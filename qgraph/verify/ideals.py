@@ -105,11 +105,7 @@ class Ideal:
         return low, high
 
     def plus(self, other: Ideal, sign: float = 1.0) -> Ideal:
-        """Return a sum, or a difference for the sign -1.
-
-        Raises:
-            UnsupportedError: multiples of one function cancel.
-        """
+        """Return a sum, or a difference for the sign -1."""
         terms = {id(basis): (factor, basis) for factor, basis in self.terms}
         for factor, basis in other.terms:
             before = terms.get(id(basis), (NOTHING, basis))[0]
@@ -167,11 +163,7 @@ def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
 
 
 def rows_of(numbers: Float64, count: int) -> Float64:
-    """Return numbers that broadcast to the rows of a sum, as a list of one or of ``count``.
-
-    Raises:
-        UnsupportedError: they differ within a row.
-    """
+    """Return numbers that broadcast to the rows of a sum, as a list of one or of ``count``."""
     if numbers.size not in (1, count):
         raise UnsupportedError("factors differ within a channel of a sum")
     return numbers.reshape(-1)

@@ -27,19 +27,10 @@ from qgraph.verify.regions import Equality
 
 
 class EqualValues:
-    """The classes of the values of two models.
-
-    Args:
-        sides: the reference and the candidate.
-        claims: the equalities that regions prove.
-        inputs: pairs of equal inputs.
-    """
+    """The classes of the values of two models, by the equalities of regions and of inputs."""
 
     def __init__(
-        self,
-        sides: tuple[Reading, Reading],
-        claims: Sequence[Equality],
-        inputs: Sequence[Pair],
+        self, sides: tuple[Reading, Reading], claims: Sequence[Equality], inputs: Sequence[Pair]
     ) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._classes: dict[ir.Value, int] = {}

@@ -42,9 +42,6 @@ class Reading:
         imports: domains and their versions.
         frozen: number of initializers that are also graph inputs and count as constants.
         nodes: all nodes, with those of subgraphs.
-
-    Raises:
-        UnsupportedError: functions cannot be inlined.
     """
 
     def __init__(

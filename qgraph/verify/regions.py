@@ -102,18 +102,9 @@ def _named(side: Reading, name: str) -> ir.Value:
 
 
 def _check(
-    region: RegionVerdict,
-    sides: Sides,
-    exit_: Pair,
-    entries: tuple[Pair, ...],
-    parts: Parts,
+    region: RegionVerdict, sides: Sides, exit_: Pair, entries: tuple[Pair, ...], parts: Parts
 ) -> Equality:
-    """Return the equality that a region states, after checking all its fields.
-
-    Raises:
-        EquivalenceError: a statement is false.
-        UnsupportedError: the checker cannot decide the region.
-    """
+    """Return the equality that a region states, after checking all its fields."""
     if entries:
         fields, tells_zeros_apart, lossy = _of_data(region, sides, exit_, entries[0], parts)
     else:

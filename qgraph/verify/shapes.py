@@ -89,11 +89,7 @@ def shape_of(value: ir.Value | None) -> Shape | None:
 
 
 def merged(a: Shape | None, b: Shape | None) -> Shape | None:
-    """Return the shape of two equal values.
-
-    Raises:
-        EquivalenceError: the shapes contradict each other.
-    """
+    """Return the shape of two equal values."""
     if a is None or b is None:
         return a if b is None else b
     if len(a) != len(b) or any(

@@ -91,11 +91,7 @@ class Trace:
                     self._enter(node)
 
     def of(self, value: ir.Value | None) -> Executed:
-        """Return the function, range and error of a value.
-
-        Raises:
-            UnsupportedError: no rule gave them.
-        """
+        """Return the function, range and error of a value."""
         if value is None:
             raise UnsupportedError("an operand is missing")
         if value in self._unknown:

@@ -146,6 +146,18 @@ def test_other_models_have_other_bounds():
         assert str(checked(document, *others).verdict) == "undecided"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [("uint4", "uint8", "UINT4 in one model and UINT8"), ("[1,", "[2,", "[1,3] in one model")],
+)
+def test_models_that_take_different_inputs_have_no_bounds(old, new, reason):
+    document = proof_of_pair() | {"facts": []}
+    other = ir.from_onnx_text(LAYER.replace("FORM", FORMS[1]).replace(old, new))
+    found = checked(document, layer(0), other)
+    assert found.is_refuted
+    assert reason in str(found.outputs.reason)
+
+
 def test_weights_of_zero_are_no_multiple_of_others():
     def sides(*weights: str) -> list[ir.Model]:
         text = LAYER.replace("uint4 z = {2}", "uint4 z = {0}")
