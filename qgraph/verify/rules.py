@@ -53,22 +53,23 @@ def product(trace: Trace, node: ir.Node) -> Executed:
 def integer_product(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QLinearConv or QLinearMatMul."""
     data, s_a, z_a, weights, s_b, z_b, s_y, z_y = map(trace.of, node.inputs[:8])
+    if any(parameter.numbers.size > 1 for parameter in (s_a, z_a, s_y, z_y)):
+        raise UnsupportedError(f"a {node.op_type} with parameters for each row of the data")
     after = weights.numbers.ndim - 1 if node.op_type == "QLinearConv" else 0
     zero = z_b.numbers.reshape((-1, *(1,) * after) if z_b.numbers.size > 1 else ())
     weights, layout = _arranged(node, fixed(weights.numbers - zero))
     bias = None
-    if len(node.inputs) > len("asabsbsy"):
+    if len(node.inputs) > 8:
         bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
     total = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, bias=bias)
     if not (total.reach < 2.0**31).all():
         raise UnsupportedError("an int32 sum may wrap around")
-    a, b, y = (
-        changed(s, layout.by_row if s.numbers.size > 1 else np.squeeze) for s in (s_a, s_b, s_y)
-    )
-    steps = _folded(np.divide, _folded(np.multiply, a, b), y)
+    s_b = changed(s_b, layout.by_row if s_b.numbers.size > 1 else np.squeeze)
+    s_a, s_y = (changed(scale, np.squeeze) for scale in (s_a, s_y))
+    steps = _folded(np.divide, _folded(np.multiply, s_a, s_b), s_y)
     before = trace.times(node, rounded(total, FLOAT32), steps)
-    zero = z_y.numbers.reshape(())
-    return trace.quantized(node, before, "Round", (*_code_range(node), zero))
+    limits = *_code_range(node), z_y.numbers.reshape(())
+    return trace.quantized(node, before, "Round", limits)
 
 
 def _arranged(node: ir.Node, weights: Executed) -> tuple[Executed, Taps]:

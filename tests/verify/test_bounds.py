@@ -176,6 +176,34 @@ def test_weights_of_zero_are_no_multiple_of_others():
         assert checked(document, *sides(*weights)).is_refuted
 
 
+CODES = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[2,1200] x) => (uint8[2,2] y)
+    <uint8[1200,2] w = {W}, A s_a = {S_A}, uint8 z = {0}, B s_b = {S_B}, uint8 z_w = {128},
+     float s_y = {120}, uint8 z_y = {128}> {
+        [end] y = QLinearMatMul (x, s_a, z, w, s_b, z_w, s_y, z_y)
+    }"""
+
+
+def product_of_codes(*scales: tuple[float, ...]) -> ir.Model:
+    """A sum that may exceed 2**24, so that codes are not compared for each sum."""
+    weights = np.random.default_rng(0).choice([1, 255], 2400)
+    text = CODES.replace("{W}", f"{{{', '.join(map(str, weights))}}}")
+    for name, kind, scale in zip(("{S_A}", "{S_B}"), ("A s_a", "B s_b"), scales, strict=True):
+        text = text.replace(name, f"{{{', '.join(map(str, scale))}}}")
+        dtype = "float" if len(scale) == 1 else f"float[{len(scale)}]"
+        text = text.replace(kind, f"{dtype} {kind[2:]}")
+    return ir.from_onnx_text(text)
+
+
+def test_scales_of_rows_are_no_scales_of_columns():
+    columns, near = (product_of_codes((0.1,), (scale, 0.1)) for scale in (0.05, 0.05003))
+    proof = qgraph.prove(columns, near, evidence=True, within="8step")
+    document = json.loads(json_text(proof.to_json()))
+    assert str(checked(document, columns, near).verdict) == "bounded"
+    rows = product_of_codes((0.1, 0.2), (0.05,))
+    assert str(checked(document | {"facts": []}, rows, near).verdict) == "undecided"
+
+
 HALF_LAYER = """<ir_version: 10, opset_import: ["": 21]>
     net (int8[1,4] x) => (int8[1,2] y)
     <int8[4,2] w = {3, -5, 7, 2, -1, 6, 90, -101}, float16 s = {S}, float16 t = {T},
