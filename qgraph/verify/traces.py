@@ -21,6 +21,7 @@ from qgraph.ops.approximation import (
     rounded,
     sum_of,
 )
+from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
 from qgraph.verify.ideals import NOTHING, ULP, Basis, Executed, Ideal, unlimited
 from qgraph.verify.reading import QUANTIZERS, Reading, Sizes, agree
@@ -122,7 +123,8 @@ class Trace:
                 return
         rule = self._rules.get(node.op_type)
         try:
-            if rule is None or node.domain in ("com.microsoft", "ai.onnx.ml"):
+            is_known = not node.domain or operator_of(node) is not None
+            if rule is None or node.domain == "com.microsoft" or not is_known:
                 raise UnsupportedError(f"the checker has no bound for {node.op_type}")
             self._values[node.outputs[0]] = rule(self, node)
         except FAILURES as error:
@@ -222,12 +224,13 @@ class Trace:
     ) -> Executed:
         """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
         value, (low, high, zero) = node.outputs[0], ends
-        users = list(value.consumers())
-        while len(users) == 1 and users[0].op_type == "Clip" and not value.is_graph_output():
-            first, last = self.ends(users[0])
+        while [(u.domain, u.op_type) for u in value.consumers()] == [("", "Clip")]:
+            if value.is_graph_output():
+                break
+            (clip,) = value.consumers()
+            first, last = self.ends(clip)
             low, high = np.maximum(low, first), np.minimum(high, last)
-            value = users[0].outputs[0]
-            users = list(value.consumers())
+            value = clip.outputs[0]
         value, low, high = node.outputs[0], low - zero, high - zero
         function, bottom, top = unlimited(before.meant)
         start, stop = (np.clip(WHOLE[rounding](end), low, high) for end in (bottom, top))

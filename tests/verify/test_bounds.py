@@ -176,6 +176,22 @@ def test_weights_of_zero_are_no_multiple_of_others():
         assert checked(document, *sides(*weights)).is_refuted
 
 
+@pytest.mark.parametrize("name", ["Relu", "Clip"])
+def test_an_unknown_operator_is_no_standard_one_of_its_name(name):
+    end = "g = Div (r, s_y) h = Round (g) y = Clip (h, lo, hi)"
+    text = LAYER.replace("[end] y = QuantizeLinear (r, s_y, z_y)", end)
+    text = text.replace("int8[1,2] y", "float[1,2] y").replace("21]", '21, "odd": 1]')
+    text = text.replace("<int8", "<float lo = {0}, float hi = {9}, int8")
+    sides, odd = [
+        [ir.from_onnx_text(each.replace("FORM", form)) for form in FORMS]
+        for each in (text, text.replace(f"= {name}", f"= odd.{name}"))
+    ]
+    proof = qgraph.prove(*sides, evidence=True, within="8step")
+    document = json.loads(json_text(proof.to_json())) | {"facts": []}
+    assert str(checked(document, *sides).regions[0].status) == "checked"
+    assert str(checked(document, *odd).regions[0].status) != "checked"
+
+
 CODES = """<ir_version: 10, opset_import: ["": 21]>
     net (uint8[2,1200] x) => (uint8[2,2] y)
     <uint8[1200,2] w = {W}, A s_a = {S_A}, uint8 z = {0}, B s_b = {S_B}, uint8 z_w = {128},
