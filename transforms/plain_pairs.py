@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness
+from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
+from qgraph.numerics import Array
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.movement import moves_constant
@@ -36,6 +39,7 @@ _FORMS = {
     ),
     "qonnx": (("Quant",), ("BipolarQuant",), ("Trunc",)),
 }
+_LIMITED = ("Clip", "Quant")
 
 _NONE = NO_EQUAL_FORM(
     "no plain form has such a rounding, granularity or fractional zero point; leave it, or train "
@@ -62,10 +66,14 @@ class PlainPairs(Transform):
        that reaches the level ``exact``. The report has the number of inputs that give another
        value.
     2. ``dialect=qonnx``: likewise one Quant alone, instead of operators around it.
+    3. ``zero_points=false``: likewise ``Quant(x, s, z) -> Quant(Clip(x), s, 0)`` for data.
     """
 
     dialect: PairDialect = option(
         PairDialect.QDQ, help="qdq: QuantizeLinear and DequantizeLinear; qonnx: Quant"
+    )
+    zero_points: bool = option(
+        True, help="whether a Quant of data may have a zero point; if not, data are limited before"
     )
     exact: Exactness = option(
         Exactness.NEAR, help="minimum level: near accepts thresholds that move by ulps, counted"
@@ -80,23 +88,49 @@ class PlainPairs(Transform):
         raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
-        dialect, forms = DIALECTS.find(str(self.dialect)), _FORMS[str(self.dialect)]
+        dialect = DIALECTS.find(str(self.dialect))
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for site in readable(sites(model.ir), others):
             if site.dialect != dialect.name or moves_constant(site.root):
                 continue
-            if _names(site.nodes) in forms:
+            is_plain = partial(self._is_plain, site)
+            if is_plain(site.nodes, {}):
                 others.append(entry(site.root, SiteStatus.KEPT))
                 continue
             drafts = dialect.spellings(site, editor)
-            offers.append((site, (draft for draft in drafts if _names(draft.nodes) in forms)))
+            offers.append((site, _only(drafts, is_plain)))
         limit = ceiling(model.ir, self.opset)
         return [
             each if each.draft or each.verdict or each.reason else replace(each, reason=_NONE)
             for each in choose(offers, self.exact, limit, Comparer(model.ir))
         ], others
 
+    def _is_plain(
+        self, site: Site, nodes: Sequence[ir.Node], constants: Mapping[ir.Value, Array]
+    ) -> bool:
+        """Return whether nodes, with constants of a draft, are a form that is wanted."""
+        names, forms = _names(nodes), _FORMS[str(self.dialect)]
+        if self.zero_points or site.weight is not None:
+            return names in forms
+        return names in (*forms, _LIMITED) and not _has_zero_point(nodes[-1], constants)
+
+
+def _only(
+    drafts: Iterable[Draft],
+    is_plain: Callable[[Sequence[ir.Node], Mapping[ir.Value, Array]], bool],
+) -> Iterator[Draft]:
+    yield from (draft for draft in drafts if is_plain(draft.nodes, draft.constants))
+
 
 def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     return tuple(node.op_type for node in nodes)
+
+
+def _has_zero_point(node: ir.Node, constants: Mapping[ir.Value, Array]) -> bool:
+    """Return whether an operator of QONNX has a zero point other than 0."""
+    point = (*node.inputs, None, None)[2]
+    if point is None:
+        return False
+    known = constants[point] if point in constants else constant_expression(point)
+    return known is None or bool(known.any())

@@ -45,6 +45,20 @@ def test_tensorrt_gets_signed_codes_without_zero_points_and_float_biases():
     assert clip.inputs[0].producer() is conv
 
 
+def test_qnn_gets_units_that_limit_data():
+    model = narrow()
+    (layer,) = qgraph.deploy(model, "qnn-htp").layers
+    assert (layer.before, layer.kernel) == (None, "convolution")
+    (clip,) = model.nodes("Clip")
+    assert clip.inputs[0].producer().op_type == "DequantizeLinear"
+    assert [node.op_type for node in clip.outputs[0].consumers()] == ["QuantizeLinear"]
+    kinds = {node.inputs[2].dtype.name for node in model.nodes("QuantizeLinear")}
+    assert kinds == {"UINT8"}
+    once = model.to_proto()
+    qgraph.deploy(model, "qnn-htp")
+    assert model.to_proto() == once
+
+
 def test_hls4ml_gets_quants():
     model = narrow()
     found = qgraph.deploy(model, "hls4ml")
@@ -52,6 +66,37 @@ def test_hls4ml_gets_quants():
     names = {node.op_type for node in model.nodes()}
     assert "Quant" in names
     assert names.isdisjoint({"QuantizeLinear", "DequantizeLinear"})
+
+
+FAKE = """<ir_version: 8, opset_import: ["": 13, "org.openvinotoolkit": 1]>
+    net (float[N,2,6,6] x) => (float[N,3,4,4] y)
+    <float low = {-6.4}, float high = {6.35}, float[3,1,1,1] top = {0.3, 0.7, 1.1},
+     float[3,1,1,1] bottom = {-0.3, -0.7, -1.1}> {
+        a = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)
+        v = org.openvinotoolkit.FakeQuantize <levels = 255> (w, bottom, top, bottom, top)
+        [conv] y = Conv (a, v)
+    }"""
+
+
+def test_hls4ml_gets_quants_for_weights_in_fake_quantize():
+    proto = onnx.parser.parse_model(FAKE)
+    weights = np.random.default_rng(0).normal(0, 0.4, (3, 2, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "hls4ml")
+    assert [layer.kernel for layer in found.layers] == ["scaled-fixed-point"]
+    (conv,) = model.nodes("Conv")
+    quant = conv.inputs[1].producer()
+    assert quant.op_type == "Quant"
+    stored, scale = (model.constant(value) for value in quant.inputs[:2])
+    top = np.float32([0.3, 0.7, 1.1]).reshape(3, 1, 1, 1)
+    np.testing.assert_allclose(scale, top / 127, rtol=1e-6)
+    np.testing.assert_allclose(stored, np.clip(np.rint(weights / top * 127), -127, 127) * scale)
+    data = conv.inputs[0].producer()
+    assert (data.op_type, model.constant(data.inputs[2])) == ("Quant", 0)
+    once = model.to_proto()
+    qgraph.deploy(model, "hls4ml")
+    assert model.to_proto() == once
 
 
 def test_operators_on_codes_are_no_kernels_of_other_targets():

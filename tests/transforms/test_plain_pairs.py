@@ -98,3 +98,23 @@ def test_fractional_zero_points_are_refused(zero):
     (entry,) = load(ir.from_onnx_text(text)).apply(PlainPairs()).sites
     assert (entry.outcome, entry.reason_id) == (SiteStatus.REFUSED, "QG001")
     assert "fractional zero point" in entry.reason
+
+
+def test_a_quant_without_zero_point_gets_limited_data(check_pass):
+    text = """<ir_version: 10, opset_import: ["": 20, "qonnx.custom_op.general": 1]>
+        g (float[1, 2, 50] x) => (float[1, 2, 50] y)
+        <float s = {0.25}, float z = {3}, float b = {4}> {
+            y = qonnx.custom_op.general.Quant <signed = 0, rounding_mode = "ROUND"> (x, s, z, b)
+        }"""
+    transform = PlainPairs(dialect="qonnx", zero_points=False)
+    model, report = check_pass(transform, text, ops=["Clip", "Quant"], exactly=NEAR)
+    (quant,) = model.nodes("Quant")
+    assert constant(quant.inputs[2]) == 0
+    x = near((np.arange(-6, 20) - F(0.5)) * F(0.25))
+    before = np.clip(np.rint(x / F(0.25) + F(3)), 0, 15) - 3
+    after = np.clip(np.rint(x / F(0.25)), -3, 12)
+    (entry,) = report.sites
+    assert entry.verdict.differing_inputs == np.count_nonzero(before != after) > 20
+    x = np.resize(x, 100).reshape(1, 2, 50)
+    y = model.run({"x": x}, backend="numpy")["y"]
+    np.testing.assert_array_equal(y.reshape(-1), np.resize(after, 100) * F(0.25))

@@ -90,7 +90,8 @@ def _quants(profile: Profile) -> Iterator[Transform]:
     """Yield what gives each quantizer the form of one Quant."""
     yield as_pairs()
     yield ConvertDialect(to="qonnx")
-    yield PlainPairs(dialect=PairDialect.QONNX)
+    has_points = wants.takes_zero_points(profile, weights=False)
+    yield PlainPairs(dialect=PairDialect.QONNX, zero_points=has_points)
     if not any("Gemm" in kernel.operators for kernel in wants.kernels(profile)):
         yield SplitGemm()
 

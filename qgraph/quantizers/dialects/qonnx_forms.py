@@ -33,6 +33,7 @@ from qgraph.quantizers.dialects.parts import (
     clip,
     counted_from_zero_point,
     decoded,
+    even_steps,
     level_values,
     range_steps,
     real_values,
@@ -81,6 +82,8 @@ def _affine(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
             yield _clamped_before(write, centred)
         yield _clamped_after(write, centred or meaning)
     yield _coded(write, centred or meaning)
+    if meaning.decoding is None and centred is None:
+        yield from _without_zero_point(write, meaning)
 
 
 def _clamped_before(write: SiteWriter, meaning: Affine) -> Draft:
@@ -91,6 +94,17 @@ def _clamped_before(write: SiteWriter, meaning: Affine) -> Draft:
     inside = clip(draft, x, np.minimum(*ends), np.maximum(*ends))
     codes = _wide(meaning)
     return write.end(draft, quant(draft, inside, meaning.scale, ZERO, codes, meaning.rounding))
+
+
+def _without_zero_point(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
+    """Yield data rounded before a whole zero point is added, which moves ties."""
+    centred = counted_from_zero_point(replace(meaning, recipe=Recipe.ROUND_FIRST))
+    if centred is None or meaning.rounding is not Rounding.ROUND:
+        return
+    for codes in _codes_of(centred):
+        draft, x = write.begin()
+        yield write.end(draft, quant(draft, x, meaning.scale, ZERO, codes, meaning.rounding))
+    yield _clamped_before(write, centred)
 
 
 def _clamped_after(write: SiteWriter, meaning: Affine) -> Draft:
@@ -146,13 +160,18 @@ def _ranged(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
     q = quant(draft, range_steps(draft, x, meaning), ONE, ZERO, codes, _NEAREST)
     y = split_top(draft, level_values(draft, q, meaning), x, np.maximum(low, high), above)
     yield write.end(draft, draft.op.Where(draft.op.LessOrEqual(x, np.minimum(low, high)), below, y))
+    if same and (low < high).all():
+        scale, zero_point = _steps_of_levels(meaning)
+        yield from _without_zero_point(write, Affine(scale, zero_point, ZERO, top))
 
 
 _NEAREST = Rounding.ROUND
+_WHOLE = np.float32(2.0**-20)
+"""How far, as a share of all steps, a computed zero point may be from the whole number it is."""
 
 
 def _stored(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
-    """Yield a constant as integers between 0 and the last level."""
+    """Yield a constant as integers between 0 and the last level, then as multiples of a scale."""
     if write.site.weight is None:
         return
     weight = write.seen(write.site.weight.array().astype(np.float32))
@@ -165,10 +184,26 @@ def _stored(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
     draft, x = write.begin(whole.reshape(write.site.weight.shape))
     q = _whole_numbers(draft, x, ZERO, top, _NEAREST)
     yield write.end(draft, level_values(draft, q, meaning))
+    scale, zero_point = even_steps(meaning.output_low, meaning.output_high, top)
+    with np.errstate(all="ignore"):
+        fraction = np.abs(meaning.output_low / scale + zero_point)
+    if not (fraction <= _WHOLE * top).all():
+        return
+    draft, x = write.begin(((whole - zero_point) * scale).reshape(write.site.weight.shape))
+    codes = codes_holding(-float(zero_point.max()), float((top - zero_point).max()))
+    yield write.end(draft, quant(draft, x, scale, ZERO, codes, _NEAREST))
 
 
 def _ranged_quant(write: SiteWriter, meaning: Ranged) -> Draft:
     """Draft the Quant whose codes are the levels: exact for few scales."""
+    top = np.float32(meaning.levels - 1)
+    draft, x = write.begin()
+    codes = _exactly(ZERO, np.asarray(top)) or codes_holding(0.0, float(top))
+    return write.end(draft, quant(draft, x, *_steps_of_levels(meaning), codes, _NEAREST))
+
+
+def _steps_of_levels(meaning: Ranged) -> tuple[Float32, Float32]:
+    """Return scale and zero point with which codes are counted from the lowest level."""
     low, top = meaning.output_low, np.float32(meaning.levels - 1)
     rule = meaning.decoding
     with np.errstate(all="ignore"):
@@ -176,11 +211,8 @@ def _ranged_quant(write: SiteWriter, meaning: Ranged) -> Draft:
         zero_point = (0 - low) / scale if rule is None else rule.zero_point
         whole = np.rint(zero_point)
         # The quotient of a whole zero point may miss it by some last digits.
-        near = np.abs(zero_point - whole) <= np.float32(2.0**-20) * top
-    zero_point = np.where(near, whole, zero_point)
-    draft, x = write.begin()
-    codes = _exactly(ZERO, np.asarray(top)) or codes_holding(0.0, float(top))
-    return write.end(draft, quant(draft, x, scale, zero_point, codes, _NEAREST))
+        near = np.abs(zero_point - whole) <= _WHOLE * top
+    return scale, np.where(near, whole, zero_point)
 
 
 def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
