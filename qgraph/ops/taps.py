@@ -12,6 +12,17 @@ RIGHT = Taps(("MatMul",), 1, 0, 0, False)
 """How weights ``[rows, taps]`` are multiplied whose transpose stands right of the data."""
 
 
+def pointwise_taps(axes: object) -> Taps | None:
+    """Return the layout of sums of a matrix whose last axis a Transpose moves behind the first.
+
+    These are the sums of a Conv of one place. None for other orders of axes.
+    """
+    count = len(axes) - len(("batch", "channel")) if isinstance(axes, tuple) else 0
+    if count < 1 or axes != (0, count + 1, *range(1, count + 1)):
+        return None
+    return convolution_taps(ir.Node("", "Conv", [], num_outputs=1), (1,) * count)
+
+
 def convolution_taps(node: ir.Node, kernel: tuple[int, ...]) -> Taps:
     """Return the layout of the sums of a node of the family of Conv or ConvTranspose.
 

@@ -13,7 +13,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
-from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
+from qgraph.ops.taps import RIGHT, convolution_taps, pointwise_taps, rows_of_transposed
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
 from qgraph.verify.operators import names
 from qgraph.verify.reading import QUANTIZERS, Sizes
@@ -271,13 +271,38 @@ def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed
         return array.reshape(()) if array.size == 1 else change(array)
 
     identity = _identity(node)
-    if node.op_type not in ("Transpose", "MaxPool", "GlobalMaxPool"):
+    if node.op_type == "Transpose":
+        rank = len(trace.shape(node.inputs[0]))
+        identity = "Transpose", tuple(node.attributes.get_ints("perm", tuple(range(rank))[::-1]))
+    elif node.op_type not in ("MaxPool", "GlobalMaxPool"):
         identity = "Reshape", trace.shape(node.outputs[0])
         if None in identity[1]:
             raise UnsupportedError(f"the shape of a {node.op_type} is not known")
     unit = None if x.unit is None else wide(x.unit)
     ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
     return Executed(_rebased(x.meant, identity, wide), *ends, unit)
+
+
+def _turned(basis: Basis, identity: tuple[Hashable, ...], change: Change) -> Basis | None:
+    """Return a Transpose undone, or of rows of products as a Conv of one place; None otherwise."""
+    if identity[0] != "Transpose" or basis.inner is None:
+        return None
+    before, after, inner = basis.kind[1:], identity[1], basis.inner
+    if basis.kind[0] == "Transpose" and before == (_inverse(after),) and len(inner.terms) == 1:
+        return inner.terms[0][1]
+    layout = pointwise_taps(after)
+    if layout is None or basis.weights is None or before != (RIGHT.geometry, RIGHT.trailing):
+        return None
+    weights, reach = (
+        a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
+    )
+    ends = change(basis.low), change(basis.high)
+    moved = _rebased(inner, identity, change)
+    return Basis(("sum", layout.geometry, layout.trailing), *ends, moved, weights, reach)
+
+
+def _inverse(axes: Hashable) -> Hashable:
+    return tuple(map(int, np.argsort(axes))) if isinstance(axes, tuple) else None
 
 
 def _identity(node: ir.Node) -> tuple[Hashable, ...]:
@@ -311,6 +336,9 @@ def _rebased(function: Ideal, identity: tuple[Hashable, ...], change: Change) ->
             moved = _rebased(basis.inner, identity, change)
             limit = replace(basis, low=ends[0], high=ends[1], inner=moved)
             terms.append((change(factor), limit))
+            continue
+        if (turned := _turned(basis, identity, change)) is not None:
+            terms.append((change(factor), turned))
             continue
         if identity[0] == "Reshape" and basis.kind[0] == "Reshape" and basis.inner is not None:
             inner = basis.inner

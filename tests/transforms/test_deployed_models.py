@@ -47,22 +47,9 @@ LAYERS = {
 """Number of quantized layers of each model."""
 
 LEFT = {
-    "nncf_cnn_int8_sym": {"/f/f.9/Conv": "LeakyRelu"},
     "nncf_cnn_w4a4": {
         "/f/f.3/Conv": "one scale per axis",
         "/f/f.6/Conv": "one scale per axis",
-        "/f/f.9/Conv": "LeakyRelu",
-    },
-    "nncfonnx_cnn_qdq_sym": {"/f/f.9/Conv": "LeakyRelu"},
-    "field/mo_mbv3_int8": {
-        f"/features/features.{k}/block/block.{name}/Conv": f"{after} between"
-        for name, after, blocks in (
-            ("1/fc2", "HardSigmoid", (1,)),
-            ("2/fc2", "HardSigmoid", (4, 5, 6, 7, 8, 9, 10, 11)),
-            ("2/block.2.0", "Add (data)", (3,)),
-            ("3/block.3.0", "Add (data)", (5, 6, 8, 10, 11)),
-        )
-        for k in blocks
     },
 }
 """Layers that stay in float, and a part of the reason."""

@@ -26,7 +26,14 @@ from qgraph.transforms.drafts.choice import label
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
 _WITHOUT = (
     *(_PAIRED[:count] for count in range(5)),
-    (*_PAIRED, "fold-batch-norm", "quantize-bias", "split-gemm", "split-zero-points"),
+    (
+        *_PAIRED,
+        "fold-batch-norm",
+        "lower-pointwise",
+        "quantize-bias",
+        "split-gemm",
+        "split-zero-points",
+    ),
 )
 """Passes that are left out, in the order of the attempts."""
 

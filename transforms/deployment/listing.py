@@ -16,7 +16,7 @@ from qgraph.model import Model
 from qgraph.reasons import OTHER, ExplainedReason, id_of
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
-from qgraph.targets.layer import QuantizedLayer
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import ABOUT_RUNTIME
 from qgraph.transforms.deployment.attempts import Attempt
@@ -215,8 +215,15 @@ def _made(layer: FoundLayer) -> list[str]:
 
 
 def _names(layer: FoundLayer) -> set[str]:
-    """Return the names of a layer, of what follows it, and of the quantizer of its result."""
-    return {label(node) for node in (layer.node, *layer.follows)}
+    """Return the names of a layer, of what follows it, and of the quantizers of its result."""
+    names = {label(node) for node in (layer.node, *layer.follows)}
+    behind = [layer.node] if layer.description.y is None else []
+    while behind:
+        for user in (each for value in behind.pop().outputs for each in value.consumers()):
+            if label(user) not in names and user.op_type not in LAYERS:
+                names.add(label(user))
+                behind += [] if user.op_type == _ENCODER else [user]
+    return names
 
 
 def _row(

@@ -15,6 +15,7 @@ from qgraph.transforms.deployment.wants import BiasForm
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
+from qgraph.transforms.lower_pointwise import LowerPointwise
 from qgraph.transforms.merge_activation import ActivationForm, MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers
@@ -109,6 +110,8 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     yield CanonicalOperators()
     yield MoveChannelScales()
     yield MergeActivation(opset=opset)
+    if wants.takes_float_products(profile):
+        yield LowerPointwise(nodes=nodes)
     if wants.takes_units_only(profile):
         yield MoveQuantizers(units=True, dedicated=True)
     elif wants.takes_moved_codes(profile) and not wants.symmetric_factors(profile):

@@ -114,6 +114,15 @@ def symmetric_factors(profile: Profile) -> bool:
     return bool(zeros) and zeros <= _NONE and any("INT8" in r.x for k in rows for r in k.types)
 
 
+def takes_float_products(profile: Profile) -> bool:
+    """Return whether MatMul may give floats, and Conv only codes."""
+    needs = {
+        name: {k.output.quantizer == "required" for k in kernels(profile) if name in k.operators}
+        for name in ("Conv", "MatMul")
+    }
+    return needs["Conv"] == {True} and False in needs["MatMul"]
+
+
 def biases(profile: Profile) -> BiasForm:
     """Return how biases are written."""
     rules = [kernel.bias for kernel in kernels(profile)]

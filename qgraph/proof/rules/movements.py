@@ -17,6 +17,8 @@ import onnx_ir as ir
 
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import granules
+from qgraph.ops.sums_of_products import Taps
+from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant
@@ -261,7 +263,25 @@ def _moved(
             if axes == tuple(range(len(axes))):
                 return inner
             return _moved_once(atoms, inner, ("Transpose", axes), limits, has_zeros)
+    if atom.kind == "sum" and isinstance(attributes, tuple) and attributes[0] == "Transpose":
+        layout = pointwise_taps(attributes[1])
+        if layout is not None and atom.attributes == (RIGHT.geometry, RIGHT.trailing):
+            return _pointwise(atoms, atom, layout, limits, again)
     return _moved_once(atoms, atom, attributes, limits, has_zeros)
+
+
+def _pointwise(
+    atoms: Atoms,
+    atom: Atom,
+    layout: Taps,
+    limits: tuple[Float64, Float64],
+    again: Callable[[Quantity], Quantity],
+) -> Atom:
+    """Return rows of a matrix product, moved before the places, as a Conv of one place."""
+    data, places = atom.arguments[0], (1,) * layout.trailing
+    moved = again(Quantity(data, *data.range)).meant
+    numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
+    return atoms.make("sum", (layout.geometry, layout.trailing), (moved,), limits, numbers)
 
 
 def _moved_once(

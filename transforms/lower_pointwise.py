@@ -1,0 +1,122 @@
+"""The pass ``lower-pointwise``: convolutions of 1 x 1 as matrix products."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.model import Model
+from qgraph.reasons import UNSUITED_WEIGHT
+from qgraph.reports import Report, SiteStatus
+from qgraph.transforms.base import Transform, option, selects, transform
+from qgraph.transforms.drafts.choice import entry, label, refused
+from qgraph.transforms.ranges.grids import carry_over
+
+_ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
+_DECODER = "DequantizeLinear"
+_LEAST_RANK = 3
+
+
+@transform("lower-pointwise")
+class LowerPointwise(Transform):
+    """Write convolutions of 1 x 1 as MatMul where no quantizer takes their result.
+
+    Runtimes compute products of codes to floats by MatMul only. For decoded data and stored
+    weights, one group, strides of 1 and no padding,
+
+    1. ``Conv(x, w, b) -> Add(Transpose(MatMul(Transpose(x), w)), b)`` with the channels last for
+       the MatMul, if other operators than a quantizer, or several, read the result. ``w`` are the
+       same codes with two axes.
+
+    The sums stay; their rounding may differ.
+    """
+
+    nodes: str = option("*", help="patterns of names of the convolutions, separated by |")
+
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
+    bounded: ClassVar[bool] = True
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Write each such convolution as a product, and report it."""
+        editor = Editor(model.ir)
+        for layer in list(quantized_layers(model.ir)):
+            node, rank = layer.node, layer.description.rank
+            if rank is None or not (_is_pointwise(layer) and selects(self.nodes, label(node))):
+                continue
+            if not _is_read_in_float(layer):
+                continue
+            draft = _product(node, rank, editor)
+            if draft is None:
+                report.sites.append(refused(node, UNSUITED_WEIGHT(
+                    "its weights are not decoded from constant codes, or its bias is computed; "
+                    "store both with fold-constants"
+                )))  # fmt: skip
+                continue
+            report.sites.append(
+                entry(node, SiteStatus.CHANGED, _ORDER, spelling=draft.spelling, verdict=Verdict())
+            )
+            product = next(each for each in draft.nodes if each.op_type == "MatMul")
+            draft.commit()
+            carry_over(node, product)
+
+
+def _is_pointwise(layer: FoundLayer) -> bool:
+    """Return whether a layer multiplies the channels of each element alone."""
+    node, rank = layer.node, layer.description.rank
+    if node.op_type != "Conv" or rank is None or rank < _LEAST_RANK:
+        return False
+    get, decode = node.attributes.get_ints, node.inputs[1] and node.inputs[1].producer()
+    codes = None if decode is None else decode.inputs[0]
+    sizes = () if codes is None or codes.shape is None else codes.shape[2:]
+    kernel = get("kernel_shape", sizes)
+    is_single = len(kernel) == rank - 2 and set(kernel) == {1}
+    is_whole = set(get("strides", (1,))) == {1} and not any(get("pads", ()))
+    return is_single and is_whole and node.attributes.get_int("group", 1) == 1
+
+
+def _is_read_in_float(layer: FoundLayer) -> bool:
+    """Return whether something else than one quantizer, behind movement, takes the result."""
+    known = layer.description
+    operators = [each.op for each in known.behind if not each.is_redundant]
+    is_coded = known.y is not None and known.consumers == 1 and not known.is_graph_output
+    return not is_coded or bool(set(operators) - _MOVES)
+
+
+_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"})
+
+
+def _product(node: ir.Node, rank: int, editor: Editor) -> Draft | None:
+    x, weights, bias = [*node.inputs, None][:3]
+    decode = None if weights is None else weights.producer()
+    if x is None or decode is None or decode.op_type != _DECODER:
+        return None
+    parameters = [None if v is None else constant_expression(v) for v in decode.inputs]
+    summand = None if bias is None else constant_expression(bias)
+    missing = [v is not None and a is None for v, a in zip(decode.inputs, parameters, strict=True)]
+    codes = parameters[0]
+    is_along = decode.attributes.get_int("axis", 1) == 0 or all(
+        array is None or array.size == 1 for array in parameters[1:]
+    )
+    if any(missing) or codes is None or not is_along or (bias is not None and summand is None):
+        return None
+    y = node.outputs[0]
+    last, first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    draft = editor.draft(Region(x, y, (node,)))
+    matrix = np.ascontiguousarray(codes.reshape(codes.shape[:2]).T)
+    operands: list[Operand | None] = [draft.constant(matrix, "codes"), *decode.inputs[1:]]
+    attributes = {"axis": 1} if "axis" in decode.attributes else {}
+    stored = draft.node(_DECODER, operands, attributes, domain=decode.domain, dtype=y.dtype)
+    carry_over(decode, draft.nodes[-1])
+    turned = draft.node("Transpose", [draft.x], {"perm": last}, dtype=x.dtype)
+    product = draft.node("MatMul", [turned, stored], dtype=y.dtype)
+    result = draft.node("Transpose", [product], {"perm": first}, dtype=y.dtype)
+    if summand is not None:
+        shaped = draft.constant(summand.reshape(-1, *(1,) * (rank - 2)), "bias")
+        result = draft.node("Add", [result, shaped], dtype=y.dtype)
+    return draft.giving(result)
