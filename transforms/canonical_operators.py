@@ -21,6 +21,7 @@ from qgraph.reports import Report, SiteStatus
 from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import entry
+from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.stored_codes import DOMAINS
 
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
@@ -84,7 +85,10 @@ class CanonicalOperators(Transform):
             report.sites.append(
                 entry(node, SiteStatus.CHANGED, reason, spelling=draft.spelling, verdict=verdict)
             )
+            made = next((each for each in draft.nodes if each.op_type in _NAMED), None)
             draft.commit()
+            if made is not None:
+                carry_over(node, made)
 
 
 def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
@@ -274,6 +278,9 @@ def _decodes(value: ir.Value) -> bool:
         node = node.inputs[0].producer()
     return node is not None and node.op_type == _DECODER
 
+
+_NAMED = frozenset({"Gemm", "GlobalAveragePool"})
+"""Operators that take the name of what they replace."""
 
 _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -29,6 +29,7 @@ from qgraph.transforms.weights.weighted_sums import OPERATORS
 _DECODER = "DequantizeLinear"
 _LINEAR = (_DECODER, "QuantizeLinear")
 _MOVES = RESHAPES | {"Identity", "Transpose"}
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _STORED = Verdict(Exactness.BITS, Method.CONSTANT)
 _MOVED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 
@@ -47,10 +48,14 @@ class FoldConstants(Transform):
     3. ``biases``: ``DequantizeLinear(codes) -> numbers`` for constants of INT32 codes, for runtimes
        that take float biases only.
 
-    Weights stay codes: nothing else is decoded.
+    4. ``recurrent``: likewise for constant operands of LSTM, GRU and RNN, for compilers that take
+       float constants only.
+
+    Other weights stay codes.
     """
 
     biases: bool = option(False, help="decode constants of INT32 codes")
+    recurrent: bool = option(False, help="decode constant operands of LSTM, GRU and RNN")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
@@ -61,12 +66,11 @@ class FoldConstants(Transform):
             nodes = list(nodes_of(owner))
             known = KnownValues(owner.opset_imports)
             known.enter(nodes)
-            if self.biases:
-                for node in filter(_is_wide, nodes):
-                    numbers = known.array(node.outputs[0])
-                    if numbers is not None and not node.outputs[0].is_graph_output():
-                        store(editor, node.outputs[0], numbers)
-                        report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_STORED))
+            for node in filter(self._is_stored, nodes):
+                numbers = known.array(node.outputs[0])
+                if numbers is not None and not node.outputs[0].is_graph_output():
+                    store(editor, node.outputs[0], numbers)
+                    report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_STORED))
             for value in list(dict.fromkeys(_computed(nodes, known))):
                 array, maker = known.array(value), value.producer()
                 if array is not None and maker is not None:
@@ -82,6 +86,14 @@ class FoldConstants(Transform):
                 report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_MOVED))
             except Stuck as stuck:
                 report.sites.append(refused(node, UNSUITED_WEIGHT(stuck.reason)))
+
+    def _is_stored(self, node: ir.Node) -> bool:
+        """Return whether what a node decodes is to be stored as numbers."""
+        if node.op_type != _DECODER or node.domain not in DOMAINS:
+            return False
+        users = {user.op_type for user in node.outputs[0].consumers()}
+        is_recurrent = self.recurrent and not users.isdisjoint(_RECURRENT)
+        return is_recurrent or (self.biases and _is_wide(node))
 
 
 def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:

@@ -19,10 +19,10 @@ from qgraph.numerics import Array
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.movement import moves_constant
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import PLAIN, sites
 from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
     choose,
@@ -64,7 +64,7 @@ class PlainPairs(Transform):
 
     1. ``float(DQ(Q(float(x)))) -> DequantizeLinear([Clip](QuantizeLinear(x, s, z)), s, z)``, if
        that reaches the level ``exact``. The report has the number of inputs that give another
-       value.
+       value. Quantizers of data in other dialects, such as FakeQuantize, get this form at once.
     2. ``dialect=qonnx``: likewise one Quant alone, instead of operators around it.
     3. ``zero_points=false``: likewise ``Quant(x, s, z) -> Quant(Clip(x), s, 0)`` for data.
     """
@@ -74,6 +74,9 @@ class PlainPairs(Transform):
     )
     zero_points: bool = option(
         True, help="whether a Quant of data may have a zero point; if not, data are limited before"
+    )
+    values: str = option(
+        "*", help="patterns of names of the results of quantizers to rewrite, separated by |"
     )
     exact: Exactness = option(
         Exactness.NEAR, help="minimum level: near accepts thresholds that move by ulps, counted"
@@ -92,7 +95,10 @@ class PlainPairs(Transform):
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for site in readable(sites(model.ir), others):
-            if site.dialect != dialect.name or moves_constant(site.root):
+            is_other = site.dialect == PLAIN or site.weight is not None
+            if (site.dialect != dialect.name and is_other) or moves_constant(site.root):
+                continue
+            if not selects(self.values, str(site.y.name)):
                 continue
             is_plain = partial(self._is_plain, site)
             if is_plain(site.nodes, {}):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -74,3 +75,38 @@ def test_every_model_keeps_or_gains_integer_layers(models):
         again = model.to_proto()
         qgraph.deploy(model, "openvino-cpu")
         assert model.to_proto() == again, path
+
+
+RECURRENT = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[5,1,4] x) => (float[5,1,1,3] y)
+    <float s = {0.05}, uint8 z = {128}, int8 p = {0}, float t = {0.01}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        k = DequantizeLinear (v, t, p)
+        m = MatMul (d, k)
+        n = QuantizeLinear (m, s, z)
+        e = DequantizeLinear (n, s, z)
+        a = DequantizeLinear (w, t, p)
+        b = DequantizeLinear (r, t, p)
+        y = LSTM <hidden_size = 3> (e, a, b)
+    }"""
+
+
+def test_weights_of_an_lstm_become_numbers(tmp_path):
+    proto = onnx.parser.parse_model(RECURRENT)
+    random = np.random.default_rng(0)
+    for name, shape in (("v", (4, 4)), ("w", (1, 12, 4)), ("r", (1, 12, 3))):
+        codes = random.integers(-127, 128, shape).astype(np.int8)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, name))
+    onnx.save(proto, tmp_path / "in.onnx")
+    with pytest.raises(RuntimeError, match="expects Constant"):
+        openvino.Core().compile_model(str(tmp_path / "in.onnx"), "CPU")
+    model = qgraph.load(proto)
+    (layer,) = qgraph.deploy(model, "openvino-cpu").layers
+    assert (layer.before, layer.kernel) == (None, "FullyConnected u8")
+    model.save(tmp_path / "out.onnx")
+    x = random.normal(size=(5, 1, 4)).astype(np.float32)
+    hint = {"INFERENCE_PRECISION_HINT": "f32"}
+    found = openvino.Core().compile_model(str(tmp_path / "out.onnx"), "CPU", hint)(x)[0]
+    expected = qgraph.load(proto).run({"x": x}, backend="numpy")["y"]
+    np.testing.assert_allclose(found, expected, atol=2e-3)

@@ -118,3 +118,17 @@ def test_a_quant_without_zero_point_gets_limited_data(check_pass):
     x = np.resize(x, 100).reshape(1, 2, 50)
     y = model.run({"x": x}, backend="numpy")["y"]
     np.testing.assert_array_equal(y.reshape(-1), np.resize(after, 100) * F(0.25))
+
+
+def test_fake_quantize_of_data_becomes_a_pair_beside_a_bias(check_pass):
+    text = """<ir_version: 10, opset_import: ["": 20, "org.openvinotoolkit": 1]>
+        g (float[1, 2, 50] x) => (float[1, 2, 50] y)
+        <float[2, 1] b = {0.1, -0.3}, float low = {-1.4}, float high = {3.7}> {
+            a = Add (x, b)
+            y = org.openvinotoolkit.FakeQuantize <levels = 256> (a, low, high, low, high)
+        }"""
+    model, report = check_pass(PlainPairs(), text, ops=["Add", *PAIR], exactly=NEAR)
+    (encode,) = model.nodes("QuantizeLinear")
+    assert constant(encode.inputs[2]) == 70  # 1.4 / 0.02
+    np.testing.assert_allclose(constant(encode.inputs[1]), F(0.02), rtol=1e-6)
+    assert report.sites[0].verdict.exactness is NEAR

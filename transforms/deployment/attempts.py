@@ -20,6 +20,7 @@ from qgraph.storage.files import weight_bytes
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
+from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.drafts.choice import label
 
@@ -36,6 +37,9 @@ _WITHOUT = (
     ),
 )
 """Passes that are left out, in the order of the attempts."""
+
+_POINTS = CanonicalOperators(forms=CanonicalForm.POINTS)
+"""What keeps every bit, and so is never left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +74,8 @@ def best_form(
     """Return the first form that is within the limits.
 
     First all passes are applied, then all but those that change which layers correspond, then the
-    exact ones alone. If regions exceed the limits, their layers are left as they were, and the
-    passes run again. If nothing is within the limits, the model is unchanged, and a note says why.
+    exact ones alone. If regions exceed the limits, their layers and quantizers are left as they
+    were, and the passes run again. If nothing is within the limits, the model is unchanged, and a note says why.
 
     Args:
         reference: the input.
@@ -85,12 +89,13 @@ def best_form(
     names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
     coded = "|".join(f"!{escaped(name)}" for name in _of_floats(plain)) or "*"
     tried: list[list[Transform]] = []
+    obstacle: str | None = None
     for without in _WITHOUT:
-        left = list(kept)
+        left, exact = list(kept), list[str]()
         while True:
-            nodes = "|".join(f"!{name}" for name in left) or "*"
-            every = steps_for(profile, nodes=nodes, coded=coded, packed=packed)
-            steps = [step for step in every if step.name not in without]
+            nodes, values = ("|".join(f"!{name}" for name in each) or "*" for each in (left, exact))
+            every = steps_for(profile, nodes=nodes, values=values, coded=coded, packed=packed)
+            steps = [step for step in every if step.name not in without or step == _POINTS]
             if steps in tried:
                 break
             tried.append(steps)
@@ -99,13 +104,17 @@ def best_form(
             attempt = Attempt(model, report, proved(reference, model, request))
             failing = attempt.failing
             if not failing:
+                report.notes += [] if obstacle is None else [obstacle]
                 return attempt
+            obstacle = obstacle or _obstacle(failing)
             near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
             touched = set(map(escaped, near))
             more = [name for name in names if name in touched and name not in left]
-            if not more:
+            quantizers = [] if exact or "plain-pairs" in without else _quantized(reference, failing)
+            if not more and not quantizers:
                 break
             left += more
+            exact = [escaped(name) for name in quantizers]
     first = failing[0]
     where = "+".join(first.candidate_nodes) or first.candidate_value
     return unchanged(
@@ -113,6 +122,27 @@ def best_form(
         request,
         f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
         f"{where}: {first.reason or 'beyond the limit'}",
+    )
+
+
+def _quantized(reference: Model, regions: Sequence[RegionVerdict]) -> list[str]:
+    """Return the results of quantizers that regions end with."""
+    ends = {region.reference_value for region in regions}
+    results = (str(site.y.name) for site in sites(reference.ir) if isinstance(site, Site))
+    return [name for name in results if name in ends]
+
+
+def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:
+    """Return why not all rewrites were done, where a wider limit allows them."""
+    bounds = [region.bound for region in failing if region.bound is not None]
+    if len(bounds) < len(failing):
+        return None
+    most = max(bounds, key=lambda bound: bound.max_steps)
+    where = failing[bounds.index(most)].reference_value
+    return (
+        f"not all rewrites were done, since {where!r} is within {most.max_steps} steps only, "
+        f"{most.reference_error:.2g} of them by the float operators of the input; "
+        f"--within {most.max_steps}step allows them"
     )
 
 

@@ -94,7 +94,7 @@ def deploy(
     deployment = listed(reference, attempt, runtime)
     if not deployment.layers and deployment.is_executed:
         attempt = unchanged(reference, request, "there is no quantized layer to rewrite")
-    elif deployment.left or not deployment.layers:
+    elif deployment.left or not deployment.layers or runtime.refuses(reference):
         how = reference, profile, request, list(keep)
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))

@@ -71,6 +71,18 @@ class TargetRuntime:
             raise outcome
         return outcome
 
+    def refuses(self, model: Model) -> bool:
+        """Return whether the runtime is installed, and cannot run the model."""
+        if self.profile.executed is None:
+            return False
+        try:
+            self.executed(model, self.profile.executed)
+        except ExecutionError:
+            return True
+        except UnsupportedError:
+            return False
+        return False
+
 
 def _kernels(
     model: Model, runtime: TargetRuntime, *, run: bool

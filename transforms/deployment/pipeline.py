@@ -37,6 +37,7 @@ def steps_for(
     profile: Profile,
     *,
     nodes: str = "*",
+    values: str = "*",
     coded: str = "*",
     packed: Collection[str] | None = None,
 ) -> list[Transform]:
@@ -48,15 +49,15 @@ def steps_for(
     Args:
         profile: of the target.
         nodes: patterns of names of the layers into which factors and biases may go.
+        values: patterns of names of the results of quantizers that get the plain form.
         coded: patterns of names of the products whose weights get the type that kernels take.
         packed: None to store weights in the types that kernels take. Otherwise weights keep the
             type that FoldWeights chooses, and the named layers keep their biases.
     """
     opset = wants.highest_opset(profile, HIGHEST_OPSET)
     if not wants.takes(profile, "DequantizeLinear"):
-        return list(_quants(profile))
-    needs_float32 = wants.needs_float32(profile)
-    steps = [*_plain(opset, needs_float32=needs_float32), *_shaped(profile, opset, nodes)]
+        return list(_quants(profile, values))
+    steps = [*_plain(profile, opset, values), *_shaped(profile, opset, nodes)]
     if packed is None:
         return [
             replace(step, nodes=coded) if isinstance(step, Repack | WidenCodes) else step
@@ -75,24 +76,26 @@ def as_pairs() -> LowerIntegerOperators:
     return LowerIntegerOperators(form=SumForm.QDQ, exact=Exactness.NEAR)
 
 
-def _plain(opset: int, *, needs_float32: bool) -> Iterator[Transform]:
+def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
     """Yield what gives each quantizer the plain form, and each weight stored codes."""
     yield as_pairs()
+    # Before conversion, since a bias would join the float operators around a quantizer.
+    yield PlainPairs(values=values, opset=opset)
     yield ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
     yield FoldWeights(opset=opset)
-    if needs_float32:
+    if wants.needs_float32(profile):
         yield WidenFloats()
-    yield PlainPairs(opset=opset)
-    yield FoldConstants()
+    yield PlainPairs(values=values, opset=opset)
+    yield FoldConstants(recurrent=wants.needs_recurrent_numbers(profile))
     yield SymmetricWeights(opset=opset)
 
 
-def _quants(profile: Profile) -> Iterator[Transform]:
+def _quants(profile: Profile, values: str) -> Iterator[Transform]:
     """Yield what gives each quantizer the form of one Quant."""
     yield as_pairs()
     yield ConvertDialect(to="qonnx")
     has_points = wants.takes_zero_points(profile, weights=False)
-    yield PlainPairs(dialect=PairDialect.QONNX, zero_points=has_points)
+    yield PlainPairs(dialect=PairDialect.QONNX, values=values, zero_points=has_points)
     if not any("Gemm" in kernel.operators for kernel in wants.kernels(profile)):
         yield SplitGemm()
 

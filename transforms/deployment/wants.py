@@ -101,6 +101,11 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
     return not zeros or not zeros <= _NONE
 
 
+def needs_recurrent_numbers(profile: Profile) -> bool:
+    """Return whether LSTM, GRU and RNN take no decoded constants."""
+    return any(rule.loads is Loads.NO and "LSTM" in (rule.readers or ()) for rule in profile.load)
+
+
 def needs_float32(profile: Profile) -> bool:
     """Return whether the profile lists types of scales without those of 16 bits."""
     types = {name for rule in _operands(profile) for name in rule.scale_types or ()}
