@@ -44,7 +44,10 @@ def slower_form(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG403", "batch-norm-behind-layer", WARNING, fix=_FOLD_BN)
 def batch_norm_behind_layer(facts: ModelFacts) -> Iterator[Found]:
     """BatchNormalization stands between a quantized layer and its quantizer."""
+    taken = {layer.node for layer, answer in facts.answers if isinstance(answer, KernelMatch)}
     for layer, node in _behind(facts, "BatchNormalization"):
+        if layer.node in taken:
+            continue
         text = "BatchNormalization keeps the layer out of integer kernels; fold it into the weights"
         yield Found((node, layer.node), text, {"measured_slowdown": _SLOW_CHANNELS})
 

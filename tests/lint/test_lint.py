@@ -13,6 +13,7 @@ from qgraph.lint.codes import count_codes
 from qgraph.lint.engine import chosen_rules
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import RULES, LintLevel
+from qgraph.lint.rule_pages import page_of_rule, whole_model
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]> net '
 LAYER = f"""{HEADER} (float[N,2] x) => (float[N,2] y)
@@ -155,3 +156,11 @@ def test_only_a_quantizer_to_int32_stops_the_compiler(kind: str, severity: str) 
     }}"""
     (finding,) = qgraph.lint(model(text), "openvino-cpu", select="QG413")
     assert (str(finding.severity), finding.nodes[0]) == (severity, "here")
+
+
+@pytest.mark.parametrize(
+    ("target", "count"), [(None, 1), ("onnxruntime-cpu", 1), ("openvino-cpu", 0)]
+)
+def test_batch_norm_is_found_where_kernels_do_not_take_it(target, count):
+    page = page_of_rule(RULES.find("QG403"))
+    assert len(list(qgraph.lint(model(whole_model(page.before)), target, select="QG403"))) == count

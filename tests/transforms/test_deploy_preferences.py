@@ -151,7 +151,8 @@ def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     assert layer["reason"] == "its integer form was measured to take 1.5 of float's time"
     assert [form["chosen"] for form in tuning["forms"]] == ["float"]
     assert tuning["forms"][0]["shapes"] == [[1, 2, 6, 6]]
-    assert tuning["milliseconds"] == {"float": 4.0, "untuned": 3.0, "tuned": 2.0}
+    assert tuning["milliseconds"] == {"float": 4.0, "input": 3.0, "untuned": 3.0, "tuned": 2.0}
+    assert not any("network in float" in note for note in document["notes"])
     assert main([*command, "--tune", "--prefer", "size"]) == 2
 
     sizes = qgraph.Inputs(shapes={"x": (3, 2, 6, 6)})
@@ -164,8 +165,24 @@ def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
     assert found.tuning is not None
     assert (found.tuning.chosen, found.left) == ("untuned", [])
+    clock["FLOAT"] = 2.5
+    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
+    assert found.tuning is not None
+    assert found.tuning.chosen == "untuned"
+    assert "(untuned) takes 1.2 of the time" in found.notes[-1]
     with pytest.raises(OptionError, match="cannot be run here"):
         qgraph.deploy(network, "tensorrt", prefer="tuned")
+
+
+def test_tuning_leaves_an_input_that_is_the_fastest(network, clock):
+    clock["INT32"] = 3.2  # biases of the result
+    model = qgraph.load(network)
+    before = model.to_proto()
+    found = qgraph.deploy(model, "onnxruntime-cpu", prefer="tuned")
+    assert found.tuning is not None
+    assert found.tuning.chosen == "input"
+    assert "the input was measured to be the fastest" in found.notes[0]
+    assert model.to_proto() == before
 
 
 def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):

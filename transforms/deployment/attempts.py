@@ -75,7 +75,8 @@ def best_form(
 
     First all passes are applied, then all but those that change which layers correspond, then the
     exact ones alone. If regions exceed the limits, their layers and quantizers are left as they
-    were, and the passes run again. If nothing is within the limits, the model is unchanged, and a note says why.
+    were, and the passes run again. If nothing is within the limits, the model is unchanged, and a
+    note says why.
 
     Args:
         reference: the input.

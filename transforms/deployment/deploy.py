@@ -112,9 +112,10 @@ def deploy(
                 )
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
-    left = _renamed(chosen.left, reference, attempt.model)
-    attempt = chosen.attempt
+    left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
     deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
+    if chosen.tuning is not None and (note := chosen.tuning.note) is not None:
+        deployment = replace(deployment, notes=[*deployment.notes, note])
     if require_all and deployment.left:
         first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"
         raise EquivalenceError(

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from qgraph.bound import Bounding
 from qgraph.comparison.bench.measure import Timing, bench
-from qgraph.errors import OptionError
+from qgraph.errors import ExecutionError, OptionError
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.reports import Report
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
-from qgraph.transforms.deployment.attempts import Attempt, proved
+from qgraph.transforms.deployment.attempts import Attempt, proved, unchanged
 from qgraph.transforms.deployment.float_network import float_network
 from qgraph.transforms.deployment.forms import Left, Preference, in_float, marked_slower, packed
 from qgraph.transforms.deployment.tuning import Tuning, tune
@@ -82,7 +82,10 @@ def preferred(
 
 
 def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Preferred:
-    """Return the fastest of the model, the tuned model, and the model with all layers in float."""
+    """Return the fastest of the model, the input, the tuned model, and all layers in float.
+
+    All quantizers stay in each of them.
+    """
     attempt, tuning = preferred.attempt, preferred.tuning
     if tuning is None:
         raise AssertionError("there are times")
@@ -94,17 +97,25 @@ def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Prefe
     choices: dict[str, Left] = {"untuned": {}}
     choices |= {"tuned": preferred.left} if preferred.left else {}
     choices |= {"all in float": every} if preferred.left.keys() != every.keys() else {}
-    models = [_stored(attempt.model, left)[0] for left in choices.values()]
+    models = {name: _stored(attempt.model, left)[0] for name, left in choices.items()}
     timing = replace(tuning.timing, rounds=_ROUNDS)
-    times = bench([float_network(reference), *models], timing)
-    names = ["float", *choices]
-    measured = {name: each.median_ms for name, each in zip(names, times.models, strict=True)}
-    ratios = {name: each.ratio for name, each in zip(names, times.models, strict=True)}
-    best = min(choices, key=lambda name: ratios[name])
+    plain = float_network(reference)
+    try:
+        timed = {"float": plain, "input": reference, **models}
+        times = bench(list(timed.values()), timing)
+    except ExecutionError:  # the runtime does not run the input
+        timed = {"float": plain, **models}
+        times = bench(list(timed.values()), timing)
+    measured = {name: each.median_ms for name, each in zip(timed, times.models, strict=True)}
+    ratios = {name: each.ratio for name, each in zip(timed, times.models, strict=True)}
+    best = min((name for name in timed if name != "float"), key=lambda name: ratios[name])
     if ratios[best] > _CLEAR * ratios["untuned"]:
         best = "untuned"
-    left = choices[best]
     measurement = replace(tuning, networks=measured, ratios=ratios, chosen=best)
+    if best == "input":
+        note = "nothing was changed, since the input was measured to be the fastest"
+        return Preferred(unchanged(reference, request, note), {}, measurement)
+    left = choices[best]
     return Preferred(_leaving(attempt, reference, request, left), left, measurement)
 
 

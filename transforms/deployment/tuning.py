@@ -68,8 +68,8 @@ class Tuning:
         runtime: name and version.
         timing: how times were taken.
         forms: of layers.
-        networks: median times of the network in ``float``, and of the whole model: ``untuned``,
-            ``tuned``, and with ``all in float``.
+        networks: median times of the network in ``float``, without quantizers, and of the whole
+            model with all of them: as ``input``, ``untuned``, ``tuned``, and ``all in float``.
         ratios: median ratios of the same to the network in float, round by round.
         chosen: which of these is the result.
     """
@@ -90,6 +90,17 @@ class Tuning:
             if each.is_slower
             for name in each.layers
         }
+
+    @property
+    def note(self) -> str | None:
+        """What to know if the result is slower than the network in float; None if it is not."""
+        ratio = self.ratios.get(self.chosen, 0.0)
+        if ratio <= 1:
+            return None
+        return (
+            f"the fastest form ({self.chosen}) takes {ratio:.3g} of the time of the network in "
+            "float: its quantizers, which all stay, cost more than its integer kernels save"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the report."""
