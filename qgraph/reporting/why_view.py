@@ -59,7 +59,7 @@ def _sentence(document: Mapping[str, Any], ranked: list[Mapping[str, Any]]) -> s
         return "No quantizer has a counterpart in the reference."
     worst = ranked[0]
     gain = worst["gain_if_restored"]
-    if gain:
+    if gain and gain > 0:
         return f"{worst['node']} costs most: {document['metric']} {gain:+.4f} without it."
     return (
         f"{worst['node']} costs most: outputs at {_ratio(document['sqnr_db'])}, without it "

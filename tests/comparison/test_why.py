@@ -120,15 +120,20 @@ def _between(a: float, b: float) -> range:
     return range(int(min(a, b)), int(max(a, b)))
 
 
-@pytest.mark.parametrize("name", ["first", "second", "weights"])
-def test_the_one_quantizer_with_another_scale_is_guilty(name: str) -> None:
+def _spoiled(name: str) -> str:
+    """Return the quantized network with another scale of one quantizer."""
     lines = QUANTIZED.replace("float z", "float u = {0.75}, float z").splitlines()
-    spoiled = "\n".join(
+    return "\n".join(
         line.replace(", s, z", ", u, z").replace(", t, z", ", u, z")
         if f"[{name}]" in line
         else line
         for line in lines
     )
+
+
+@pytest.mark.parametrize("name", ["first", "second", "weights"])
+def test_the_one_quantizer_with_another_scale_is_guilty(name: str) -> None:
+    spoiled = _spoiled(name)
     report = why(model(QUANTIZED), model(spoiled), {"x": X}, backend="numpy")
     guilty = report.guilty
     assert guilty is not None
@@ -137,6 +142,27 @@ def test_the_one_quantizer_with_another_scale_is_guilty(name: str) -> None:
     assert all(cost.restored_sqnr_db == report.sqnr_db for cost in others)
     assert all(cost.alone_sqnr_db is None for cost in others)
     assert all(cost.local_sqnr_db is None for cost in others)
+
+
+@pytest.mark.parametrize("name", ["first", "second", "weights"])
+def test_a_quantizer_that_happens_to_answer_better_is_guilty_of_its_error(name: str) -> None:
+    """The labels are what the spoiled model answers, so that no exchange gains an answer."""
+    spoiled = model(_spoiled(name))
+    (y,) = spoiled.run({"x": X}).values()
+    report = why(model(QUANTIZED), spoiled, {"x": X}, labels=y.argmax(1), backend="numpy")
+    assert report.candidate == 1.0 > (report.reference or 0.0)
+    assert report.guilty is not None
+    assert report.guilty.node == name
+    others = [cost for cost in report.quantizers if cost.node != name]
+    assert all(cost.gain_if_restored == 0 for cost in others)
+    sentence = qgraph.report(report.to_json(), "markdown").splitlines()[2]
+    assert sentence.startswith(f"{name} costs most: outputs at") and "without it equal" in sentence
+
+
+def test_nothing_is_guilty_where_outputs_are_equal() -> None:
+    report = why(model(QUANTIZED), model(QUANTIZED), {"x": X}, backend="numpy")
+    assert (report.sqnr_db, report.guilty) == (None, None)
+    assert repr(report) == "<WhyReport: equal outputs, 3 quantizers>"
 
 
 def test_a_relu_that_only_one_model_has_belongs_to_the_quantizer() -> None:

@@ -56,13 +56,17 @@ class QuantizerCost:
 
     @property
     def order(self) -> tuple[bool, float, float, float, float]:
-        """A key by which the most harmful quantizer comes first."""
+        """A key by which the most harmful quantizer comes first.
+
+        A quantizer that happens to raise the metric costs nothing of it, and is ranked by the
+        signal-to-noise ratio, as one without which the metric stays.
+        """
         restored = math.inf if self.restored_sqnr_db is None else self.restored_sqnr_db
         alone = math.inf if self.alone_sqnr_db is None else self.alone_sqnr_db
         return (
             self.reason is not None,
-            -(self.gain_if_restored or 0.0),
-            -(self.drop_alone or 0.0),
+            -max(self.gain_if_restored or 0.0, 0.0),
+            -max(self.drop_alone or 0.0, 0.0),
             -restored,
             alone,
         )
@@ -95,12 +99,16 @@ class WhyReport(Displayed):
     @property
     def summary(self) -> str:
         """The quantizer that costs most."""
+        if self.sqnr_db is None:
+            return f"equal outputs, {len(self.quantizers)} quantizers"
         worst = "no quantizer was exchanged" if self.guilty is None else self.guilty.node
         return f"{worst}, first of {len(self.quantizers)} quantizers"
 
     @property
     def guilty(self) -> QuantizerCost | None:
-        """The quantizer that costs most; None if none could be exchanged."""
+        """The quantizer that costs most; None if outputs are equal, or none was exchanged."""
+        if self.sqnr_db is None:
+            return None
         return next((cost for cost in self.quantizers if cost.reason is None), None)
 
     def to_json(self) -> dict[str, Any]:
