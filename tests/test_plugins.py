@@ -108,6 +108,47 @@ def test_a_rule_of_a_plugin_is_asked_explained_and_fixed(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_model_in_the_dialect_of_a_plugin_is_deployed(tmp_path: Path) -> None:
+    """BatchNormalization is folded, which takes the shapes behind its quantizers."""
+    plugin = ["--plugin", "qgraph_mychip.dialect"]
+    arguments = ["convert", str(MODEL), "-o", "mychip.onnx", "--to", "mychip", *plugin]
+    assert run(tmp_path, *arguments, path=str(EXAMPLE)).returncode == 0
+    arguments = ["deploy", "mychip.onnx", "-o", "out.onnx", "--target", "onnxruntime-cpu"]
+    done = run(tmp_path, *arguments, "--require-all", *plugin, path=str(EXAMPLE))
+    assert done.returncode == 0, done.stdout
+    assert "4 OF 4 QUANTIZED LAYERS IN INTEGER KERNELS" in done.stdout
+
+
+FAULTY = """
+from qgraph.plugin import LintLevel, Model, Report, Transform, rule, transform
+
+@rule("XX001", "faulty", LintLevel.INFO)
+def faulty(facts):
+    "A rule with a fault."
+    yield facts.nothing
+
+@transform("silent")
+class Silent(Transform):
+    "Promise nothing."
+
+    def apply(self, model: Model, report: Report) -> None:
+        "Do nothing."
+"""
+
+
+@pytest.mark.slow
+def test_a_rule_that_fails_is_named_and_a_pass_promises_nothing_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    plugin = ["--plugin", "faulty"]
+    done = run(tmp_path, "lint", str(MODEL), *plugin, path=str(tmp_path))
+    assert done.returncode == 3
+    assert "Rule XX001 of the plugin faulty failed (AttributeError: " in done.stderr
+    assert "--ignore XX001" in done.stderr
+    shown = run(tmp_path, "passes", "silent", *plugin, path=str(tmp_path)).stdout
+    assert "Changes what a model computes" in shown
+
+
+@pytest.mark.slow
 def test_a_module_is_a_plugin_for_one_command(tmp_path: Path) -> None:
     arguments = ["passes", "drop-identities", "--plugin", "qgraph_mychip.passes"]
     assert "keep" in run(tmp_path, *arguments, path=str(EXAMPLE)).stdout

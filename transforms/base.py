@@ -174,12 +174,13 @@ class Transform(ir.passes.InPlacePass):
 
     Attributes:
         name: the name under which it is registered, such as ``fold-weights``.
-        preserves: the level of equality that the pass promises for whatever it changes.
+        preserves: the level of equality that the pass promises for whatever it changes; none
+            unless it says so.
         bounded: whether its results are not equal, but lie within a bound that can be computed.
     """
 
     name: ClassVar[str] = ""
-    preserves: ClassVar[Exactness] = Exactness.VALUES
+    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
     bounded: ClassVar[bool] = False
 
     @final

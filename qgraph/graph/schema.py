@@ -50,10 +50,13 @@ _declared: set[tuple[OpKey, int]] = set()
 
 def is_declared(name: str, version: int, domain: str) -> bool:
     """Return whether onnx, or a dialect that is loaded, has an operator."""
+    return onnx.defs.has(name, version, domain) or is_own(name, version, domain)
+
+
+def is_own(name: str, version: int, domain: str) -> bool:
+    """Return whether a dialect that is loaded has an operator."""
     key = OpKey(domain, name)
-    return onnx.defs.has(name, version, domain) or any(
-        (key, since) in _declared for since in range(1, version + 1)
-    )
+    return any((key, since) in _declared for since in range(1, version + 1))
 
 
 def _as_is(value: Any) -> Any:

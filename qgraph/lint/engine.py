@@ -10,7 +10,7 @@ from typing import Any
 
 from qgraph.certificate import Identity
 from qgraph.display import Displayed
-from qgraph.errors import OptionError, meant, shown
+from qgraph.errors import OptionError, QGraphError, meant, shown, unexpected
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.observation import Batch, observe
 from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule
@@ -143,7 +143,7 @@ def lint(
 def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:
     if not is_asked(asked, facts.target, has_data=facts.observation is not None):
         return
-    for finding in asked.check(facts):
+    for finding in _of_rule(asked, facts):
         yield LintFinding(
             asked,
             finding.names,
@@ -152,6 +152,20 @@ def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:
             finding.figures,
             asked.fix if finding.is_fixable else None,
         )
+
+
+def _of_rule(asked: LintRule, facts: ModelFacts) -> Iterator[Found]:
+    """Yield what a rule finds; an error in one of a plugin names it."""
+    try:
+        yield from asked.check(facts)
+    except Exception as error:
+        module = asked.check.__module__
+        if isinstance(error, QGraphError) or module.startswith("qgraph."):
+            raise
+        raise QGraphError(
+            f"Rule {asked.id} of the plugin {module} failed ({unexpected(error)}), expected what it "
+            f"finds. Correct the plugin, or leave the rule out with --ignore {asked.id}."
+        ) from error
 
 
 def is_asked(asked: LintRule, target: Profile | None, *, has_data: bool) -> bool:

@@ -110,7 +110,10 @@ class ModelFacts:
     # Nodes and values
 
     def of(self, *names: str) -> Iterator[ir.Node]:
-        """Yield the nodes of some operators, in the standard domain or that of ONNX Runtime."""
+        """Yield the nodes of some operators, in the standard domain or that of ONNX Runtime.
+
+        :meth:`in_domain` yields those of others.
+        """
         for name in names:
             for node in self._by_operator.get(name, ()):
                 if node.domain in _DOMAINS:

@@ -218,14 +218,14 @@ def dynamic_quantize_linear(call: Call) -> list[Fact]:
     return [Fact(codes, call[0].shape), Fact(ir.DataType.FLOAT, ()), Fact(codes, ())]
 
 
-def _broadcasting(call: Call) -> list[Fact]:
+def of_quantizer(call: Call) -> list[Fact]:
     """The shape to which the data and all parameters broadcast; float32 where the data is."""
     shape = _broadcast(call, [0, *filter(call.has, range(1, len(call.operands)))])
     return [Fact(call[0].dtype if call[0].dtype is ir.DataType.FLOAT else None, shape)]
 
 
 for _domain in QONNX_DOMAINS:
-    rule("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc", domain=_domain)(_broadcasting)
+    rule("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc", domain=_domain)(of_quantizer)
 
 
 def _thresholds(call: Call) -> list[Fact]:
@@ -241,7 +241,7 @@ def _fake_quantize(call: Call) -> list[Fact]:
     """The shape of the data, to which the ends of the ranges broadcast."""
     if call.text("auto_broadcast", "numpy") != "numpy" or len(call.operands) < 5:
         raise Unknown
-    return _broadcasting(call)
+    return of_quantizer(call)
 
 
 rule("FakeQuantize", domain="org.openvinotoolkit")(_fake_quantize)

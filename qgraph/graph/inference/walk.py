@@ -18,6 +18,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim, symbol
+from qgraph.graph.inference.elementwise import of_quantizer
 from qgraph.graph.inference.rules import (
     RULES,
     UNKNOWN,
@@ -27,7 +28,7 @@ from qgraph.graph.inference.rules import (
     joined,
     of_tensor,
 )
-from qgraph.graph.schema import versions_of
+from qgraph.graph.schema import is_own, versions_of
 from qgraph.graph.scopes import CONTROL, bodies
 
 _FAMILIES = (
@@ -221,6 +222,8 @@ class _Walk:
                 facts: Sequence[Fact] = _control(call, self._body)
             elif (rule := RULES.get((domain, node.op_type))) is not None:
                 facts = rule(call)
+            elif is_own(node.op_type, call.version, domain):
+                facts = of_quantizer(call)
             else:
                 return [UNKNOWN] * len(node.outputs)
         except (Unknown, ValueError, IndexError):

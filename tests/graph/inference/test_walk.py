@@ -8,6 +8,7 @@ import pytest
 
 from qgraph.graph.inference.rules import Fact
 from qgraph.graph.inference.walk import infer, with_facts
+from qgraph.graph.schema import OpSchema
 from qgraph.graph.scopes import bodies
 
 
@@ -50,6 +51,17 @@ def test_all_is_inferred_from_the_inputs_also_in_branches() -> None:
         "z": "?[...]",
         "n": "?[...]",
     }
+
+
+def test_an_operator_of_a_plugin_has_the_form_of_its_data() -> None:
+    """Its definition computes a number for each number; parameters broadcast."""
+    inputs = ("x", "scale")
+    OpSchema(name="InferredStep", domains=("test.plugin",), inputs=inputs).declare()
+    text = BRANCHES.replace('"my": 1', '"my": 1, "test.plugin": 1')
+    text = text.replace("my.Op (d)", "test.plugin.InferredStep (d, s)")
+    text = text.replace("<float[2,4] w", "<float[4] s = {1,2,3,4}, float[2,4] w")
+    known = facts(lying(text))
+    assert (known["z"], known["n"]) == ("FLOAT[input0_0, 4]",) * 2
 
 
 def test_a_copy_gets_the_facts_and_the_model_stays() -> None:
