@@ -163,8 +163,8 @@ def _of_rule(asked: LintRule, facts: ModelFacts) -> Iterator[Found]:
         if isinstance(error, QGraphError) or module.startswith("qgraph."):
             raise
         raise QGraphError(
-            f"Rule {asked.id} of the plugin {module} failed ({unexpected(error)}), expected what it "
-            f"finds. Correct the plugin, or leave the rule out with --ignore {asked.id}."
+            f"Rule {asked.id} of the plugin {module} failed ({unexpected(error)}), expected what "
+            f"it finds. Correct the plugin, or leave the rule out with --ignore {asked.id}."
         ) from error
 
 
