@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -77,6 +77,12 @@ def several_models(function: Callable[..., Any]) -> Callable[..., Any]:
         return run.all(models, jobs)
 
     return command
+
+
+def gravest(statuses: Iterable[int]) -> int:
+    """Return the status of a command from those of its models."""
+    seen = set(statuses)
+    return next((status for status in _GRAVEST if status in seen), max(seen, default=0))
 
 
 output_folder = click.option(
@@ -180,8 +186,7 @@ class _Run:
             if self._is_json:
                 show(json_text(document).rstrip())
             self._summarise(results, failed)
-        statuses = {result.status for result in failed}
-        return next((status for status in _GRAVEST if status in statuses), max(statuses, default=0))
+        return gravest(result.status for result in failed)
 
     @property
     def _is_json(self) -> bool:

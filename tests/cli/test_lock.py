@@ -96,6 +96,31 @@ def test_locks_beside_models_are_checked_once_each(qgraph, model, locked, tmp_pa
     assert qgraph("lock", "--check-beside", *paths).status == 1
 
 
+def test_locks_beside_models_of_a_folder_are_written_and_checked(qgraph, model, tmp_path):
+    folder = tmp_path / "models"
+    (folder / "inner").mkdir(parents=True)
+    paths = [folder / "a.onnx", folder / "inner" / "b.onnx"]
+    for path in paths:
+        shutil.copy(model, path)
+    assert qgraph("lock", "--write-beside", folder).status == 0
+    text = qgraph("lock", model).out
+    assert [path.with_name(f"{path.name}.lock").read_text() for path in paths] == [text] * 2
+    found = qgraph("lock", "--check-beside", folder)
+    assert (found.status, found.out.count("2 same")) == (0, 2)
+
+
+def test_a_model_without_a_lock_does_not_stop_the_others(qgraph, model, locked, tmp_path):
+    bare = tmp_path / "bare.onnx"
+    shutil.copy(model, bare)
+    locked.write_text(locked.read_text().replace('"int4"', '"int5"', 1))
+    found = qgraph("lock", "--check-beside", bare, model)
+    assert found.status == 3
+    assert "bare.onnx.lock" in found.error
+    assert "1 same, 1 changed" in found.out
+    assert qgraph("lock", "--write-beside", bare, tmp_path / "missing.onnx").status == 3
+    assert qgraph("lock", "--check-beside", bare).status == 0
+
+
 def test_names_with_any_character_survive(qgraph, write):
     model = write("""
         <ir_version: 10, opset_import: ["": 21]>
@@ -138,6 +163,7 @@ def test_what_is_no_lock_file_is_unusable(qgraph, model, tmp_path, content, told
 
 def test_options_that_exclude_each_other_are_usage(qgraph, model, locked):
     assert qgraph("lock", model, "-o", "a", "--check", locked).status == 2
+    assert qgraph("lock", model, "--check-beside", "--write-beside").status == 2
     assert qgraph("lock", model, model).status == 2
     assert qgraph("lock").status == 2
 
