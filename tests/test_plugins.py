@@ -73,6 +73,20 @@ def test_the_example_imports_public_names_only_and_stays_short() -> None:
 
 
 @pytest.mark.slow
+def test_the_test_of_the_example_finds_a_kernel_that_is_not_its_definition(tmp_path: Path) -> None:
+    folder = tmp_path / "plugin"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    kernel = folder / "qgraph_mychip" / "step_quant.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, cwd=folder, env=env, check=False).returncode == 0
+    text = kernel.read_text()
+    assert text.count("np.rint(x / step)") == 1
+    kernel.write_text(text.replace("np.rint(x / step)", "np.rint(x * (np.float32(1) / step))"))
+    assert subprocess.run(command, cwd=folder, env=env, check=False).returncode == 1
+
+
+@pytest.mark.slow
 def test_an_installed_plugin_is_known_to_all_commands(tmp_path: Path) -> None:
     site = installed(tmp_path)
     assert "mychip" in run(tmp_path, "targets", path=str(site)).stdout

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
+from qgraph import plugin
 from qgraph.cli import commands
 from qgraph.errors import ExecutionError, OptionError
 from tests.user_script import main as user_script
@@ -32,6 +33,13 @@ g (float[N,2] x) => (float[N,2] y) <float s = {0.5}, uint8 z = {128}> {
 }"""
 METHODS = {"run"}
 """Commands that are a method of the model."""
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference" / "README.md").read_text()
+    public = {f"qgraph.{name}" for name in qgraph.__all__ if not name.startswith("__")}
+    listed = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    assert listed == public | set(plugin.__all__)
 
 
 @pytest.fixture

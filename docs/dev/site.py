@@ -8,16 +8,17 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import qgraph
-from qgraph import transforms
+from qgraph import plugin, transforms
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add pages that mkdocstrings fills from docstrings."""
-    for name, title, module in (
-        ("functions", "Functions and classes", qgraph),
-        ("passes", "Passes", transforms),
+    classes = {name: getattr(vars(plugin)[name], "__module__", "") for name in plugin.__all__}
+    for name, title, homes in (
+        ("functions", "Functions and classes", vars(qgraph)["_HOMES"]),
+        ("passes", "Passes", vars(transforms)["_HOMES"]),
+        ("plugins", "Plugins", {n: home for n, home in classes.items() if "qgraph" in home}),
     ):
-        homes = vars(module)["_HOMES"]
         lines = [f"# {title}"]
         for each in sorted(homes, key=str.lower):
             home = homes[each]
