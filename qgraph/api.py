@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from qgraph.certificate import Certificate
 from qgraph.comparison.prove import read, replay
-from qgraph.errors import Choice, OptionError, QGraphError, member
+from qgraph.display import Displayed
+from qgraph.errors import Choice, OptionError, QGraphError, member, require
 from qgraph.exactness import Exactness, Verification
 from qgraph.inventory.differences import ModelDifferences
 from qgraph.inventory.differences import diff as differences
@@ -21,7 +22,7 @@ from qgraph.inventory.overview import Overview, overview
 from qgraph.lint.engine import Ids, LintReport
 from qgraph.lint.engine import lint as linted
 from qgraph.lint.rule_pages import causes_of_rules
-from qgraph.model import Model, Source, load
+from qgraph.model import ARRAYS, Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.reasons import CAUSES, Cause, cause_of
@@ -227,6 +228,8 @@ def verify(
         EquivalenceError: the file is about other models.
     """
     if not isinstance(certificate, Certificate):
+        wanted = "a qgraph.Certificate, or the path of one; Certificate.from_json reads a document"
+        require(certificate, str | os.PathLike, "the certificate", wanted)
         paths = [Path(m) for m in (reference, candidate) if isinstance(m, str | os.PathLike)]
         if len(paths) < 2:
             raise OptionError(
@@ -258,12 +261,12 @@ def targets(name: PathLike | None = None) -> list[Profile]:
     Raises:
         OptionError: there is none of this name, or the file is no profile.
     """
-    return list(profiles()) if name is None else [profile_of(str(name))]
+    return list(profiles()) if name is None else [profile_of(name)]
 
 
 def lint(
     model: Source,
-    target: str | None = None,
+    target: PathLike | None = None,
     *,
     select: Ids = (),
     ignore: Ids = (),
@@ -283,6 +286,7 @@ def lint(
         ModelError: the model is not usable.
         OptionError: there is no such target or rule.
     """
+    require(inputs, Mapping | list | tuple, "inputs", ARRAYS)
     batches = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     return linted(model, target, select=select, ignore=ignore, inputs=batches)
 
@@ -330,18 +334,22 @@ def plot(
     return picture(data, format=chosen)
 
 
-def report(document: Mapping[str, Any], form: PageForm = "html") -> str:
+def report(document: Mapping[str, Any] | Displayed, form: PageForm = "html") -> str:
     """Return a report in another form.
 
     Args:
-        document: what ``to_json`` of a report, or a JSON file of the command line, has.
+        document: a report, a model, or what a JSON file of the command line has.
         form: ``html``, ``markdown``, ``sarif`` or ``junit``.
 
     Raises:
         OptionError: it is no such report, or has no such form.
     """
+    from qgraph.notebook import document_of
     from qgraph.reporting import findings, pages
 
+    wanted = "a report of qgraph, or what a JSON file of one has; json.load reads it"
+    require(document, Mapping | Displayed, "the document", wanted)
+    document = document_of(document) if isinstance(document, Displayed) else document
     written = {
         _ReportForm.HTML: pages.html_page,
         _ReportForm.MARKDOWN: pages.markdown_report,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from qgraph.errors import Choice, OptionError, meant, member, shown
+from qgraph.errors import Choice, OptionError, meant, member, require, shown
 from qgraph.text import read_fields, read_json
 
 STEPS_OF_OUTPUT = 256
@@ -265,6 +265,7 @@ class Bounding:
     def limits(self) -> tuple[Limit, ...]:
         """The limits."""
         entries = [self.within] if isinstance(self.within, str | Limit) else self.within
+        require(entries, Sequence, "within", "limits such as '1step' or '0.1%'")
         return tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in entries)
 
     @property

@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import StrEnum
+from types import UnionType
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -125,6 +126,9 @@ class Choice(StrEnum):
 
 C = TypeVar("C", bound=StrEnum)
 
+_LONG = 60
+"""Characters of a value that a message does not show."""
+
 
 def member(kind: type[C], value: object, option: str) -> C:
     """Return the member of an enumeration that an option's value names.
@@ -173,6 +177,26 @@ def closest(value: object, known: Iterable[str]) -> str | None:
     text = value.casefold() if isinstance(value, str) else ""
     near = difflib.get_close_matches(text, words, n=1)
     return words[near[0]] if near else None
+
+
+def require(
+    value: object, kinds: type | UnionType | tuple[type, ...], option: str, wanted: str
+) -> None:
+    """Raise an OptionError unless the value of an option is of one of some types.
+
+    Args:
+        value: the value.
+        kinds: the types.
+        option: name of the option, for the message.
+        wanted: what is expected, for the message, and what to do.
+    """
+    if not isinstance(value, kinds):
+        raise OptionError(f"{option} is {_brief(value)}, expected {wanted}.")
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return shown(value) if len(text) < _LONG else f"of type {type(value).__name__}"
 
 
 def shown(value: object) -> str:

@@ -219,6 +219,10 @@ class Verification:
     statements: PartFinding
     prover: bool = False
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items())
+        return f"<Verification: {self.verdict}, regions {counts}>"
+
     @property
     def parts(self) -> tuple[PartFinding, ...]:
         """All findings."""

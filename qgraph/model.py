@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from qgraph.certificate import Identity
 from qgraph.display import Displayed
-from qgraph.errors import OptionError, QGraphError, unexpected
+from qgraph.errors import OptionError, QGraphError, require, unexpected
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from qgraph.execution.prepare import Prepared
 
 
+ARRAYS = "arrays by the names of inputs, such as {'x': x} or dict(numpy.load('data.npz'))"
+"""What inputs of a model are."""
+_PASS = "an object of qgraph.transforms; qgraph.transform takes names of passes"
+
+
 class Model(Displayed):
     """A thin wrapper of an onnx_ir model.
 
@@ -48,6 +53,7 @@ class Model(Displayed):
         lent: bool = True,
         origin: Origin | None = None,
     ) -> None:
+        require(ir_model, ir.Model, "the model", "an onnx_ir.Model; qgraph.load reads all others")
         self._ir = ir_model
         self._origin = origin
         self._place = None if path is None else Path(os.path.abspath(path))
@@ -212,6 +218,8 @@ class Model(Displayed):
         """
         from qgraph.ops.static_parameters import freeze_static_parameters
 
+        for step in steps:
+            require(step, onnx_ir.passes.PassBase, "a pass", _PASS)
         storage.sort_nodes(self._ir)
         report = Report(weight_bytes_before=storage.weight_bytes(self._ir))
         draft = self._ir.clone() if atomic else self._ir
@@ -257,6 +265,7 @@ class Model(Displayed):
         from qgraph.execution.prepare import Prepared
         from qgraph.quantizers.standardize import standardize
 
+        require(inputs, Mapping, "inputs", ARRAYS)
         if self._prepared is None:
             self._prepared = Prepared()
         unseen = not self._lent

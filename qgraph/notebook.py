@@ -23,7 +23,7 @@ def page_in_frame(thing: Displayed) -> str | None:
     None is returned if the libraries that draw are not installed.
     """
     try:
-        page = html_page(_document(thing))
+        page = html_page(document_of(thing))
     except OptionError:
         return None
     return (
@@ -32,7 +32,8 @@ def page_in_frame(thing: Displayed) -> str | None:
     )
 
 
-def _document(thing: Any) -> dict[str, Any]:
+def document_of(thing: Any) -> dict[str, Any]:
+    """Return the JSON document of a model or a report."""
     if isinstance(thing, Model):
         return (
             head("info") | {"path": str(thing.path or "in memory")} | overview(thing.ir).to_json()

@@ -9,6 +9,7 @@ import pkgutil
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,8 +32,75 @@ g (float[N,2] x) => (float[N,2] y) <float s = {0.5}, uint8 z = {128}> {
     d = DequantizeLinear (q, s, z)
     y = Relu (d)
 }"""
+X = np.linspace(-9, 9, 8, dtype=np.float32).reshape(4, 2)
 METHODS = {"run"}
 """Commands that are a method of the model."""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.run("x.npz"), "inputs is 'x.npz', expected arrays by the names of inputs"),
+        (lambda m: qgraph.check(m, m, Path("x.npz")), "expected arrays by the names of inputs"),
+        (lambda m: qgraph.lint(m, inputs="x.npz"), "inputs is 'x.npz', expected arrays"),
+        (lambda m: qgraph.why(m, m, np.ones((1, 2))), "expected arrays by the names of inputs"),
+        (lambda m: qgraph.Inputs(random="two"), "random is 'two', expected a whole number"),
+        (lambda m: qgraph.Inputs(seed=-1), "seed is -1, expected a number that is not negative"),
+        (lambda m: qgraph.Inputs(shapes=3), "shapes is 3 (int), expected sizes by the names"),
+        (
+            lambda m: qgraph.check(m, m, tolerances=0.1),
+            "tolerances is 0.1 (float), expected",
+        ),
+        (lambda m: qgraph.check(m, m, scoring=[1, 2]), "expected qgraph.Scoring"),
+        (
+            lambda m: qgraph.check(m, m, tolerances=qgraph.Tolerances(atol="1")),
+            "atol is '1', expected a number",
+        ),
+        (
+            lambda m: qgraph.check(m, m, {"x": X}, scoring=qgraph.Scoring("label")),
+            "labels are of type <U5, expected an array with the number of the right answer",
+        ),
+        (lambda m: qgraph.prove(m, m, within=3), "within is 3 (int), expected limits such as"),
+        (lambda m: qgraph.deploy(m, 3), "target is 3 (int), expected the name of a target"),
+        (lambda m: m.apply("fold-weights"), "a pass is 'fold-weights', expected an object of"),
+        (lambda m: qgraph.Model("in.onnx"), "the model is 'in.onnx', expected an onnx_ir.Model"),
+        (lambda m: qgraph.bench("in.onnx"), "models is 'in.onnx', expected a list of paths"),
+        (lambda m: qgraph.verify({}, m, m), "the certificate is {} (dict), expected"),
+        (lambda m: qgraph.report("r.json"), "the document is 'r.json', expected a report"),
+    ],
+)
+def test_an_argument_of_another_type_says_what_is_expected(
+    model: qgraph.Model, call: Callable[[qgraph.Model], object], message: str
+) -> None:
+    with pytest.raises(OptionError) as error:
+        call(model)
+    assert message in str(error.value)
+
+
+def test_a_target_is_a_path_too(model: qgraph.Model, tmp_path: Path) -> None:
+    profile = Path(qgraph.targets.__file__).with_name("iree.toml")
+    copied = shutil.copy(profile, tmp_path / "mine.toml")
+    assert qgraph.lint(model, Path(copied)) == qgraph.lint(model, str(copied))
+
+
+def test_a_report_is_written_from_the_object_itself(model: qgraph.Model) -> None:
+    converted = qgraph.convert(model.clone(), to="qonnx")
+    assert "changed" in qgraph.report(converted, "markdown")
+    assert "quantizer" in qgraph.report(qgraph.info(model), "markdown")
+    differing = qgraph.check(model, _shifted(), {"x": X})
+    assert qgraph.report(differing, "junit") == qgraph.report(differing.to_json(), "junit")
+
+
+def test_what_is_found_shows_itself_in_one_line(model: qgraph.Model) -> None:
+    reduced = qgraph.reduce(model, _shifted(), {"x": X})
+    assert repr(reduced) == f"<Reduction: {reduced.tensor!r}, parts of 1 and 1 nodes>"
+    proof = qgraph.prove(model, model)
+    assert repr(qgraph.verify(proof, model, model)).startswith("<Verification: proved, regions ")
+
+
+def _shifted() -> qgraph.Model:
+    """Return the model with another scale."""
+    return qgraph.load(ir.from_onnx_text(BODY.replace("0.5", "0.25")))
 
 
 def test_the_reference_lists_every_public_name() -> None:
@@ -124,8 +192,6 @@ class OnlyDLPack:
 def test_inputs_may_be_tensors_of_other_libraries(model: qgraph.Model) -> None:
     x = np.array([[0.3, -2.0]], np.float32)
     assert model.run({"x": OnlyDLPack(x)}, backend="numpy")["y"].tolist() == [[0.5, 0.0]]
-    with pytest.raises(ExecutionError, match=r"is fed str, expected arrays by the names"):
-        model.run("data.npz")  # type: ignore[arg-type]
 
 
 def test_notebooks_show_pages(model: qgraph.Model) -> None:

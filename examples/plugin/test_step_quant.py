@@ -2,9 +2,9 @@
 
 import numpy as np
 import onnx_ir as ir
+import qgraph_mychip.dialect  # noqa: F401 - not needed where the package is installed
 
 import qgraph
-import qgraph_mychip.dialect  # noqa: F401 - not needed where the package is installed
 
 TEXT = """<ir_version: 10, opset_import: ["": 21, "com.example.mychip": 1]>
 g (float[n] x) => (float[n] y) <float step = {0.3}> {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,12 @@ from qgraph.comparison.tolerance import (
 )
 from qgraph.deprecated import grouped
 from qgraph.effort import step, watch
-from qgraph.errors import ExecutionError, OptionError, UndecidedError
+from qgraph.errors import ExecutionError, OptionError, UndecidedError, require
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
-from qgraph.model import Model, Source, load
+from qgraph.model import ARRAYS, Model, Source, load
 from qgraph.numerics import Array
 
 Feeds = Mapping[str, npt.ArrayLike]
@@ -70,6 +70,15 @@ class Inputs:
     shapes: Mapping[str, Sequence[int]] | None = None
     batch: int | None = None
     probes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the types."""
+        require(self.feeds, Mapping | None, "inputs", ARRAYS)
+        require(self.shapes, Mapping | None, "shapes", "sizes by the names of inputs")
+        for name in ("random", "seed", "batch", "probes"):
+            require(getattr(self, name), SupportsIndex | None, name, "a whole number")
+        if self.seed < 0:
+            raise OptionError(f"seed is {self.seed}, expected a number that is not negative.")
 
 
 @grouped(inputs=Inputs, tolerances=Tolerances, scoring=Scoring)
@@ -110,6 +119,9 @@ def check(
         ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
     inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    require(scoring, Scoring | None, "scoring", "qgraph.Scoring, such as Scoring(labels)")
+    limits = "qgraph.Tolerances, such as Tolerances(atol=1e-3)"
+    require(tolerances, Tolerances | None, "tolerances", limits)
     scoring = scoring or Scoring()
     labels, judging = scoring.labels, metric_of(scoring.metric)
     first, second = load(reference), load(candidate)

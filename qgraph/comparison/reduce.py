@@ -55,6 +55,10 @@ class Reduction:
     nodes_before: tuple[int, int]
     report: CheckReport
 
+    def __repr__(self) -> str:
+        sizes = " and ".join(map(str, self.nodes))
+        return f"<Reduction: {self.tensor!r}, parts of {sizes} nodes>"
+
     def save(self, folder: str | os.PathLike[str], outputs: Outputs | None = None) -> list[Path]:
         """Write both models and the input, together or not at all; return the files.
 

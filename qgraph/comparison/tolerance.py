@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.bound import Within
 from qgraph.comparison.metrics import OutputComparison, within
-from qgraph.errors import ExecutionError, OptionError, shown
+from qgraph.errors import ExecutionError, OptionError, require, shown
 from qgraph.numerics import Array
 
 Limit = float | Mapping[str, float]
@@ -139,6 +139,7 @@ def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tol
                     f"{field} is given for output {name!r}; the outputs of the reference are "
                     f"{', '.join(chosen)}. Use one of these names."
                 )
+            require(number, SupportsFloat | None, field, "a number, or numbers by output name")
             if number is not None and field not in _ANY_SIGN and not number >= 0:
                 raise OptionError(f"{field} is {number}, expected a number that is not negative.")
             if number is not None and field in _SHARES and number > 1:
@@ -249,6 +250,11 @@ def top1(outputs: Outputs, labels: Array) -> float:
         OptionError: there is none.
     """
     flat = np.asarray(labels).reshape(-1)
+    if flat.dtype.kind in "OSU":
+        raise OptionError(
+            f"labels are of type {flat.dtype}, expected an array with the "
+            "number of the right answer for each row. numpy.load reads a file."
+        )
     for scores in outputs.values():
         if scores.ndim == 2 and scores.shape[1] > 1 and len(scores) == flat.size:
             return float(np.mean(np.argmax(scores, axis=1) == flat))

@@ -36,11 +36,6 @@ def check_feeds(
     Raises:
         ExecutionError: a needed input is missing, or an array does not fit.
     """
-    if not isinstance(inputs, Mapping):
-        raise ExecutionError(
-            f"Graph {graph.name!r} is fed {type(inputs).__name__}, expected arrays by the names of "
-            "inputs, such as dict(np.load('data.npz'))."
-        )
     names = {value.name for value in graph.inputs}
     spare = tuple(name for name in inputs if name not in names)
     needed = {value.name for value in graph.inputs if not value.is_initializer()}

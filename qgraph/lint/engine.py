@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,7 @@ class LintReport(Displayed):
 
 def lint(
     source: Source,
-    target: str | None = None,
+    target: str | os.PathLike[str] | None = None,
     *,
     select: Ids = (),
     ignore: Ids = (),
@@ -137,7 +138,8 @@ def lint(
     if inputs and any(each.needs_data for each in rules):
         facts.observation = observe(facts, inputs)
     findings = [finding for each in rules for finding in _findings(each, facts)]
-    return LintReport(identity, tuple(findings_in_order(findings)), target)
+    name = None if target is None else str(target)
+    return LintReport(identity, tuple(findings_in_order(findings)), name)
 
 
 def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:

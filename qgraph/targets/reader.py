@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from qgraph.errors import ModelError, OptionError, matching, meant
+from qgraph.errors import ModelError, OptionError, matching, meant, require
 from qgraph.registry import load_plugins
 from qgraph.targets.contradictions import contradictions
 from qgraph.targets.profile import Profile
@@ -65,7 +65,7 @@ def profiles() -> list[Profile]:
     return [profile_of(name) for name in target_names()]
 
 
-def profile_of(target: str | Profile) -> Profile:
+def profile_of(target: str | os.PathLike[str] | Profile) -> Profile:
     """Return the profile of a target, by its name or by the path of a TOML file.
 
     Raises:
@@ -74,6 +74,8 @@ def profile_of(target: str | Profile) -> Profile:
     """
     if isinstance(target, Profile):
         return target
+    require(target, str | os.PathLike, "target", "the name of a target, or the path of a profile")
+    target = os.fspath(target)
     known = matching(target_names(), target)
     if known is not None:
         return _read(_files()[known])

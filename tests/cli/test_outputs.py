@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -228,10 +229,20 @@ def test_a_stream_that_is_gone_takes_everything():
         assert stream.is_gone
 
 
+@pytest.fixture
+def heeded(name: str) -> Iterator[signal.Signals]:
+    """A signal with its default handler; a process in the background ignores some of them."""
+    number = signal.Signals[name]
+    is_interrupt = number is signal.SIGINT
+    before = signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    yield number
+    signal.signal(number, before)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
-def test_signals_end_a_command_and_leave_nothing(qgraph, files, monkeypatch, name):
+def test_signals_end_a_command_and_leave_nothing(qgraph, files, monkeypatch, name, heeded):
     before = everything(files)
-    number = getattr(signal, name)
+    number = heeded
     handlers = [signal.getsignal(each) for each in (number, signal.SIGTERM)]
     write = datafiles.write
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ _TOLD = ("QG401",)
 
 def deploy(
     source: Source,
-    target: str,
+    target: str | os.PathLike[str],
     *,
     within: Within = "1step",
     keep: Sequence[str] = (),
@@ -133,7 +134,7 @@ def deploy(
     return deployment
 
 
-def _traps(model: Model, target: str) -> tuple[LintFinding, ...]:
+def _traps(model: Model, target: str | os.PathLike[str]) -> tuple[LintFinding, ...]:
     """Return the findings of lint in a result that its list of layers does not contain."""
     findings = lint(model, target, select=_FAMILIES, ignore=_TOLD)
     return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)

@@ -22,7 +22,15 @@ from typing import Any, NoReturn, Self, TextIO, cast
 import numpy as np
 
 from qgraph.display import Displayed
-from qgraph.errors import Choice, ExecutionError, OptionError, QGraphError, UnsupportedError, member
+from qgraph.errors import (
+    Choice,
+    ExecutionError,
+    OptionError,
+    QGraphError,
+    UnsupportedError,
+    member,
+    require,
+)
 from qgraph.execution.prepare import RandomBatches
 from qgraph.graph.interface import static
 from qgraph.inventory.kernels import Kernels
@@ -167,6 +175,7 @@ def bench(
     """
     timing = timing or Timing(runtime=runtime or BenchRuntime.ONNXRUNTIME)
     chosen = member(BenchRuntime, timing.runtime, "runtime")
+    require(models, list | tuple, "models", "a list of paths and models")
     if not models:
         raise OptionError("There is no model to time, expected one or more.")
     if importlib.util.find_spec(chosen) is None:
