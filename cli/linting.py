@@ -247,6 +247,11 @@ def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
         raise OptionError(
             f"{file}: cannot be read ({error}), expected TOML. Correct it."
         ) from error
+    others = [key for key in table if key not in keys] if len(keys) == 1 else []
+    if others:  # the file has nothing else
+        raise OptionError(
+            f"{file}: there is {shown(others[0])}, expected the table [{keys[0]}]. Correct it."
+        )
     for key in keys:
         table = table.get(key) if isinstance(table, Mapping) else None
     return table if isinstance(table, Mapping) else None

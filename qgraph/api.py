@@ -344,12 +344,11 @@ def report(document: Mapping[str, Any] | Displayed, form: PageForm = "html") -> 
     Raises:
         OptionError: it is no such report, or has no such form.
     """
-    from qgraph.notebook import document_of
     from qgraph.reporting import findings, pages
 
     wanted = "a report of qgraph, or what a JSON file of one has; json.load reads it"
     require(document, Mapping | Displayed, "the document", wanted)
-    document = document_of(document) if isinstance(document, Displayed) else document
+    document = document.document if isinstance(document, Displayed) else document
     written = {
         _ReportForm.HTML: pages.html_page,
         _ReportForm.MARKDOWN: pages.markdown_report,

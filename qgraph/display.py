@@ -19,6 +19,12 @@ class Displayed:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary}>"
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """What a JSON report of it has."""
+        plain: dict[str, Any] = importlib.import_module("qgraph.notebook").document_of(self)
+        return plain
+
     def _repr_html_(self) -> str | None:
         """Return a page for notebooks; None if the libraries that draw are not installed."""
         page: str | None = importlib.import_module("qgraph.notebook").page_in_frame(self)

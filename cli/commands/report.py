@@ -56,7 +56,8 @@ def command(talk: Talk, report: Path, views: Views) -> None:
                 f"Write it again with --report, or with --certificate of 'qgraph prove'."
             ) from error
         for path in views.paths:
-            show_paragraph(f"wrote {path}")
+            if path != options.STDOUT:
+                show_paragraph(f"wrote {path}")
 
 
 def _read(path: Path) -> dict[str, Any]:

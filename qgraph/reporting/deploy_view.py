@@ -28,6 +28,9 @@ from qgraph.text import amount, counted, percent, size, whole
 
 Layer = Mapping[str, Any]
 
+_NOT_LOADED = ("QG601", "QG602")
+"""Rules about nodes and versions that a target does not load."""
+
 
 def deploy_page(document: Mapping[str, Any]) -> Page:
     """Return the page of a deployment."""
@@ -50,7 +53,8 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
         written = document["output"]
         remark = f"opset {written['opset']}, IR version {written['ir_version']}"
         files[-1] = replace(files[-1], remark=remark)
-    tone = Tone.GOOD if done == all_layers and layers else Tone.OPEN
+    is_whole = done == all_layers and layers and not_loaded(document) is None
+    tone = Tone.GOOD if is_whole else Tone.OPEN
     return Page(
         "deploy",
         str(document["qgraph"]),
@@ -112,7 +116,17 @@ def _sentence(document: Mapping[str, Any]) -> str:
             f"given equal codes before a segment, codes behind it differ by at most {far}, and "
             f"only within {near} steps of a tie, from what the input means"
         )
-    return f"{document['target']}, {source}; {equal}."
+    sentence = f"{document['target']}, {source}; {equal}."
+    refusal = not_loaded(document)
+    if refusal is not None:
+        sentence += f" But {document['target']} does not load the result: {refusal}."
+    return sentence
+
+
+def not_loaded(document: Mapping[str, Any]) -> str | None:
+    """Return why the target does not load the result; None if nothing is known against it."""
+    errors = (f for f in document["findings"] if f["severity"] == "error")
+    return next((f"{f['message']} [{f['id']}]" for f in errors if f["id"] in _NOT_LOADED), None)
 
 
 def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[Section]:

@@ -121,6 +121,8 @@ def test_settings_are_those_of_the_nearest_project(qgraph, folder: Path, monkeyp
         ("[lint]\nignore = 1", "a list of strings"),
         ('[lint]\nfail-on = "x"', "fail-on"),
         ("[lint", "TOML"),
+        ('target = "iree"', "there is 'target', expected the table [lint]"),
+        ("[tool.qgraph.lint]", "there is 'tool', expected the table [lint]"),
     ):
         Path("qgraph.toml").write_text(text)
         outcome = qgraph("lint", "../trap.onnx")

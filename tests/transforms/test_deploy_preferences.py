@@ -185,6 +185,19 @@ def test_tuning_leaves_an_input_that_is_the_fastest(network, clock):
     assert model.to_proto() == before
 
 
+def test_a_result_that_the_target_does_not_load_is_told(tmp_path, capsys):
+    """TensorRT takes no UINT8 codes: tensorrt.toml."""
+    source = str(Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx")
+    out, page = tmp_path / "out.onnx", tmp_path / "page.md"
+    command = ["deploy", source, "--target", "tensorrt", "-o", str(out)]
+    assert main([*command, "--markdown", str(page)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    sentence = "But tensorrt does not load the result: codes of type UINT8"
+    assert sentence in told
+    assert sentence in page.read_text()
+    assert "next: 'qgraph explain QG601'" in told
+
+
 def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         net (float[N,8] x) => (float[N,8] y) <float s = {0.05}, uint8 u = {128}, uint8 z = {90}> {

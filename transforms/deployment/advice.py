@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qgraph.bound import Bounding
+from qgraph.reporting.deploy_view import not_loaded
 from qgraph.text import counted
 
 
@@ -44,6 +45,10 @@ def advice(document: Mapping[str, Any]) -> str:
             "quantize the operands of convolutions and matrix products to integers of 8 bits or "
             "fewer, as with Brevitas, NNCF or onnxruntime.quantization"
         )
+    refusal = not_loaded(document)
+    if refusal is not None:
+        known = refusal.rpartition("[")[2].rstrip("]")
+        return f"'qgraph explain {known}' says what to do about what {document['target']} refuses"
     tuned = document["tuning"]
     if left and not tuned:
         ids = dict.fromkeys(layer["reason_id"] for layer in left if layer["reason_id"])
