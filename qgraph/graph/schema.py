@@ -6,6 +6,7 @@ Operators of the dialects are unknown to onnx until :meth:`OpSchema.publish` ent
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -315,17 +316,24 @@ def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:
         node: any node.
         version: of the operator's domain, as the model imports it.
     """
-    values: dict[str, Hashable] = {}
-    if onnx.defs.has(node.op_type, version, node.domain):
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-        for name, attribute in schema.attributes.items():
-            if attribute.default_value.name:
-                default = ir.serde.deserialize_attribute(attribute.default_value)
-                values[name] = _comparable(default)
+    is_known = onnx.defs.has(node.op_type, version, node.domain)
+    values = dict(_defaults(node.op_type, version, node.domain)) if is_known else {}
     for name, own in node.attributes.items():
         if own.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             values[name] = _comparable(own)
     return values
+
+
+@functools.cache
+def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Hashable]:
+    """Return the attributes of an operator that have defaults, as :func:`attribute_values` does."""
+    schema = onnx.defs.get_schema(op_type, version, domain)
+    stated = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    return {
+        name: _comparable(ir.serde.deserialize_attribute(default))
+        for name, default in stated.items()
+        if default.name
+    }
 
 
 def _comparable(attribute: ir.Attr) -> Hashable:

@@ -104,7 +104,10 @@ def coarsest(kinds: Sequence[FloatType]) -> FloatType:
 def product(one: Float64, other: Float64) -> Float64:
     """Return the product, where 0 times infinity is 0."""
     with np.errstate(invalid="ignore"):
-        return np.where((one == 0) | (other == 0), 0.0, one * other)
+        result = np.asarray(one * other)
+    if np.isnan(result).any():
+        return np.where((one == 0) | (other == 0), 0.0, result)
+    return result
 
 
 def largest_of(low: Float64, high: Float64) -> Float64:
@@ -114,10 +117,13 @@ def largest_of(low: Float64, high: Float64) -> Float64:
 
 def granules(value: Float64) -> Float64:
     """Return the largest powers of two of which numbers are multiples; infinity for 0."""
-    mantissas, exponents = np.frexp(value)
-    whole = np.abs(mantissas * 2.0**53).astype(np.int64)
-    lowest = np.where(whole, whole & -whole, 1).astype(np.float64)
-    return np.where(whole, np.ldexp(lowest, exponents - 53), np.inf)
+    bits = np.asarray(value, np.float64).view(np.int64)
+    others = np.asarray(bits & (bits - 1)).view(np.float64)  # without the last bit that is set
+    is_power = bits & _MANTISSA == 0
+    return np.where(value == 0, np.inf, np.abs(np.where(is_power, value, value - others)))
+
+
+_MANTISSA = 2**52 - 1
 
 
 class Meant(Protocol):

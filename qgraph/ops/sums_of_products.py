@@ -159,11 +159,12 @@ def ends_of_sums(
     weights: Float64, low: Float64, high: Float64, layout: Taps
 ) -> tuple[Float64, Float64]:
     """Return bounds of sums of products of weights and data between two ends, by tap."""
-    first, second = product(weights, low), product(weights, high)
+    above, below = np.maximum(weights, 0.0), np.minimum(weights, 0.0)
     parts = weights[0].size
     ends = []
-    for pick, sign in ((np.minimum, -1.0), (np.maximum, 1.0)):
-        terms = pick(first, second).reshape(len(weights), -1)
+    for first, second, sign in ((low, high, -1.0), (high, low, 1.0)):
+        # one of both products is 0
+        terms = (product(above, first) + product(below, second)).reshape(len(weights), -1)
         with np.errstate(invalid="ignore"):
             size, end = np.abs(terms).sum(axis=1), terms.sum(axis=1)
         whole = (size < _WHOLE) & (terms == np.rint(terms)).all(axis=1)

@@ -1,14 +1,18 @@
-"""Operations on constants: what is executed in float32, and what is meant in real arithmetic."""
+"""Operations on constants: what is executed in float32, and what is meant in real arithmetic.
+
+Both are computed when they are asked for: what is meant before a rounding never is, and neither is
+what a definition does not choose. Weights are large, so this takes most of the time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from qgraph.numerics import Float64
+from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Quantity, constant, of_constant
@@ -18,30 +22,131 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max",
 """Primitives whose results on constants are meant in real arithmetic."""
 
 
+class Stored:
+    """A constant that is given.
+
+    Args:
+        array: its numbers.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    @cached_property
+    def executed(self) -> Array:
+        """The numbers in float32."""
+        return np.asarray(self.array, np.float32)
+
+    @cached_property
+    def meant(self) -> Float64:
+        """The numbers in real arithmetic."""
+        return self.quantity.meant.offset
+
+    @cached_property
+    def quantity(self) -> Quantity:
+        """The constant."""
+        return constant(self.array)
+
+
+class Known(Stored):
+    """A constant of which more than its numbers is known."""
+
+    def __init__(self, quantity: Quantity) -> None:
+        super().__init__(quantity.numbers)
+        self.quantity = quantity
+
+
+class Computed(Stored):
+    """The result of an operation on constants.
+
+    Args:
+        name: of the primitive.
+        operands: what it is applied to.
+        attributes: of the primitive.
+    """
+
+    def __init__(
+        self, name: str, operands: Sequence[Stored], attributes: Mapping[str, Any]
+    ) -> None:
+        self._name = name
+        self._operands: Sequence[Stored] = operands
+        self._attributes = attributes
+
+    @cached_property
+    def executed(self) -> Array:
+        """The numbers as they are executed in float32."""
+        values = [operand.executed for operand in self._operands]
+        if self._name in ("Where", "Not", "And", "Or"):
+            values[0] = values[0] != 0
+        with np.errstate(all="ignore"):
+            result = np.asarray(NUMPY[self._name](*values, **self._attributes))
+        if self._name not in _ARITHMETIC:
+            self._operands = ()  # are needed no more
+        return result
+
+    @cached_property
+    def meant(self) -> Float64:
+        """The numbers in real arithmetic; after a rounding those that are executed."""
+        if self._name not in _ARITHMETIC:
+            return self.executed.astype(np.float64)
+        with np.errstate(all="ignore"):
+            operands = [operand.meant for operand in self._operands]
+            return np.asarray(NUMPY[self._name](*operands, **self._attributes))
+
+    @cached_property
+    def quantity(self) -> Quantity:
+        """The constant, with scales and whole numbers where it is their product.
+
+        Raises:
+            Undecidable: a number is infinite or NaN.
+        """
+        if self._name not in _ARITHMETIC:
+            is_finite = np.isfinite(self.meant).all()
+            return constant(self.meant) if is_finite else _unlimited(self.meant)
+        factors = None
+        if self._name in ("Add", "Sub") and all(_is_whole(o.quantity) for o in self._operands):
+            factors = np.ones(()), self.meant
+        elif self._name in ("Mul", "Div"):
+            factors = _factors(self._name, *self._operands)
+        return of_constant(self.executed.astype(np.float64), self.meant, factors)
+
+
+class ConstantTracer:
+    """Evaluates primitives on constants."""
+
+    def constant(self, array: Any) -> Stored:
+        """Return a constant of a definition."""
+        return Stored(np.asarray(array))
+
+    def __getattr__(self, name: str) -> Callable[..., Stored]:
+        if name.startswith("_") or name not in NUMPY:
+            raise AttributeError(name)
+        return partial(self._call, name)
+
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Stored:
+        known = [
+            operand if isinstance(operand, Stored) else Stored(np.asarray(operand, np.float32))
+            for operand in operands
+        ]
+        if name == "Where":
+            chosen = known[0].executed
+            if chosen.all() or not chosen.any():
+                return known[1 if chosen.all() else 2]
+        if name in ("Add", "Sub") and _adds_nothing(*known):
+            return known[0]
+        return Computed(name, known, attributes)
+
+
 def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any]) -> Quantity:
     """Return an operation on constants: executed in float32, and as it is meant."""
-    if name in ("Add", "Sub") and _adds_nothing(*operands):
-        return operands[0]
-    values = [np.asarray(q.value, np.float32) for q in operands]
-    if name == "Where" or name in ("Not", "And", "Or"):
-        values[0] = values[0] != 0
-    with np.errstate(all="ignore"):
-        executed = np.asarray(NUMPY[name](*values, **attributes)).astype(np.float64)
-        if name not in _ARITHMETIC:
-            return constant(executed) if np.isfinite(executed).all() else _unlimited(executed)
-        meant = np.asarray(NUMPY[name](*[q.meant.offset for q in operands]))
-    quantity = of_constant(executed, meant)
-    factors = None
-    if name in ("Add", "Sub") and all(_is_whole(q) for q in operands):
-        factors = np.ones(()), meant
-    elif name in ("Mul", "Div"):
-        factors = _factors(name, *operands)
-    return replace(quantity, factors=factors)
+    result: Stored = getattr(ConstantTracer(), name)(*map(Known, operands), **attributes)
+    return result.quantity
 
 
-def _adds_nothing(x: Quantity, y: Quantity) -> bool:
-    is_zero = y.numbers.size == 1 and not y.numbers.any() and not y.meant.offset.any()
-    return is_zero and y.numbers.ndim <= x.numbers.ndim
+def _adds_nothing(x: Stored, y: Stored) -> bool:
+    numbers = y.executed
+    is_zero = numbers.size == 1 and not numbers.any() and not y.meant.any()
+    return is_zero and numbers.ndim <= x.executed.ndim
 
 
 def _is_whole(q: Quantity) -> bool:
@@ -55,8 +160,9 @@ def _unlimited(executed: Float64) -> Quantity:
     return Quantity(Combination.constant(executed), executed, executed, value=executed)
 
 
-def _factors(name: str, x: Quantity, y: Quantity) -> tuple[Float64, Float64] | None:
+def _factors(name: str, one: Stored, other: Stored) -> tuple[Float64, Float64] | None:
     """Return scales and whole numbers of a product or quotient of constants."""
+    x, y = one.quantity, other.quantity
     if name == "Div":
         return None if x.factors is None else (x.factors[0] / y.meant.offset, x.factors[1])
     is_scale = x.factors is None or (y.factors is not None and x.meant.offset.size == 1)

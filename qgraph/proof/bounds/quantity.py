@@ -60,7 +60,7 @@ def holds_numbers(array: Array) -> bool:
 def constant(array: npt.ArrayLike) -> Quantity:
     """Return a stored constant."""
     stored = np.asarray(array)
-    value = stored.astype(np.float64)
+    value = stored.astype(np.float64, copy=False)
     factors = None
     if stored.dtype.kind in "iub" or (value.size and _are_whole(value)):
         factors = np.ones(()), value

@@ -110,13 +110,17 @@ def _reduced(numbers: Float64) -> tuple[Float64, Float64]:
     ones = np.ones(len(numbers))
     if not (rows == np.rint(rows)).all() or np.abs(rows).max(initial=0) >= _WHOLE:
         return numbers, ones
-    whole = rows.astype(np.int64)
-    divisor = np.gcd.reduce(whole, axis=1)
-    first = whole[np.arange(len(whole)), (whole != 0).argmax(axis=1)]
-    divisor = np.where(divisor == 0, 1, divisor) * np.where(first < 0, -1, 1)
-    return (whole // divisor[:, None]).astype(np.float64).reshape(numbers.shape), divisor.astype(
-        np.float64
-    )
+    divisor = np.gcd.reduce(rows[:, :_FIRST].astype(np.int64), axis=1)
+    more = divisor != 1
+    divisor[more] = np.gcd.reduce(rows[more].astype(np.int64), axis=1)
+    first = rows[np.arange(len(rows)), (rows != 0).argmax(axis=1)]
+    signed = np.where(divisor == 0, 1, divisor) * np.where(first < 0, -1.0, 1.0)
+    # quotients are whole, and no zero has a sign
+    return (rows / signed[:, None] + 0.0).reshape(numbers.shape), signed
+
+
+_FIRST = 16
+"""How many weights of a row are looked at first: most rows have no common divisor."""
 
 
 def mean_of(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
+from qgraph.graph.constants import array_of
 from qgraph.ops.operator import operator_of
+from qgraph.proof.bounds.constants import ConstantTracer, Known, Stored
 from qgraph.proof.bounds.events import Operand, Pending
 from qgraph.proof.bounds.quantity import Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall
@@ -24,21 +27,24 @@ def traced(call: NodeCall) -> Operand:
     """
     node, tracer = call.node, call.tracer
     is_defined = operator_of(node) is not None
-    values = {}
+    values = []
     for index, value in enumerate(node.inputs):
         # Parameters are laid out along their axis.
         is_parameter = is_defined and index > 0 and call.array(value) is not None
         if value is not None and not is_parameter:
-            values[value] = call.of(value)
+            values.append(value)
+    constants = _constants(values, call)
     dtype = node.outputs[0].dtype
     tracer.is_whole = dtype is not None and dtype.is_integer() and node.op_type in _WRAPPING
     try:
         # Definitions are written over any primitives; expressions are one kind of them.
-        primitives: Any = tracer
-        operands: Any = values
+        primitives: Any = tracer if constants is None else ConstantTracer()
+        operands: Any = constants or {value: call.of(value) for value in values}
         result: Any = lower_node(node, operands, shape_of_data(node), primitives, call.array)
     except OperatorError as error:
         raise Undecidable(NOT_COMPUTED(str(error))) from error
+    if isinstance(result, Stored):
+        result = result.quantity
     if not isinstance(result, Quantity | Pending):
         raise call.refusal()
     if tracer.is_whole and dtype is not None:
@@ -46,6 +52,28 @@ def traced(call: NodeCall) -> Operand:
     if isinstance(result, Pending) or dtype is None:
         return result
     return stored(result, dtype.name)
+
+
+def _constants(values: Sequence[ir.Value], call: NodeCall) -> dict[ir.Value, Stored] | None:
+    """Return operands that are all constant; None if one is data.
+
+    Raises:
+        Undecidable: nothing is known of one.
+    """
+    constants: dict[ir.Value, Stored] = {}
+    for value in values:
+        array = array_of(value)
+        if array is not None and array.dtype.kind not in _NO_NUMBERS:
+            constants[value] = Stored(array)
+            continue
+        known = call.of(value)
+        if isinstance(known, Pending) or known.value is None:
+            return None
+        constants[value] = Known(known)
+    return constants
+
+
+_NO_NUMBERS = "cOSUmM"
 
 
 def shape_of_data(node: ir.Node) -> Shape:

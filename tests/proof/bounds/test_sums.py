@@ -123,3 +123,13 @@ def test_codes_of_another_type_are_the_same_codes():
     found = qgraph.prove(*map(ir.from_onnx_text, texts), within="1step")
     assert found.verdict in ("proved", "bounded")
     assert not found.beyond
+
+
+def test_common_divisors_of_long_rows_belong_to_the_scale():
+    ones, twice = np.full((40, 1), -1), np.full((40, 1), -2)
+    reference = quantized(ones, 0.5, 0.25, 0.25)
+    assert qgraph.prove(reference, quantized(twice, 0.25, 0.25, 0.25)).verdict == "proved"
+    # the last weight is off by 0.25, times 128 codes of 0.25, in steps of 0.25
+    twice[-1] = -3
+    bound = bound_of(reference, quantized(twice, 0.25, 0.25, 0.25))
+    assert bound.ideal_shift == pytest.approx(32, rel=1e-3)
