@@ -176,43 +176,38 @@ class BoundRuns:
         accumulated = None
         if any(node in grown for node in theirs.starts.values()):
             accumulated = theirs.run(renamed, equal | grown)
-        compared = None
+        codes = before = None
         if step.points is None:
             with np.errstate(invalid="ignore"):
-                apart, last = (
-                    None if x is None else np.abs(_real(x) - _real(executed))
-                    for x in (there, accumulated)
+                apart = np.abs(_real(there) - _real(executed))
+                last = (
+                    apart if accumulated is None else np.abs(_real(accumulated) - _real(executed))
                 )
         else:
             one, other = step.points
-            delta = step.segment.delta
-            codes_of_one, _ = one.executed(executed)
+            expected, _ = one.executed(executed)
+            own[one.node] = one.feed(expected)
+            expected = expected + step.segment.delta.astype(expected.dtype)
+            equal[other.node] = other.feed(expected)
             codes, before = other.executed(there)
-            if codes_of_one.shape != codes.shape:
+            if expected.shape != codes.shape:
                 raise AssertionError("roundings that are paired have equal shapes")
             reached = codes if accumulated is None else other.executed(accumulated)[0]
-            own[one.node], equal[other.node] = (
-                one.feed(codes_of_one),
-                other.feed(codes_of_one + delta),
-            )
-            if not np.array_equal(reached, codes_of_one + delta):
+            apart = np.abs(codes - expected)
+            last = apart if accumulated is None else np.abs(reached - expected)
+            if last.any():
                 grown[other.node] = other.feed(reached)
-            compared = codes - delta, before
-            apart = np.abs(compared[0] - codes_of_one)
-            last = None if accumulated is None else np.abs(reached - delta - codes_of_one)
-        if apart is None:
-            raise AssertionError("the candidate was run")
-        tally.add(apart, apart if last is None else last)
+        tally.add(apart, last)
         if tally.reason is not None:
             return
         try:
             of_codes = step.points is not None and step.points[0].is_coded
             meant = ours.ideal(feeds, own, partial(ideal, of_codes=of_codes))
-            if step.points is None or compared is None:
+            if step.points is None or codes is None:
                 _measure_output(step, there, meant, self._chunk)
             else:
                 tally.expect_steps(step.segment.steps())
-                _measure_codes(step, step.points, (apart, *compared), meant, self._chunk)
+                _measure_codes(step, step.points, (apart, codes, before), meant, self._chunk)
         except Undecidable as error:
             tally.reason = str(error.reason)
 
@@ -292,20 +287,30 @@ def _measure_codes(
     low, high = np.maximum(low, bottom), np.minimum(high, top)
     before = one.meant(ideal_before)
     meant = np.clip(before, low, high)
-    reach = np.where(np.isfinite(segment.span), segment.span, np.abs(meant))
+    reach = segment.span
+    if not np.isfinite(reach).all():
+        reach = np.where(np.isfinite(reach), reach, np.abs(meant))
     own = _own_error(segment, chunk, reach)
     if executed is None:
-        distance = np.maximum(np.abs(candidate - meant) - 0.5, 0.0)
+        distance = np.maximum(np.abs(candidate - segment.delta - meant) - 0.5, 0.0)
     else:
-        distance = np.abs(np.clip(executed - segment.delta, low, high) - meant)
-    tally.measure(np.nan_to_num(distance, copy=False), segment.from_ideal, own)
-    if (apart > segment.extra).any():
-        ties = np.where(apart > segment.extra, np.nan_to_num(one.tie_distance(before)), 0.0)
+        distance = np.clip(executed - segment.delta, low, high)
+        distance = np.abs(np.subtract(distance, meant, out=distance), out=distance)
+    tally.measure(_finite(distance), segment.from_ideal, own)
+    differs = apart > segment.extra
+    if differs.any():
+        ties = np.zeros(before.shape)
+        ties[differs] = np.nan_to_num(one.tie_distance(before[differs]))
         tally.expect_near_ties(ties, segment.tie_distance + own)
+
+
+def _finite(distance: Float64) -> Float64:
+    """Return distances that are numbers."""
+    return distance if np.isfinite(distance).all() else np.nan_to_num(distance)
 
 
 def _measure_output(step: _SegmentRun, there: Array, meant: Array, chunk: int) -> None:
     segment, tally = step.segment, step.tally
     with np.errstate(invalid="ignore"):
-        distance = np.nan_to_num(np.abs(_real(there) - meant))
+        distance = _finite(np.abs(_real(there) - meant))
     tally.measure(distance, segment.from_ideal, _own_error(segment, chunk, segment.largest))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.comparison.definitions import Definitions, Kind
 from qgraph.comparison.divergence import excerpt, frontier
-from qgraph.comparison.ideal import NumberTracer, RoundsData, traced
 from qgraph.execution.executor import Executor
 from qgraph.execution.prepare import prepare
 from qgraph.graph.slices import ancestors, sources
@@ -20,10 +20,14 @@ from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Pending
 from qgraph.proof.bounds.roundings import SHIFTS, unlimited
 from qgraph.proof.bounds.segment import RoundedData
-from qgraph.reasons import NO_BOUND, Undecidable
+from qgraph.reasons import Undecidable
 
 _STRAIGHT = 1e-9
 """Largest relative error of three points on a line."""
+
+
+_INSIDE = {"Down": 0.5, "Up": -0.5}
+"""What a number next to zero is less than its code, between thresholds that are whole numbers."""
 
 
 @dataclass(eq=False)
@@ -49,7 +53,7 @@ class QuantizedPoint:
     rounding: RoundedData
     offset: Float64
     line: tuple[Float64, Float64]
-    evaluation: Evaluation
+    definitions: Definitions
 
     def meant(self, x: Float64) -> Float64:
         """Return the numbers that are rounded in real arithmetic, so that it rounds to nearest.
@@ -71,19 +75,22 @@ class QuantizedPoint:
         codes = np.where(before >= 0, 1.0, -1.0) if event.kind == "Sign" else event.rounded(before)
         return self._limited(codes), self._shifted(before)
 
-    def _before(self, x: Array, kind: type[np.floating[Any]]) -> Float64:
+    def _before(self, x: Array, kind: Kind) -> Float64:
         if self.rounding.event.kind == "Sign":
             return np.asarray(x, np.float64)
-        tracer = NumberTracer(kind, stops=True)
-        return _before(self.node, self.node.inputs[0], x, self.evaluation, tracer)
+        return _before(self.node, x, self.definitions, kind)
 
     def _shifted(self, before: Float64) -> Float64:
         shift = SHIFTS.get(self.rounding.event.kind, 0.0)
         return before + shift if shift else before
 
     def _limited(self, codes: Float64) -> Array:
-        limited = np.nan_to_num(np.clip(codes, *self.rounding.clips), copy=False)
-        return limited.astype(np.int32 if np.abs(limited).max(initial=0) < 2**31 else np.float64)
+        limited = np.clip(codes, *self.rounding.clips)
+        far = np.max(np.abs(self.rounding.clips))
+        if np.isnan(limited).any() or not np.isfinite(far):
+            limited = np.nan_to_num(limited, copy=False)
+            far = np.abs(limited).max(initial=0)
+        return limited.astype(np.int32 if far < 2**31 else np.float64)
 
     def feed(self, codes: Array) -> Array:
         """Return what has to be fed at the cut, so that it gives codes."""
@@ -92,9 +99,12 @@ class QuantizedPoint:
         if self.is_coded:
             return (wanted + self.offset).astype(kind)
         name = self.rounding.event.kind
-        inside = {"Down": 0.5, "Up": -0.5}.get(name, 0.0) * np.sign(wanted)
         factor, offset = self.line
-        return ((wanted - SHIFTS.get(name, 0.0) + inside - offset) / factor).astype(kind)
+        wanted = wanted - (SHIFTS.get(name, 0.0) + offset)
+        if name in _INSIDE:
+            wanted += _INSIDE[name] * np.sign(codes)
+        wanted /= factor
+        return wanted.astype(kind)
 
     def tie_distance(self, before: Float64) -> Float64:
         """Return how far numbers lie from the nearest threshold; 0 where that is not known."""
@@ -122,6 +132,7 @@ class ModelPart:
 
     def __post_init__(self) -> None:
         self._executor: Executor | None = None
+        self._nodes: list[ir.Node] | None = None
 
     def run(self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]) -> Array:
         """Return the value as it is executed.
@@ -148,11 +159,12 @@ class ModelPart:
         if self.wanted.is_graph_input():
             return np.asarray(feeds[str(self.wanted.name)], np.float64)
         known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, fed).items()}
-        ends = {*known}
-        reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
-        nodes = [n for n in self.model.whole.ir.graph if not reached.isdisjoint(n.outputs)]
-        nodes = [n for n in nodes if ends.isdisjoint(n.outputs)]
-        return means(nodes, known, self.wanted, self.model.evaluation)
+        if self._nodes is None:
+            ends = {*known}
+            reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
+            nodes = [n for n in self.model.whole.ir.graph if not reached.isdisjoint(n.outputs)]
+            self._nodes = [n for n in nodes if ends.isdisjoint(n.outputs)]
+        return means(self._nodes, known, self.wanted, self.model.definitions)
 
     def _known(
         self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]
@@ -173,6 +185,7 @@ class CutModel:
     def __init__(self, model: ir.Model, evaluation: Evaluation, backend: str) -> None:
         self.whole = Model(model)
         self.evaluation = evaluation
+        self.definitions = Definitions(evaluation)
         self.backend = backend
         self.points: dict[ir.Node, QuantizedPoint] = {}
 
@@ -199,7 +212,7 @@ class CutModel:
             ends, is_coded = (before, self._inserted(node, before)), False
         line = line or (np.ones(()), np.zeros(()))
         return QuantizedPoint(
-            node, *ends, is_coded, limits, rounding, offset, line, self.evaluation
+            node, *ends, is_coded, limits, rounding, offset, line, self.definitions
         )
 
     def _inserted(self, node: ir.Node, before: ir.Value) -> ir.Value:
@@ -219,10 +232,15 @@ class CutModel:
         if rounding.event.kind == "Sign":
             return np.ones(()), np.zeros(())
         rank = 0 if x.shape is None else len(x.shape)
-        tracer = NumberTracer(np.float64, stops=True, limits=False)
         try:
             points = [
-                _before(node, x, np.full((1,) * rank, number), self.evaluation, tracer)
+                _before(
+                    node,
+                    np.full((1,) * rank, number),
+                    self.definitions,
+                    np.float64,
+                    limits=False,
+                )
                 for number in (0.0, 1.0, 2.0)
             ]
         except Undecidable:
@@ -240,19 +258,12 @@ class CutModel:
 
 
 def _before(
-    node: ir.Node,
-    value: ir.Value | None,
-    x: Array,
-    evaluation: Evaluation,
-    tracer: NumberTracer,
+    node: ir.Node, x: Array, definitions: Definitions, kind: Kind, *, limits: bool = True
 ) -> Float64:
     """Return what a node rounds, given its data."""
+    value = node.inputs[0]
     if value is None:
         raise AssertionError("a quantizer has data")
     if node.domain == "" and node.op_type in ("Round", "Floor", "Ceil"):
         return np.asarray(x, np.float64)
-    try:
-        traced(node, {value: x}, evaluation, tracer)
-    except RoundsData as found:
-        return np.asarray(found.before, np.float64)
-    raise Undecidable(NO_BOUND(f"{node.op_type} rounds nothing"))
+    return np.asarray(definitions.before(node, value, x, kind, limits=limits), np.float64)

@@ -6,13 +6,12 @@ So a result lies within the rounding of float64 of what bounds compare with.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.comparison.definitions import Definitions
 from qgraph.errors import QGraphError
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array, Float64
@@ -23,115 +22,14 @@ from qgraph.ops.integer.products import SIGNATURES, Result, read_product
 from qgraph.ops.integer.sums import Factor, Parameter
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.evaluate import Evaluation
-from qgraph.proof.functions.lowering import lower_node
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
-
-_LIMITS = frozenset({"Min", "Max"})
-_ROUNDINGS = frozenset({"Round", "Floor", "Ceil"})
-
-
-class RoundsData(Exception):  # noqa: N818 - an end, not a fault
-    """What a definition rounds first; nothing after it is computed."""
-
-    def __init__(self, before: Array) -> None:
-        self.before = before
-
-
-class _Data(np.ndarray[Any, Any]):
-    """Numbers that depend on data."""
-
-
-class NumberTracer:
-    """Evaluates definitions on numbers of one type.
-
-    Args:
-        kind: float32, as definitions are executed, or float64.
-        stops: raise :class:`RoundsData` at the first rounding of data.
-        limits: limit data where the definition does.
-    """
-
-    def __init__(
-        self, kind: type[np.floating[Any]], *, stops: bool = False, limits: bool = True
-    ) -> None:
-        self._kind = kind
-        self._stops = stops
-        self._limits = limits
-
-    def constant(self, array: Any) -> Array:
-        """Return a constant of a definition."""
-        stored = np.asarray(array)
-        return stored if stored.dtype.kind == "b" else stored.astype(self._kind)
-
-    def data(self, array: Array) -> Array:
-        """Return numbers that depend on data."""
-        return np.asarray(array, self._kind).view(_Data)
-
-    @property
-    def is_ideal(self) -> bool:
-        """Whether constants are meant in real arithmetic."""
-        return self._kind is np.float64
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or name not in NUMPY:
-            raise AttributeError(name)
-        return functools.partial(self._call, name)
-
-    def _call(self, name: str, *operands: Any, **attributes: Any) -> Any:
-        is_data = any(isinstance(operand, _Data) for operand in operands)
-        if self._stops and is_data and name in _ROUNDINGS:
-            raise RoundsData(np.asarray(operands[0]))
-        if is_data and name in _LIMITS and not self._limits:
-            return next(operand for operand in operands if isinstance(operand, _Data))
-        if name == "Cast" and self._kind is np.float64:
-            result = _cast(np.asarray(operands[0]), **attributes)
-        else:
-            result = np.asarray(NUMPY[name](*operands, **attributes))
-        return result.view(_Data) if is_data else result
-
-
-def _cast(x: Array, *, to: Any, **_: Any) -> Array:
-    kind = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
-    if kind.is_floating_point() and kind.bitwidth >= ir.DataType.FLOAT.bitwidth:
-        return x
-    if not kind.is_integer():
-        raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {kind.name}"))
-    return np.asarray(np.trunc(x))
-
-
-def traced(
-    node: ir.Node, data: Mapping[ir.Value, Array], evaluation: Evaluation, tracer: NumberTracer
-) -> Array:
-    """Return the result of a node that is a primitive or has a definition.
-
-    Args:
-        node: the node.
-        data: its operands that are not constant.
-        evaluation: knows the constants.
-        tracer: computes.
-
-    Raises:
-        RoundsData: what is rounded first, if the tracer stops there.
-        Undecidable: the node has no definition on single values.
-    """
-    known: dict[ir.Value, Any] = {}
-    shape: tuple[int, ...] = ()
-    for value in filter(None, node.inputs):
-        if value in data:
-            known[value] = tracer.data(data[value])
-            shape = shape or np.shape(data[value])
-        elif tracer.is_ideal and (value is node.inputs[0] or operator_of(node) is None):
-            known[value] = evaluation.meant(value)
-    primitives: Any = tracer
-    with np.errstate(all="ignore"):
-        result: Any = lower_node(node, known, shape, primitives, constants=evaluation.executed)
-    return np.asarray(result)
 
 
 def ideal(
     nodes: Sequence[ir.Node],
     known: dict[ir.Value, Array],
     wanted: ir.Value,
-    side: Evaluation,
+    definitions: Definitions,
     *,
     of_codes: bool = False,
 ) -> Float64:
@@ -141,7 +39,7 @@ def ideal(
         nodes: in topological order.
         known: values that they begin with; changed.
         wanted: what is returned.
-        side: the model of the nodes.
+        definitions: those of the model of the nodes.
         of_codes: return what an operator on codes rounds to this value.
 
     Raises:
@@ -152,8 +50,8 @@ def ideal(
             continue
         try:
             if of_codes and wanted in node.outputs:
-                return _steps(node, known, side)
-            results = _results(node, known, side)
+                return _steps(node, known, definitions.evaluation)
+            results = _results(node, known, definitions)
         except (QGraphError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             raise Undecidable(NOT_COMPUTED(f"{node.op_type}: {error}")) from error
         known |= zip(node.outputs, results, strict=False)
@@ -162,10 +60,14 @@ def ideal(
     return np.asarray(known[wanted], np.float64)
 
 
-def _results(node: ir.Node, known: Mapping[ir.Value, Array], side: Evaluation) -> Sequence[Array]:
+def _results(
+    node: ir.Node, known: Mapping[ir.Value, Array], definitions: Definitions
+) -> Sequence[Array]:
     is_primitive = not node.domain and node.op_type in NUMPY and node.op_type != "Gather"
     if operator_of(node) is not None or is_primitive:
-        return [traced(node, known, side, NumberTracer(np.float64))]
+        data = {value: known[value] for value in filter(None, node.inputs) if value in known}
+        return [definitions.result(node, data)]
+    side = definitions.evaluation
     is_integer = OpKey.of(node) in SIGNATURES
     operands = [None if v is None else _operand(v, known, side, is_integer) for v in node.inputs]
     with np.errstate(all="ignore"):

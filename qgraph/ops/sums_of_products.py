@@ -71,11 +71,6 @@ class Taps:
         """Return an array ``[rows]`` as one that broadcasts to the result."""
         return array.reshape(-1, *(1,) * self.trailing)
 
-    def total(self, parts: Float64) -> Float64:
-        """Return sums of magnitudes over taps, rounded up."""
-        sums = parts.reshape(len(parts), -1).sum(axis=1)
-        return self.by_row(sums * (1 + parts[0].size * 2.0**-52))
-
 
 def products(
     meant: Callable[[F, A, Taps], F],
@@ -109,18 +104,23 @@ def products(
     function = meant(data.meant, weights, layout)
     ends = ends_of_sums(ideal, low, high, layout)
     error, largest = layout.by_tap(data.error, value), largest_of(low, high)
-    off = layout.total(np.abs(value) * error + largest * np.abs(value - ideal))
+
+    def lost(value: Float64, ideal: Float64, largest: Float64, error: Float64) -> Float64:
+        return _total(np.abs(value) * error + largest * np.abs(value - ideal))
+
+    off = layout.by_row(_in_blocks(lost, value, ideal, largest, error))
     unit = None
     if data.granule is not None:
-        parts = granules(value) * layout.by_tap(data.granule, value)
-        unit = layout.by_row(parts.reshape(len(parts), -1).min(axis=1))
+        granule = layout.by_tap(data.granule, value)
+        unit = layout.by_row(_in_blocks(_least_granule, value, granule))
     result = type(data)(function, *ends, off, ZERO, unit)
     if bias is not None:
         result = sum_of(result, bias)
     if arithmetic is None:
         return result
     counts = np.count_nonzero(value.reshape(len(value), -1), axis=1).astype(np.float64)
-    reach = layout.total(np.abs(value) * (largest + error))
+    terms = _in_blocks(lambda value, far: _total(np.abs(value) * far), value, largest + error)
+    reach = layout.by_row(terms)
     if bias is not None:
         counts, reach = counts + 1, reach + bias.reach
     return added_up(result, layout.by_row(counts), reach, arithmetic, more=more)
@@ -159,6 +159,12 @@ def ends_of_sums(
     weights: Float64, low: Float64, high: Float64, layout: Taps
 ) -> tuple[Float64, Float64]:
     """Return bounds of sums of products of weights and data between two ends, by tap."""
+    least, most = _in_blocks(_ends, weights, low, high)
+    return layout.by_row(least), layout.by_row(most)
+
+
+def _ends(weights: Float64, low: Float64, high: Float64) -> Float64:
+    """Return the bounds for each row of weights, ``[2, rows]``."""
     above, below = np.maximum(weights, 0.0), np.minimum(weights, 0.0)
     parts = weights[0].size
     ends = []
@@ -169,5 +175,39 @@ def ends_of_sums(
             size, end = np.abs(terms).sum(axis=1), terms.sum(axis=1)
         whole = (size < _WHOLE) & (terms == np.rint(terms)).all(axis=1)
         slack = np.where(whole, 0.0, size * parts * 2.0**-52)
-        ends.append(layout.by_row(end + sign * slack))
-    return ends[0], ends[1]
+        ends.append(end + sign * slack)
+    return np.stack(ends)
+
+
+def _total(parts: Float64) -> Float64:
+    """Return the sum of magnitudes of each row, rounded up."""
+    sums = parts.reshape(len(parts), -1).sum(axis=1)
+    return np.asarray(sums * (1 + parts[0].size * 2.0**-52))
+
+
+def _least_granule(value: Float64, granule: Float64) -> Float64:
+    """Return the smallest lowest bit of the products of each row."""
+    parts = granules(value) * granule
+    return np.asarray(parts.reshape(len(parts), -1).min(axis=1))
+
+
+def _in_blocks(function: Callable[..., Float64], weights: Float64, *others: Float64) -> Float64:
+    """Return a function of rows of weights, of so few at once that they stay in the cache.
+
+    Args:
+        function: returns an array whose last axis are the rows.
+        weights: ``[rows, taps, *places]``.
+        others: arrays by tap, for each row or for all.
+    """
+    rows = len(weights)
+    step = max(1, _BLOCK // max(1, weights[0].size))
+    blocks = [slice(start, start + step) for start in range(0, rows, step)]
+    parts = [
+        function(weights[block], *(each[block] if len(each) == rows else each for each in others))
+        for block in blocks
+    ]
+    return np.concatenate(parts, axis=-1)
+
+
+_BLOCK = 1 << 15
+"""Number of weights that are looked at at once."""

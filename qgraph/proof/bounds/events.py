@@ -33,6 +33,8 @@ class Event:
 
     def rounded(self, numbers: Float64) -> Float64:
         """Return the codes of exact numbers."""
+        if self.mantissa is None:
+            return np.asarray(_round(self.kind, numbers))
         step = self.spacing(numbers)
         return np.asarray(_round(self.kind, numbers / step) * step)
 
