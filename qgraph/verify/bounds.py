@@ -171,6 +171,9 @@ class BoundCheck:
         one, other = segment.nodes
         if one is None or other is None or not agree(one, other, self._sides):
             return False
+        x, y = segment.ends
+        if self._one.limits_behind(x) != self._other.limits_behind(y):
+            return False  # codes are those that Clips behind leave
         return self._equal.are_equal(one.inputs[0], other.inputs[0])
 
     def _is_same(self, ends: Pair) -> bool:

@@ -115,18 +115,20 @@ class Trace:
                 self.weak |= dict.fromkeys(node.outputs, self.weak[operand])
 
     def _enter(self, node: ir.Node) -> None:
+        rule, value = self._rules.get(node.op_type), node.outputs[0]
         data = node.inputs[0] if node.op_type in QUANTIZERS else None
-        for twin in () if data is None else data.consumers():
-            if twin.outputs[0] in self._values and agree(twin, node, (self._side, self._side)):
-                self._values[node.outputs[0]] = self._values[twin.outputs[0]]
-                self._inherit(node)
-                return
-        rule = self._rules.get(node.op_type)
         try:
+            for twin in () if data is None else data.consumers():
+                other = twin.outputs[0]
+                is_one = other in self._values and agree(twin, node, (self._side, self._side))
+                if is_one and self.limits_behind(other) == self.limits_behind(value):
+                    self._values[value] = self._values[other]
+                    self._inherit(node)
+                    return
             is_known = not node.domain or operator_of(node) is not None
             if rule is None or node.domain == "com.microsoft" or not is_known:
                 raise UnsupportedError(f"the checker has no bound for {node.op_type}")
-            self._values[node.outputs[0]] = rule(self, node)
+            self._values[value] = rule(self, node)
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
         self._inherit(node)
@@ -219,19 +221,24 @@ class Trace:
             ends.append(end if value is None else self.of(value).numbers.reshape(()))
         return ends[0], ends[1]
 
-    def quantized(
-        self, node: ir.Node, before: Executed, rounding: str, ends: tuple[Float64, Float64, Float64]
-    ) -> Executed:
-        """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
-        value, (low, high, zero) = node.outputs[0], ends
+    def limits_behind(self, value: ir.Value) -> tuple[float, float]:
+        """Return the limits that Clips give a value that nothing else uses."""
+        low, high = -np.inf, np.inf
         while [(u.domain, u.op_type) for u in value.consumers()] == [("", "Clip")]:
             if value.is_graph_output():
                 break
             (clip,) = value.consumers()
             first, last = self.ends(clip)
-            low, high = np.maximum(low, first), np.minimum(high, last)
-            value = clip.outputs[0]
-        value, low, high = node.outputs[0], low - zero, high - zero
+            low, high, value = max(low, float(first)), min(high, float(last)), clip.outputs[0]
+        return low, high
+
+    def quantized(
+        self, node: ir.Node, before: Executed, rounding: str, ends: tuple[Float64, Float64, Float64]
+    ) -> Executed:
+        """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
+        value, (low, high, zero) = node.outputs[0], ends
+        least, most = self.limits_behind(value)
+        low, high = np.maximum(low, least) - zero, np.minimum(high, most) - zero
         function, bottom, top = unlimited(before.meant)
         start, stop = (np.clip(WHOLE[rounding](end), low, high) for end in (bottom, top))
         off = before.error + (before.error + before.largest) * 64 * ULP

@@ -192,6 +192,32 @@ def test_an_unknown_operator_is_no_standard_one_of_its_name(name):
     assert str(checked(document, *odd).regions[0].status) != "checked"
 
 
+LIMITED = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[1,4] x) => (float[1,2] y)
+    <float s = {0.1}, float t = {0.11}, uint8 z = {0}, uint8 three = {3}, float k = {K},
+     int8[4,2] w = {3, -5, 7, 2, -1, 6, 90, -101}, float[2] f = {0.5, -0.3}> {
+        d = DequantizeLinear (x, s, z)
+        [one] all = QuantizeLinear (d, t, z)
+        few = Clip (all, z, three)
+        e = DequantizeLinear (CODES, t, z)
+        v = DequantizeLinear (w, k)
+        m = MatMul (e, v)
+        y = Add (m, f)
+    }"""
+
+
+def test_codes_with_and_without_limits_are_not_taken_for_equal():
+    one, other, without = (
+        ir.from_onnx_text(LIMITED.replace("CODES", codes).replace("K}", f"{scale}}}"))
+        for codes, scale in (("few", 2), ("few", 2.01), ("all", 2.01))
+    )
+    proof = qgraph.prove(one, other, evidence=True, within="8step")
+    document = json.loads(json_text(proof.to_json())) | {"facts": []}
+    assert str(checked(document, one, other).verdict) == "bounded"
+    # the largest code is round(25.5 / 0.11) = 232, not 3
+    assert str(checked(document, one, without).verdict) == "undecided"
+
+
 CODES = """<ir_version: 10, opset_import: ["": 21]>
     net (uint8[2,1200] x) => (uint8[2,2] y)
     <uint8[1200,2] w = {W}, A s_a = {S_A}, uint8 z = {0}, B s_b = {S_B}, uint8 z_w = {128},
