@@ -276,3 +276,29 @@ def test_layers_beside_an_lstm_become_integer(tmp_path):
 )
 def test_patterns_select_names(patterns, selected):
     assert [name for name in ("a", "b|c", "d[0]") if selects(patterns, name)] == selected
+
+
+def test_one_quantizer_beyond_the_limit_costs_no_other():
+    proto = onnx.parser.parse_model("""<ir_version: 10,
+         opset_import: ["": 20, "qonnx.custom_op.general": 1]>
+        net (float[N,4] x) => (float[N,4] z)
+        <float s = {0.05}, float p = {101}, float b = {8}, float o = {0}, float t = {0.01},
+         float big = {10000000.0}> {
+            v = qonnx.custom_op.general.Quant <narrow = 1> (w, t, o, b)
+            d = qonnx.custom_op.general.Quant <signed = 0, rounding_mode = "ROUND"> (x, s, p, b)
+            [first] m = MatMul (d, v)
+            e = qonnx.custom_op.general.Quant <signed = 0, rounding_mode = "ROUND"> (m, s, p, b)
+            f = Mul (e, big)
+            g = Add (f, e)
+            h = Sub (g, f)
+            i = qonnx.custom_op.general.Quant <signed = 0, rounding_mode = "ROUND"> (h, s, p, b)
+            z = Relu (i)
+        }""")
+    weights = np.random.default_rng(0).normal(0, 0.4, (4, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    assert [layer.kernel for layer in found.layers] == ["QLinearMatMul"]
+    (note,) = [note for note in found.notes if "--within" in note]
+    assert "'i' is within" in note
+    assert len(list(model.nodes("Div"))) == 1  # of the last quantizer alone

@@ -38,6 +38,14 @@ _WITHOUT = (
 )
 """Passes that are left out, in the order of the attempts."""
 
+_PLAIN = [without for without in _WITHOUT if "plain-pairs" not in without]
+_PLANS = [
+    *((without, False) for without in _PLAIN),
+    *((without, True) for without in _PLAIN),
+    *((without, False) for without in _WITHOUT if without not in _PLAIN),
+]
+"""Passes that are left out, and whether quantizers that exceeded the limits stay exact."""
+
 _POINTS = CanonicalOperators(forms=CanonicalForm.POINTS)
 """What keeps every bit, and so is never left out."""
 
@@ -91,10 +99,14 @@ def best_form(
     coded = "|".join(f"!{escaped(name)}" for name in _of_floats(plain)) or "*"
     tried: list[list[Transform]] = []
     obstacle: str | None = None
-    for without in _WITHOUT:
-        left, exact = list(kept), list[str]()
+    exact: dict[tuple[str, ...], list[str]] = {}
+    for without, is_exact in _PLANS:
+        left = list(kept)
         while True:
-            nodes, values = ("|".join(f"!{name}" for name in each) or "*" for each in (left, exact))
+            kept_values = exact.get(without, []) if is_exact else []
+            nodes, values = (
+                "|".join(f"!{name}" for name in each) or "*" for each in (left, kept_values)
+            )
             every = steps_for(profile, nodes=nodes, values=values, coded=coded, packed=packed)
             steps = [step for step in every if step.name not in without or step == _POINTS]
             if steps in tried:
@@ -111,11 +123,10 @@ def best_form(
             near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
             touched = set(map(escaped, near))
             more = [name for name in names if name in touched and name not in left]
-            quantizers = [] if exact or "plain-pairs" in without else _quantized(reference, failing)
-            if not more and not quantizers:
+            if not more:
+                exact.setdefault(without, _quantized(reference, failing))
                 break
             left += more
-            exact = [escaped(name) for name in quantizers]
     first = failing[0]
     where = "+".join(first.candidate_nodes) or first.candidate_value
     return unchanged(
@@ -130,7 +141,7 @@ def _quantized(reference: Model, regions: Sequence[RegionVerdict]) -> list[str]:
     """Return the results of quantizers that regions end with."""
     ends = {region.reference_value for region in regions}
     results = (str(site.y.name) for site in sites(reference.ir) if isinstance(site, Site))
-    return [name for name in results if name in ends]
+    return [escaped(name) for name in results if name in ends]
 
 
 def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:

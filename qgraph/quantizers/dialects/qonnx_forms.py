@@ -184,7 +184,7 @@ def _stored(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
     draft, x = write.begin(whole.reshape(write.site.weight.shape))
     q = _whole_numbers(draft, x, ZERO, top, _NEAREST)
     yield write.end(draft, level_values(draft, q, meaning))
-    scale, zero_point = even_steps(meaning.output_low, meaning.output_high, top)
+    scale, zero_point = even_steps(meaning.output_low, meaning.output_high, float(top))
     with np.errstate(all="ignore"):
         fraction = np.abs(meaning.output_low / scale + zero_point)
     if not (fraction <= _WHOLE * top).all():
