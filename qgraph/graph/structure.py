@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError, where
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
 
 _AGAIN = "Correct what wrote the model, or export it again."
@@ -34,17 +34,43 @@ _MOST_EXPANSION = 50
 _NO_NUMBERS = frozenset({ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128})
 
 
-_INT, _FLOAT, _INTS = ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.INTS
-_KINDS = {
-    **dict.fromkeys(("K", "N", "bits", "block_size", "weight_prepacked", "accuracy_level"), _INT),
-    **dict.fromkeys(("axis", "ceil_mode", "channels_last", "count_include_pad", "group"), _INT),
-    **dict.fromkeys(("transA", "transB", "quant_type"), _INT),
-    **dict.fromkeys(("gather_axis", "quantize_axis"), _INT),
-    **dict.fromkeys(("alpha", "beta"), _FLOAT),
-    **dict.fromkeys(("dilations", "kernel_shape", "pads", "strides"), _INTS),
-    "auto_pad": ir.AttributeType.STRING,
+_FOREIGN = (
+    "",
+    MICROSOFT,
+    *QONNX_DOMAINS,
+    "org.openvinotoolkit",
+    "com.amd.quark",
+    "com.vai.quantize",
+    "trt",
+)
+"""Domains with operators that onnx does not define, and whose attributes are read here."""
+
+_NAMES = {
+    ir.AttributeType.INT: """
+        K N accuracy_level axis bit_width bits block_size ceil_mode channels_last count_include_pad
+        do_rotary gather_axis group has_inf has_infinity has_nan has_subnormal ibits keepdims kernel
+        levels narrow narrow_range num_bits num_heads obits opset output_dtype pad_value precision
+        quant_type quantize_axis saturate saturation signed sub_block_shift_bits
+        sub_block_size to transA transB unidirectional weight_prepacked""",
+    ir.AttributeType.FLOAT: "alpha beta epsilon mask_filter_value out_bias out_scale",
+    ir.AttributeType.STRING: """
+        activation auto_broadcast auto_pad bfp_method data_layout element_dtype""",
+    ir.AttributeType.INTS: "dilations kernel_shape kernel_size pad_amount pads strides",
+    ir.AttributeType.FLOATS: "activation_params",
 }
-"""Types of the attributes of operators of ONNX Runtime that are read here."""
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+"""Types of the attributes that are read of operators that onnx does not define."""
+
+_QUANTIZERS = ("Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize")
+
+_KINDS_OF = {
+    **{(name, "rounding_mode"): ir.AttributeType.STRING for name in _QUANTIZERS},
+    ("BFPFixNeuron", "rounding_mode"): ir.AttributeType.INT,
+    ("BFPQuantizeDequantize", "rounding_mode"): ir.AttributeType.INT,
+    ("Im2Col", "stride"): ir.AttributeType.INTS,
+    ("QuantAvgPool2d", "stride"): ir.AttributeType.INT,
+}
+"""Those whose type differs between operators."""
 
 _COUNTS = {
     "QuantizeLinear": 2,
@@ -66,8 +92,6 @@ _COUNTS = {
     "QLinearWhere": 9,
 }
 """Smallest numbers of inputs of these operators; the trailing ones may be absent beyond that."""
-
-_QUANTIZERS = ("Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize")
 
 
 class _Formal(NamedTuple):
@@ -105,15 +129,17 @@ def check_structure(model: ir.Model) -> None:
         for node in nodes_of(owner):
             _check_attributes(node, parameters, is_function=isinstance(owner, ir.Function))
     _check_calls(model)
+    kinds = {key: _kinds_of_references(function) for key, function in model.functions.items()}
     for owner in owners(model):
         imports = {**model.graph.opset_imports, **owner.opset_imports}
         for node in nodes_of(owner):
             if not node.outputs:
                 raise _fault(node, "it has no outputs", "one at least")
             called = model.functions.get(node.op_identifier())
+            form = None if called is not None else _form(node, imports)
             if called is not None:
-                _check_call(node, called)
-            elif (form := _form(node, imports)) is not None:
+                _check_call(node, called, kinds[called.identifier()])
+            if form is not None:
                 _check_node(node, form)
             else:
                 _check_foreign(node)
@@ -163,7 +189,20 @@ def _check_attributes(node: ir.Node, declared: Mapping[str, ir.Attr], *, is_func
             raise _fault(node, f"attribute {name!r} has no type or no value", "both")
 
 
-def _check_call(node: ir.Node, called: ir.Function) -> None:
+def _kinds_of_references(function: ir.Function) -> dict[str, ir.AttributeType]:
+    """Return the types that nodes of a function take its attributes to have."""
+    return {
+        str(attribute.ref_attr_name): attribute.type
+        for node in nodes_of(function)
+        for attribute in node.attributes.values()
+        if attribute.is_ref()
+    }
+
+
+def _check_call(node: ir.Node, called: ir.Function, kinds: Mapping[str, ir.AttributeType]) -> None:
+    for name, attribute in (dict(called.attributes) | dict(node.attributes)).items():
+        if attribute.type is not ir.AttributeType.UNDEFINED:  # a default that there is not
+            _check_kind(node, attribute, kinds.get(name))
     for kind, here, most in (
         ("inputs", node.inputs, called.inputs),
         ("outputs", node.outputs, called.outputs),
@@ -197,8 +236,15 @@ def _check_node(node: ir.Node, form: _Form) -> None:
         if attribute is None:
             if is_required:
                 raise _fault(node, f"attribute {name!r} is absent", f"one of type {wanted.name}")
-        elif attribute.type is not wanted:
-            raise _fault(node, f"attribute {name!r} is of type {attribute.type.name}", wanted.name)
+        else:
+            _check_kind(node, attribute, wanted)
+
+
+def _check_kind(node: ir.Node, attribute: ir.Attr, wanted: ir.AttributeType | None) -> None:
+    """Compare the type of an attribute with that which readers expect; None: with none."""
+    if wanted is not None and attribute.type is not wanted:
+        state = f"attribute {attribute.name!r} is of type {attribute.type.name}"
+        raise _fault(node, state, wanted.name)
 
 
 def _check_foreign(node: ir.Node) -> None:
@@ -212,14 +258,13 @@ def _check_foreign(node: ir.Node) -> None:
             if (kind := _no_numbers(value)) is not None:
                 name = "" if value is None else value.name
                 raise _fault(node, f"input {name!r} is of type {kind.name}", "real numbers")
-    if is_known:
-        for name, attribute in node.attributes.items():
-            wanted = _KINDS.get(name, attribute.type)
-            if attribute.type is not wanted:
-                state = f"attribute {name!r} is of type {attribute.type.name}"
-                raise _fault(node, state, wanted.name)
-            if name == "bits" and not attribute.is_ref() and not 1 <= attribute.as_int() <= 16:
-                raise _fault(node, f"its codes have {attribute.as_int()} bits", "1 to 16")
+    for name, attribute in node.attributes.items():
+        if node.domain in _FOREIGN:
+            _check_kind(node, attribute, _KINDS_OF.get((node.op_type, name), _KINDS.get(name)))
+        if is_known and name == "bits" and not attribute.is_ref():
+            bits = attribute.as_int()
+            if not 1 <= bits <= 16:
+                raise _fault(node, f"its codes have {bits} bits", "1 to 16")
 
 
 def _no_numbers(value: ir.Value | None) -> ir.DataType | None:
@@ -254,11 +299,28 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
         )
         for index, formal in enumerate(schema.inputs)
     )
-    attributes = {}
-    for each in schema.attributes.values():
-        kind = ir.AttributeType[str(each.type).rpartition(".")[2]]
-        attributes[each.name] = (kind, each.required)
+    attributes = _attributes(schema)
+    for other in _other_versions(schema):
+        # Files contain attributes of other versions, which are read as they are there.
+        for name, (kind, _) in _attributes(other).items():
+            attributes.setdefault(name, (kind, False))
     return _Form(inputs, is_variadic, schema.max_output, attributes)
+
+
+def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[ir.AttributeType, bool]]:
+    return {
+        each.name: (ir.AttributeType[str(each.type).rpartition(".")[2]], each.required)
+        for each in schema.attributes.values()
+    }
+
+
+def _other_versions(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema]:
+    """Yield the other versions of an operator, the latest first."""
+    version = onnx.defs.get_schema(schema.name, schema.domain).since_version
+    while version > 0 and onnx.defs.has(schema.name, version, schema.domain):
+        other = onnx.defs.get_schema(schema.name, version, schema.domain)
+        yield other
+        version = other.since_version - 1
 
 
 def _check_calls(model: ir.Model) -> None:

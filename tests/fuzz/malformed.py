@@ -63,7 +63,8 @@ TEXTS = (
     }""",
     """<ir_version: 10, opset_import: ["": 20]>
     net (float[3] x, bool c) => (float[3] y, float[3] z)
-    <float s = {0.5}, uint8 o = {128}, int64 n = {2}, bool t = {1}> {
+    <float s = {0.5}, uint8 o = {128}, int64 n = {2}, bool t = {1},
+     int64[1] axes = {0}> {
         a = If (c) <
             then_branch = one () => (float[3] p) {
                 q = QuantizeLinear (x, s, o)
@@ -77,7 +78,7 @@ TEXTS = (
             v2 = Add (v, x)
             out = Mul (v, s)
         }>
-        z = ReduceSum <keepdims = 0> (g, n0)
+        z = ReduceSum <keepdims = 0> (g, axes)
     }""",
     """<ir_version: 10, opset_import: ["": 21, "local": 1]>
     net (float[2] x) => (float[2] y) { h = local.F <levels = 2.0> (x) y = local.G (h) }
@@ -129,7 +130,16 @@ COMMANDS = (
     ("prove", "A", "M"),
     ("prove", "M", "M"),
     ("diff", "A", "M"),
+    ("lint", "M"),
+    ("lint", "M", "--target", "TARGET", "--fix", "-o", "O"),
+    ("deploy", "M", "-o", "O", "--target", "TARGET"),
+    ("transform", "M", "-o", "O", "-p", "PASS"),
+    ("lock", "M"),
+    ("why", "A", "M", "--backend", "numpy"),
+    ("reduce", "A", "M", "-o", "O", "--backend", "numpy"),
 )
+DIALECTS = ("qdq", "qonnx", "openvino", "onnx")
+TARGETS = ("onnxruntime-cpu", "openvino-cpu", "tensorrt", "finn")
 SECONDS, MEGABYTES = 20, 1024
 MARKS = ("could not be handled", "could not handle", "Traceback", "Warning:")
 """What only unexpected errors print."""
@@ -184,9 +194,31 @@ def _parts(message: Message) -> Iterator[Message]:
                 yield from _parts(part)
 
 
+def command_line(command: Sequence[str], chance: random.Random) -> tuple[str, ...]:
+    """Return the arguments of a command, with names in the current folder for its files."""
+    from qgraph.transforms import TRANSFORMS, describe
+
+    passes = {describe(kind).name for kind in TRANSFORMS} - {"convert"}
+    names = {
+        "M": "model.onnx",
+        "A": "original.onnx",
+        "O": "out.onnx",
+        "TO": chance.choice(DIALECTS),
+        "TARGET": chance.choice(TARGETS),
+        "PASS": chance.choice(sorted(passes)),
+    }
+    return tuple(names.get(word, word) for word in command)
+
+
 def _mutate(proto: onnx.ModelProto, chance: random.Random) -> None:
     """Change one field of one message, chosen by kind first, so that big models change as small."""
     parts = list(_parts(proto))
+    attributes = [part for part in parts if isinstance(part, onnx.AttributeProto)]
+    if attributes and chance.random() < 0.15:
+        attribute = chance.choice(attributes)
+        value = chance.choice((1, 0.5, "ROUND", [1], [0.5], ["a"]))
+        attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, value))
+        return
     kinds = sorted({type(part).__name__ for part in parts})
     wanted = chance.choice(kinds)
     part = chance.choice([each for each in parts if type(each).__name__ == wanted])
@@ -295,23 +327,23 @@ def runs(
         original = chance.choice(originals)
         content = mutant(original, chance)
         for command in chance.sample(COMMANDS, each):
-            names = {"M": "model.onnx", "A": "original.onnx", "O": "out.onnx"}
-            names["TO"] = chance.choice(("qdq", "qonnx", "openvino", "onnx"))
-            (folder / "model.onnx").write_bytes(content)
-            (folder / "original.onnx").write_bytes(original)
-            (folder / "out.onnx").unlink(missing_ok=True)
-            yield number, content, run(tuple(names.get(word, word) for word in command), folder)
+            with tempfile.TemporaryDirectory(dir=folder) as name:
+                place = Path(name)
+                (place / "model.onnx").write_bytes(content)
+                (place / "original.onnx").write_bytes(original)
+                yield number, content, run(command_line(command, chance), place)
 
 
 def warm_up(folder: Path) -> None:
     """Run every command once in this process, so that forked ones need not load its modules."""
     from qgraph.cli.main import main
 
-    onnx.save(onnx.parser.parse_model(TEXTS[0]), folder / "M")
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    for name in ("model.onnx", "original.onnx"):
+        onnx.save(onnx.parser.parse_model(TEXTS[0]), folder / name)
+    silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with contextlib.chdir(folder), silence[0], silence[1]:
         for command in COMMANDS:
-            names = {"M": folder / "M", "A": folder / "M", "O": folder / "O", "TO": "qonnx"}
-            main([str(names.get(word, word)) for word in command])
+            main(command_line(command, random.Random(0)))
 
 
 def originals(paths: Sequence[str] = ()) -> list[bytes]:

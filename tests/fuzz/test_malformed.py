@@ -12,7 +12,7 @@ import pytest
 
 from qgraph.cli.main import main
 from tests.fuzz import external
-from tests.fuzz.malformed import COMMANDS, Run, mutant, originals
+from tests.fuzz.malformed import COMMANDS, Run, command_line, mutant, originals
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.onnx"))
@@ -25,9 +25,8 @@ def test_a_malformed_model(number, tmp_path, monkeypatch, capsys):
     (tmp_path / "model.onnx").write_bytes(mutant(original, chance))
     (tmp_path / "original.onnx").write_bytes(original)
     monkeypatch.chdir(tmp_path)
-    names = {"M": "model.onnx", "A": "original.onnx", "O": "out.onnx", "TO": "qdq"}
     for command in chance.sample(COMMANDS, 2):
-        words = tuple(names.get(word, word) for word in command)
+        words = command_line(command, chance)
         status = main(words)
         said = capsys.readouterr()
         found = Run(words, status, said.out + said.err, seconds=0, megabytes=0)
@@ -88,3 +87,9 @@ def test_a_bound_for_codes_of_few_bits_as_input(kind, tmp_path, capsys):
     status = main(["prove", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")])
     said = capsys.readouterr()
     assert Run((), status, said.out + said.err, seconds=0, megabytes=0).fault is None, said
+
+
+@pytest.mark.parametrize("content", originals())
+def test_the_original_models_run(content, tmp_path):
+    (tmp_path / "model.onnx").write_bytes(content)
+    assert main(["run", str(tmp_path / "model.onnx"), "--backend", "numpy"]) == 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +13,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import qgraph
 from qgraph.errors import ModelError
+from qgraph.graph import structure
+from qgraph.ops.operator import OPERATORS
 
 TEXT = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "local": 1]>
 net (float[2,4] x) => (float[2,4] y)
@@ -142,7 +148,26 @@ def element_type(proto):
     proto.graph.initializer[0].data_type = 2**31 - 1
 
 
+def attribute_of_another_version(proto):
+    """Operator set 12 has no ``block_size``; readers read it all the same."""
+    proto.opset_import[0].version = 12
+    node(proto, "decode").attribute.append(helper.make_attribute("block_size", "two"))
+
+
+def attribute_of_a_function(proto):
+    proto.functions.append(function("F"))
+    proto.functions[0].attribute.append("slope")
+    leaky = proto.functions[0].node[0]
+    leaky.op_type = "LeakyRelu"
+    leaky.attribute.add(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope")
+    node(proto, "sum").CopyFrom(
+        helper.make_node("F", ["d"], ["y"], "sum", domain="local", slope="steep")
+    )
+
+
 FAULTS = {
+    attribute_of_another_version: "'decode'.*'block_size' is of type STRING, expected INT",
+    attribute_of_a_function: "F 'sum'.*'slope' is of type STRING, expected FLOAT",
     no_input: "QuantizeLinear 'quantize'.*input 'x' is absent",
     empty_input: "DequantizeLinear 'decode'.*input 'x' is absent",
     many_inputs: "Add 'sum'.*it has 4 inputs, expected at most 2",
@@ -176,6 +201,40 @@ def test_a_node_that_cannot_be_what_its_operator_is(fault, message):
     fault(proto)
     with pytest.raises(ModelError, match=FAULTS[fault]):
         qgraph.load(proto)
+
+
+@pytest.mark.parametrize("schema", [each.schema for each in OPERATORS if not each.schema.standard])
+def test_attributes_of_quantizers_have_their_types(schema):
+    for attribute in schema.attributes:
+        proto = model()
+        quantizer = node(proto, "quantize")
+        quantizer.op_type, quantizer.domain = schema.name, schema.domains[0]
+        del quantizer.attribute[:]
+        quantizer.attribute.append(helper.make_attribute(attribute.name, [1.0]))
+        message = (
+            f"'quantize'.*'{attribute.name}' is of type FLOATS, expected {attribute.kind.name}"
+        )
+        with pytest.raises(ModelError, match=message):
+            qgraph.load(proto)
+
+
+READ = re.compile(r"get_(int|float|string|ints|floats)\(\s*\"(\w+)\"")
+
+
+def test_attributes_that_are_read_have_types_that_are_checked():
+    """A reader of an attribute finds the type that it expects, or there is no such attribute."""
+    root = Path(qgraph.__file__).parents[1]
+    files = [file for name in ("qgraph", "transforms") for file in (root / name).rglob("*.py")]
+    read = {(name, kind) for file in files for kind, name in READ.findall(file.read_text())}
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for schema in onnx.defs.get_all_schemas_with_history():
+        for attribute in schema.attributes.values():
+            kinds[attribute.name].add(str(attribute.type).rpartition(".")[2].lower())
+    foreign = [*structure._KINDS.items(), *structure._KINDS_OF.items()]
+    for name, kind in foreign:
+        kinds[name if isinstance(name, str) else name[1]].add(kind.name.lower())
+    assert len(read) > 40
+    assert sorted(pair for pair in read if pair[1] not in kinds[pair[0]]) == []
 
 
 def test_functions_that_are_called_often_are_no_fault():

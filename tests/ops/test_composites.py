@@ -14,7 +14,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from qgraph import prove
-from qgraph.errors import OperatorError
+from qgraph.errors import ModelError, OperatorError
 from qgraph.inventory.overview import overview
 from qgraph.model import Model, load
 from qgraph.ops.composite import COMPOSITES
@@ -170,6 +170,20 @@ def bits(array: Any) -> Any:
 
 def test_every_operator_has_an_example() -> None:
     assert {name for name, *_ in EXAMPLES} | set(REFUSED) == set(COMPOSITES.names())
+
+
+@pytest.mark.parametrize(
+    ("name", "domain", "attributes", "arrays"),
+    {example[0]: example for example in EXAMPLES}.values(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_attributes_of_another_type_are_refused(
+    name: str, domain: str, attributes: dict[str, Any], arrays: list[Any]
+) -> None:
+    for attribute in attributes.keys() - {"out_dtype"}:
+        wrong = attributes | {attribute: [ir.tensor([1])]}
+        with pytest.raises(ModelError, match=f"{name}.*attribute '{attribute}' is of type TENSORS"):
+            model_of(name, domain, wrong, arrays)
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v['operator']}-{v['tool']}")
