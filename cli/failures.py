@@ -64,7 +64,7 @@ def _models(error: Exception) -> str:
     trace = error.__traceback__
     while trace is not None:
         variables = trace.tb_frame.f_locals
-        paths = map(variables.get, ("model", "reference", "candidate"))
+        paths = map(variables.get, ("model", "reference", "candidate", "path"))
         names = [str(path) for path in paths if isinstance(path, Path)]
         if names:
             return " or ".join(names)

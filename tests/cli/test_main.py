@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
@@ -121,6 +122,12 @@ def test_an_internal_error_asks_for_a_report(qgraph, monkeypatch):
     found = qgraph("info", "model.onnx")
     assert "error: model.onnx could not be handled (ZeroDivisionError: by zero)" in found.error
     assert "--debug" in found.error
+
+
+def test_an_internal_error_of_lint_names_the_model(qgraph, monkeypatch, model):
+    engine = importlib.import_module("qgraph.lint.engine")  # qgraph.lint is a function too
+    monkeypatch.setattr(engine, "lint", _raising(ZeroDivisionError("by zero")))
+    assert f"error: {model} could not be handled" in qgraph("lint", model).error
 
 
 @pytest.mark.parametrize(
