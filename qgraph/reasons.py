@@ -180,7 +180,7 @@ UNSUPPORTED_TYPE = _cause(
     14,
     "unsupported-type",
     "The data has a type that the pass does not handle; most handle float32 only.",
-    "Convert the model to float32 first, or exclude the node.",
+    "Convert the model to float32 first (-p widen-floats, from 16 bits), or exclude the node.",
 )
 
 EFFORT = _cause(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import onnx_ir as ir
 import pytest
@@ -220,3 +224,25 @@ def test_parts_without_a_reason_of_their_own_have_the_id_of_not_checked() -> Non
     assert PartFinding(Status.UNCHECKED, "no definition").reason_id == NOT_CHECKED.id
     assert PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED("it differs")).reason_id == "QG072"
     assert PartFinding(Status.CHECKED).reason_id is None
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the strings of a module that are no docstrings."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            yield from texts_of(node)
+
+
+def test_messages_name_passes_as_the_command_line_takes_them():
+    """``-p fold-weights``, not ``fold-weights``, so that a remedy can be pasted."""
+    names = {transforms.describe(kind).name for kind in transforms.TRANSFORMS}
+    hyphenated = "|".join(re.escape(name) for name in names if "-" in name)
+    bare = re.compile(rf"(?<![-.'\w])(?<!-p )(({hyphenated})(?![-\w])|convert\{{|repack\{{)")
+    root = Path(qgraph.__file__).parents[1]
+    files = [file for name in ("qgraph", "transforms") for file in (root / name).rglob("*.py")]
+    texts = [text for file in files for text in texts_of(ast.parse(file.read_text()))]
+    messages = [text for text in texts if " " in text]
+    assert len(messages) > 2000
+    assert [text for text in messages if bare.search(text)] == []

@@ -222,7 +222,7 @@ class Transform(ir.passes.InPlacePass):
         if asked is not None and asked < present and not report.notes:
             logger.warning(
                 "opset=%s limits what is written, and does not lower the model's opset %s; for "
-                "ONNX Runtime raise-microsoft{opset=%s} does, where all nodes exist there",
+                "ONNX Runtime -p raise-microsoft{opset=%s} does, where all nodes exist there",
                 *(asked, present, asked),
             )
         return TransformResult(model, report.modified, report.under(self.name))

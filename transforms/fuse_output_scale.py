@@ -38,7 +38,7 @@ from qgraph.transforms.ranges.grids import (
 )
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, is_power, scaling, title
 
-_ALONE = "; leave it, or write it without the operators before it with convert{to=onnx}"
+_ALONE = "; leave it, or write it without the operators before it with -p convert{to=onnx}"
 
 
 @transform("fuse-output-scale")
@@ -174,20 +174,20 @@ def _codes(fake: FakeQuantize) -> _QuantizeOnly:
     if outer is None:
         raise Stuck(
             f"its output range {range_text(ranged.output_low, ranged.output_high)} is not a range "
-            f"of codes; run split-fake-quantize first"
+            f"of codes; run -p split-fake-quantize first"
         )
     inner = whole_zero_point(ranged.input_low, ranged.input_high, levels)
     grid = CodeGrid.of(ranged.input_low, ranged.input_high, levels)
     if inner is None:
         raise Stuck(
             f"the zero point of its input range, {span_text(grid.zero_point)}, is not an integer; "
-            f"run tune-ranges first"
+            f"run -p tune-ranges first"
         )
     for points in (inner, outer):
         if (points != points.reshape(-1)[0]).any():
             raise Stuck(
                 f"its channels have several zero points, {span_text(points)}, expected one; run "
-                "tune-ranges with mode=symmetric first"
+                "-p tune-ranges{mode=symmetric} first"
             )
     factor = 1 / grid.scale
     if (factor > np.finfo(np.float32).max).any():

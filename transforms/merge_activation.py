@@ -193,7 +193,7 @@ class _Limited:
         if any(end is not None and np.unique(end).size > 1 for end in self._limits(form)):
             return UNSUITED_RANGE(
                 f"its limits are other {form} in each channel, and Clip has one for all; give it "
-                "one scale first, with move-channel-scales"
+                "one scale first, with -p move-channel-scales"
             )
         return None
 

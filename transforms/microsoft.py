@@ -125,7 +125,7 @@ class RaiseMicrosoft(Transform):
         if others:
             way = "keep it in the standard domain"
             if others[0] == "block_size":
-                way += ", or give each row one scale first with repack{blocks=rows}"
+                way += ", or give each row one scale first with -p repack{blocks=rows}"
             reason = f"{where(node)}: com.microsoft has no attribute {others[0]!r}; {way}"
             return Refusal(node, NO_OPERATOR(reason))
         has_zero = len(node.inputs) > 2 and node.inputs[2] is not None

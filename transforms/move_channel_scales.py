@@ -110,7 +110,7 @@ class _Move:
         if not all(map(np.array_equal, (scale, point), _parameters(last))):
             raise Stuck(
                 f"the scales of {title(last)} are not those of {title(first)}; write "
-                "one pair first, with convert{to=qdq}"
+                "one pair first, with -p convert{to=qdq}"
             )
         if (point != point.reshape(-1)[0]).any():
             raise Stuck(

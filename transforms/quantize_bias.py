@@ -131,7 +131,8 @@ class _Bias(OfDraft):
         stored = known.array(present(node, index))
         if stored is None:
             raise Stuck(
-                "its bias is computed at run time, expected a constant; fold constants first"
+                "its bias is computed at run time, expected a constant; run -p fold-constants "
+                "first, if it follows from constants"
             )
         if stored.size not in (1, size) or stored.shape[-1:] not in ((1,), (size,), ()):
             raise Stuck(f"its bias has shape {list(stored.shape)}, expected [{size}]")

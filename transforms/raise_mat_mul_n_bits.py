@@ -155,7 +155,7 @@ class _Decoded:
         if not isinstance(form, IntFormat) or form.bits not in _WIDTHS:
             raise OperatorError(
                 f"{where(decode)}: MatMulNBits has codes of 2, 4 or 8 bits only; if they fit, "
-                "store them so with repack{to=int8} first"
+                "store them so with -p repack{to=int8} first"
             )
         values = operator.run(decode, [codes, scale, zero])
         attributes = operator.schema.attributes_of(decode)

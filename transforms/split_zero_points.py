@@ -187,7 +187,7 @@ def _numbers(layer: WeightedSum, stored: Stored) -> tuple[Whole, Whole, Whole, A
     if not isinstance(form, IntFormat) or form.bits > _CODES.bits or points is None:
         raise Stuck("its codes are no integers of 8 bits")
     if len(stored.nodes) > 1:
-        raise Stuck("its codes are limited by a Clip; fold constants first")
+        raise Stuck("its codes are limited by a Clip; run -p fold-constants first")
     scale = stored.scale
     if scale is None or any(points.shape[i] > 1 or scale.shape[i] > 1 for i in others):
         raise Stuck("its scales or zero points differ within an output channel")

@@ -138,7 +138,7 @@ def _instead(nodes: list[ir.Node]) -> str:
     if vendors:
         return (
             f"operators of vendors ({', '.join(sorted(vendors))}) may quantize inside: "
-            "lower-vendor-operators, or convert, writes them in standard operators"
+            "-p lower-vendor-operators, or convert, writes them in standard operators"
         )
     if number := sum(node.op_type in _ROUNDING and not node.domain for node in nodes):
         return (
@@ -147,8 +147,8 @@ def _instead(nodes: list[ir.Node]) -> str:
             "FakeQuantize"
         )
     return (
-        "if the exporter decoded codes to floats, quantize-weights makes codes again, and states "
-        "the error"
+        "if the exporter decoded codes to floats, -p quantize-weights makes codes again, and "
+        "states the error"
     )
 
 

@@ -126,6 +126,10 @@ def coded_type(value: ir.Value | None) -> ir.DataType | None:
     return code_type(node) if node.op_type == "QuantizeLinear" else None
 
 
+TO_FLOAT32 = "convert the model to float32 first (-p widen-floats, from 16 bits)"
+"""What to do about other types."""
+
+
 def require_float32(name: str, kind: ir.DataType | None) -> None:
     """Refuse a type in which a definition, written in float32, would not be true.
 
@@ -135,8 +139,8 @@ def require_float32(name: str, kind: ir.DataType | None) -> None:
     """
     if kind not in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT):
         raise ValueError(
-            f"its {name} is {kind.name}, but definitions are written in FLOAT. "
-            "Convert the model to float32 first, or leave this node out"
+            f"its {name} is {kind.name}, but definitions are written in FLOAT; {TO_FLOAT32}, or "
+            "leave this node out"
         )
 
 

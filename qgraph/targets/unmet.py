@@ -26,7 +26,7 @@ NOT_RECORDED = _condition(
 )  # fmt: skip
 TYPES = _condition(
     203, "types-of-codes", "No kernel takes codes of these types together.",
-    "Store the codes in a type that the kernel takes: repack, shift-zero-points.",
+    "Store the codes in a type that the kernel takes: -p repack, -p shift-zero-points.",
 )  # fmt: skip
 INDIRECT = _condition(
     204, "indirect-pair",
@@ -71,19 +71,20 @@ CONSTANT = _condition(
 )  # fmt: skip
 BEFORE = _condition(
     214, "before-layer", "An operator between quantizer and layer hides the codes.",
-    "Move it before the quantizer, or onto the codes: move-quantizers, fold-constants.",
+    "Move it before the quantizer, or onto the codes: -p move-quantizers, -p fold-constants.",
 )  # fmt: skip
 BIAS_TYPE = _condition(
     215, "bias-type", "The kernel does not take a bias of this type.",
-    "Store the bias as int32 codes: quantize-bias.",
+    "Store the bias as int32 codes: -p quantize-bias.",
 )  # fmt: skip
 BIAS_SCALE = _condition(
     216, "bias-scale", "The scale of the bias is not the product of the scales of the operands.",
-    "Quantize the bias anew with that scale: quantize-bias.",
+    "Quantize the bias anew with that scale: -p quantize-bias.",
 )  # fmt: skip
 BEHIND = _condition(
     217, "behind-layer", "An operator between layer and quantizer keeps it from an integer kernel.",
-    "Fold it into weights and bias, or into the quantizer: fold-batch-norm, merge-activation.",
+    "Fold it into weights and bias (-p fold-batch-norm), or into the quantizer "
+    "(-p merge-activation).",
 )  # fmt: skip
 NO_QUANTIZER = _condition(
     218, "no-quantizer", "The kernel needs a quantizer behind the layer.",
@@ -103,7 +104,7 @@ GRAPH_OUTPUT = _condition(
 )  # fmt: skip
 ATTRIBUTES = _condition(
     222, "attributes", "The kernel does not take these attributes, groups or number of axes.",
-    "Write the layer in the form that the kernel takes: canonical-operators.",
+    "Write the layer in the form that the kernel takes: -p canonical-operators.",
 )  # fmt: skip
 PROCESSOR = _condition(
     223, "processor", "The kernel is known of other processors only.",

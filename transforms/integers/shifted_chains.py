@@ -191,7 +191,7 @@ def _chain(encode: ir.Node) -> CodeChain:
             else:
                 obstacle = obstacle or USED_ELSEWHERE(
                     f"its codes are also used by {use.node.op_type}, which needs them as they are; "
-                    "write that with lower-integer-operators first"
+                    "write that with -p lower-integer-operators first"
                 )
     encoders, movers, decoders = (tuple(nodes) for nodes in members.values())
     if not _are_constant((*encoders, *decoders), range(1, 3)) or not _are_constant(

@@ -35,7 +35,7 @@ _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
 _MOST = 64
 """Maximum number of elements of a window that are added one by one."""
-_AS_REALS = "lower-integer-operators{form=qdq,exact=near} writes real numbers"
+_AS_REALS = "-p lower-integer-operators{form=qdq,exact=near} writes real numbers"
 
 _RUNS = "; ONNX Runtime computes the node, also with --backend numpy"
 

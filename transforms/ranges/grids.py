@@ -17,6 +17,7 @@ from qgraph.model import Model
 from qgraph.numerics import Float32, Float64
 from qgraph.numerics.float32 import from_keys
 from qgraph.ops.definitions import fake_quantize
+from qgraph.ops.steps import TO_FLOAT32
 from qgraph.proof.functions.expression import Builder, Expr, evaluate
 from qgraph.proof.functions.search import MAX_BOXES, plateaus
 from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
@@ -97,7 +98,7 @@ def _other_type(node: ir.Node) -> ExplainedReason | None:
     for value in node.inputs:
         if value is not None and value.dtype not in (None, ir.DataType.FLOAT):
             text = f"{value.name!r} is {value.dtype.name}; only float32 is supported; "
-            text += "convert the model to float32 first, or use the pass convert"
+            text += f"{TO_FLOAT32}, or use the pass convert"
             return UNSUPPORTED_TYPE(text)
     return None
 

@@ -162,7 +162,7 @@ class ChannelReader:
         array = None if other is None else self.known.array(other)
         if array is None or node.attributes:
             raise Stuck(
-                f"the operand of {title(node)} is no constant; run fold-constants first, if it "
+                f"the operand of {title(node)} is no constant; run -p fold-constants first, if it "
                 "follows from constants"
             )
         return channels.spread(array, node)
@@ -206,8 +206,8 @@ class ChannelReader:
         wide = [array.astype(np.float64) for array in arrays if array is not None]
         if len(wide) != 4:
             raise Stuck(
-                "its parameters are computed at run time, expected constants; run fold-constants "
-                "first, if they follow from constants"
+                "its parameters are computed at run time, expected constants; run "
+                "-p fold-constants first, if they follow from constants"
             )
         if any(array.shape != (channels.size,) for array in wide):
             shapes = ", ".join(str(list(array.shape)) for array in wide)

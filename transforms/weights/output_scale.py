@@ -19,6 +19,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.slices import nearest_cut
 from qgraph.numerics import Float32, Float64
+from qgraph.ops.steps import TO_FLOAT32
 from qgraph.transforms.ranges.grids import carry_over
 
 
@@ -75,12 +76,11 @@ class Scaling:
         """
         before = constant_expression(node.inputs[index])
         if before is None:
-            raise Stuck(f"input {index} of {title(node)} is not constant; fold constants first")
+            what = f"input {index} of {title(node)} is not constant"
+            raise Stuck(f"{what}; run -p fold-constants first, if it follows from constants")
         if before.dtype != np.float32:
-            raise Stuck(
-                f"input {index} of {title(node)} is {before.dtype}, not float32; convert the model "
-                "to float32 first"
-            )
+            kind = before.dtype
+            raise Stuck(f"input {index} of {title(node)} is {kind}, not float32; {TO_FLOAT32}")
         product = before.astype(np.float64) * factor
         if product.shape != before.shape and not grows:
             raise Stuck(f"the shape of the scales does not fit input {index} of {title(node)}")
@@ -158,7 +158,7 @@ def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> No
         raise Stuck(f"{value.name!r} is computed outside of the graph of {title(user)}")
     if value.dtype not in (None, ir.DataType.FLOAT):
         kind = value.dtype.name if value.dtype else "unknown"
-        raise Stuck(f"{value.name!r} is {kind}, not float32; convert the model to float32 first")
+        raise Stuck(f"{value.name!r} is {kind}, not float32; {TO_FLOAT32}")
     if node.op_type in _OUTPUT_SCALES and _is_known(value):
         for index in _OUTPUT_SCALES[node.op_type]:
             grows = node.op_type == "FakeQuantize"
@@ -167,7 +167,7 @@ def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> No
     if node.op_type in _TWICE and _is_known(value):
         raise Stuck(
             f"the weights go through {title(node)}, which uses one scale for input and output; "
-            f"run fold-weights, which stores codes with a scale of their own"
+            f"run -p fold-weights, which stores codes with a scale of their own"
         )
     rule = None if node.domain else _RULES.get(node.op_type)
     if rule is None or value is not node.outputs[0]:

@@ -84,7 +84,8 @@ class WeightScaling:
         if node is None or rule is None or value is not node.outputs[0]:
             source = f"{value.name!r}" if node is None else title(node)
             raise Stuck(
-                f"its weights come from {source}, which has no constant scale; convert to qdq first"
+                f"its weights come from {source}, which has no constant scale; run "
+                "-p convert{to=qdq} first"
             )
         return rule(self, node, factor)
 
@@ -182,7 +183,7 @@ class WeightScaling:
         array = constant_expression(zero)
         if array is None:
             raise Stuck(
-                f"the zero point of {title(node)} is computed at run time; run fold-constants "
+                f"the zero point of {title(node)} is computed at run time; run -p fold-constants "
                 "first, if it follows from constants"
             )
         return self.constant(np.repeat(array.reshape(-1), size), "zero_point")
@@ -228,8 +229,8 @@ class WeightScaling:
             decoded = self.known.array(node.outputs[0])
             if decoded is None:
                 raise Stuck(
-                    f"{title(node)} has operands that are computed at run time; run fold-constants "
-                    "first, if they follow from constants"
+                    f"{title(node)} has operands that are computed at run time; run "
+                    "-p fold-constants first, if they follow from constants"
                 )
             data = rounded(_wide(decoded) * factor, decoded.dtype, "a weight")
             self._check_codes(node, decoded, [data, scale, *map(self._known, node.inputs[2:])])
@@ -240,7 +241,7 @@ class WeightScaling:
         """Raise Stuck unless a quantizer gives other operands the codes that it gave its own."""
         operator, scale = operator_of(node), self._known(node.inputs[1])
         if operator is None or scale is None or operands[1] is None:
-            raise Stuck(f"{title(node)} has no kernel; convert to qdq first")
+            raise Stuck(f"{title(node)} has no kernel; run -p convert{{to=qdq}} first")
         after = operator.run(node, operands)
         with np.errstate(all="ignore"):
             was, now = (
@@ -250,7 +251,7 @@ class WeightScaling:
             is_same = np.abs(now - was) <= _ROUNDINGS * np.maximum(np.abs(was), 1)
         if not is_same.all() or np.abs(was).max(initial=0) > _MOST_STEPS:
             raise Stuck(
-                f"codes of {title(node)} would change with its scale; run fold-weights first, "
+                f"codes of {title(node)} would change with its scale; run -p fold-weights first, "
                 f"which stores codes"
             )
 
@@ -264,8 +265,8 @@ class WeightScaling:
                 operands[index] = self.constant(scale, "scale")
                 return self._again(node, operands)
         raise Stuck(
-            f"its weights come from {title(node)}, which has no constant scale; convert to qdq "
-            "first"
+            f"its weights come from {title(node)}, which has no constant scale; run "
+            "-p convert{to=qdq} first"
         )
 
     def _known(self, value: ir.Value | None) -> Array | None:
@@ -275,7 +276,7 @@ class WeightScaling:
         if self.negative is NegativeFactor.CODES and (factor < 0).any():
             raise Stuck(
                 f"some factors are negative, and {title(node)} has no stored codes to negate; run "
-                f"fold-weights first, or use negative=scales"
+                f"-p fold-weights first, or use negative=scales"
             )
 
 

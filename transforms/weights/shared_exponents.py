@@ -56,7 +56,7 @@ def _folded(
         return Refusal(
             node,
             "its weight is not float32, or it has infinities, NaN or one element; leave it: "
-            "lower-vendor-operators writes the operator in standard ones",
+            "-p lower-vendor-operators writes the operator in standard ones",
         )
     axis = form.axis % x.ndim
     data = node.inputs[0]

@@ -53,9 +53,7 @@ def ratio(s_a: Array, s_b: Array, s_y: Array) -> Float32:
 def float32(scale: Array) -> Float32:
     """Return a scale; one of 16 bits becomes float32, exactly, in which all is computed."""
     if scale.dtype not in (np.float32, np.float16, ml_dtypes.bfloat16):
-        raise ValueError(
-            f"a scale or bias is {scale.dtype}, expected float32. Convert the model to float32"
-        )
+        raise ValueError(f"a scale or bias is {scale.dtype}, expected float32. Store it in float32")
     return scale.astype(np.float32, copy=False)
 
 

@@ -105,7 +105,7 @@ def _lone_quantize(node: ir.Node) -> Refusal | None:
 def _way_out(*others: ir.Node | None) -> str:
     """Return which pass makes pairs of codes that operators take and give, or another remedy."""
     if others and all(node is not None and is_on_codes(node) for node in others):
-        return "; write that with lower-integer-operators first"
+        return "; write that with -p lower-integer-operators first"
     return "; leave it if codes are meant there, or add the other node of the pair"
 
 
