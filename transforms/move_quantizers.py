@@ -132,7 +132,7 @@ class _Mover:
         """Split codes instead of what they decode to."""
         decode = None if node.inputs[0] is None else _maker(node.inputs[0], _DQ)
         rank = self._facts.get(node.outputs[0], UNKNOWN).rank
-        if decode is None or rank is None or any(y.is_graph_output() for y in node.outputs):
+        if decode is None or not rank or any(y.is_graph_output() for y in node.outputs):
             return
         axis = axis_of(decode, self._facts)
         is_stored = constant_stream(decode.inputs[0]) is not None

@@ -20,6 +20,7 @@ from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.values import compare_values
+from qgraph.ops.steps import TO_FLOAT32
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
@@ -127,7 +128,7 @@ class _Bias(OfDraft):
         """
         (node, index), size = place, layer.outputs.size
         if layer.dtype is not ir.DataType.FLOAT:
-            raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}, expected FLOAT"))
+            raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}; {TO_FLOAT32}"))
         stored = known.array(present(node, index))
         if stored is None:
             raise Stuck(

@@ -19,6 +19,7 @@ from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.steps import TO_FLOAT32
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
@@ -132,7 +133,7 @@ class _Split(OfDraft):
         if (nearest == points).all():
             return
         if layer.dtype is not ir.DataType.FLOAT:
-            raise Stuck(UNSUPPORTED_TYPE(f"its result is {layer.dtype.name}, expected FLOAT"))
+            raise Stuck(UNSUPPORTED_TYPE(f"its result is {layer.dtype.name}; {TO_FLOAT32}"))
         scale = real_constant(stored.decode.inputs[1], f"the scale of {title(stored.decode)}")
         offset = nearest - points
         factor = offset.astype(np.float64).reshape(-1) * aligned.astype(np.float64).reshape(-1)

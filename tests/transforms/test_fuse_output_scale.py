@@ -400,7 +400,7 @@ def test_quant_has_one_scale_for_input_and_output(check_pass):
     text = graph(body, constants, data="7, 3")
     text = text.replace('toolkit": 1', 'toolkit": 1, "qonnx.custom_op.general": 1')
     _, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    assert "run fold-weights" in report.sites[-1].reason
+    assert "run -p fold-weights" in report.sites[-1].reason
 
 
 def test_constants_that_would_leave_float32_are_left_alone(check_pass):

@@ -18,6 +18,7 @@ from qgraph.numerics import Array
 from qgraph.ops.integer.codes import single
 from qgraph.ops.integer.products import Product, Result, code_type
 from qgraph.ops.integer.sums import CODES, KINDS, Factor, Parameter
+from qgraph.ops.steps import TO_FLOAT32
 
 _INT32_LIMIT = 2**31 - 1
 _EXACT = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -84,7 +85,7 @@ def parameters(node: ir.Node) -> tuple[Array, Array]:
     if scale is None or (zero is None and values[2] is not None):
         raise OperatorError(f"{where(node)}: its scale or zero point is not constant")
     if scale.dtype != np.float32:
-        raise OperatorError(f"{where(node)}: its scale is {scale.dtype}, expected float32")
+        raise OperatorError(f"{where(node)}: its scale is {scale.dtype}; {TO_FLOAT32}")
     codes = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
     if zero is None:
         kind = None if codes is None else codes.dtype

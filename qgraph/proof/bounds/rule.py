@@ -91,6 +91,16 @@ class NodeCall:
         """Return the number of axes of an input."""
         return len(shape_of(self.value(index)))
 
+    def place(self, axis: int, rank: int) -> int:
+        """Return the place of one of ``rank`` axes, counted from the end if negative.
+
+        Raises:
+            Undecidable: there is no such axis.
+        """
+        if not -rank <= axis < rank:
+            raise self.refusal(f"its axis {axis} is none of {rank}")
+        return axis % rank
+
     def whole(self, name: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""
         try:

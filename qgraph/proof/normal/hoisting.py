@@ -238,7 +238,7 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
     makers = [maker for maker in inner if maker is not None]
     data = common_function(graph, makers)
     sizes = sizes_of(node.outputs[0])
-    if data is None or sizes is None:
+    if data is None or not sizes:
         return False
     axis = node.attributes["axis"].as_int() % len(sizes)
     for value in makers[0].inputs[1:]:

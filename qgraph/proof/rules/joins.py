@@ -22,7 +22,7 @@ def concat(call: NodeCall) -> Operand:
     """The tensors along an axis, each in its own place."""
     values = [value for value in call.node.inputs if value is not None]
     rank = len(shape_of(values[0]))
-    axis = call.whole("axis") % rank - rank
+    axis = call.place(call.whole("axis"), rank) - rank
     sizes = [sizes_of(value, [axis])[0] for value in values]
     return joined(call, [call.tracer.quantity(call.of(value)) for value in values], sizes, axis)
 

@@ -54,7 +54,7 @@ def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
         axes = list(call.node.attributes.get_ints("axes", ()))
     if not axes and not call.whole("noop_with_empty_axes"):
         axes = list(range(rank))
-    return sorted(axis % rank for axis in axes)
+    return sorted(call.place(axis, rank) for axis in axes)
 
 
 def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:

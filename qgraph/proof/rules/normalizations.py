@@ -84,7 +84,7 @@ def _of_channels(call: NodeCall, index: int) -> Quantity:
 def layer_normalization(call: NodeCall) -> Operand:
     """Elements normalized over the last axes, times a scale, plus a bias."""
     rank = call.rank()
-    axes = list(range(call.whole("axis", -1) % rank, rank))
+    axes = list(range(call.place(call.whole("axis", -1), rank), rank))
     is_centred = call.node.op_type == "LayerNormalization"
     y: Operand = normalized(call, call.quantity(0), sizes_of(call.value(0), axes), is_centred)
     y = call.tracer.Mul(y, call.operand(1))

@@ -30,7 +30,7 @@ _OF_ONE_AXIS = 13
 def softmax(call: NodeCall) -> Operand:
     """Powers of e divided by their sum, or the logarithm of that."""
     is_new = call.imports.get("", 0) >= _OF_ONE_AXIS
-    axis = call.whole("axis", -1 if is_new else 1) % call.rank()
+    axis = call.place(call.whole("axis", -1 if is_new else 1), call.rank())
     axes = [axis] if is_new else list(range(axis, call.rank()))
     count = math.prod(sizes_of(call.value(0), axes))
     x = call.quantity(0)

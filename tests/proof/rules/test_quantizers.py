@@ -141,6 +141,8 @@ def test_many_codes_lie_inside_the_bound(name):
         ("y, h, c = LSTM <hidden_size = 2> (x, w, r)", "LSTM has no bound"),
         ("q, s, z = DynamicQuantizeLinear (x) y = DequantizeLinear (q, s, z)", "its scale"),
         ("y = Det (x)", "Det has no bound"),
+        ("e = ReduceSum <keepdims = 0> (x) y = Softmax (e)", "Softmax has no bound: its axis -1"),
+        ("y = ReduceMean (x, axes)", "ReduceMean has no bound: its axis 3 is none of 3"),
         ("y = Sqrt (x)", "may not be positive"),
         ("y = Div (x, x)", "may be 0"),
     ],
@@ -148,7 +150,8 @@ def test_many_codes_lie_inside_the_bound(name):
 def test_operators_without_a_bound_are_named(node, reason):
     text = f"""<ir_version: 10, opset_import: ["": 21]>
         net (float[1,4,4] x) => (float y)
-        <float[1,8,4] w = {{{", ".join(["1"] * 32)}}}, float[1,8,2] r = {{{", ".join(["1"] * 16)}}}>
+        <float[1,8,4] w = {{{", ".join(["1"] * 32)}}}, float[1,8,2] r = {{{", ".join(["1"] * 16)}}},
+         int64[1] axes = {{3}}>
         {{ {node} }}"""
     models = ir.from_onnx_text(text), ir.from_onnx_text(text)
     (segment,) = paired(models, Bounding(ranges={"x": (-1, 1)})).segments
