@@ -6,6 +6,7 @@ How good the outputs of a model are where the right answers are known.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
@@ -140,7 +141,9 @@ def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tol
                     f"{', '.join(chosen)}. Use one of these names."
                 )
             require(number, SupportsFloat | None, field, "a number, or numbers by output name")
-            if number is not None and field not in _ANY_SIGN and not number >= 0:
+            if number is not None and math.isnan(number):
+                raise OptionError(f"{field} is {number}, expected a number.")
+            if number is not None and field not in _ANY_SIGN and number < 0:
                 raise OptionError(f"{field} is {number}, expected a number that is not negative.")
             if number is not None and field in _SHARES and number > 1:
                 raise OptionError(

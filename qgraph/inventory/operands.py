@@ -203,6 +203,8 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
     scale, zero = constant_expression(node.inputs[1]), None
     if len(node.inputs) > 2:
         zero = constant_expression(node.inputs[2])
+    if any(array is not None and not array.size for array in (scale, zero)):
+        return None
     block = node.attributes.get_int("block_size", 0) or 0
     stated = node.inputs[1].dtype if node.inputs[1] is not None else None
     operand = CodedOperand(

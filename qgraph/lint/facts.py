@@ -42,7 +42,7 @@ class Coder:
 
     Attributes:
         node: the node.
-        scale: its scales; None if they are computed.
+        scale: its scales; None if they are computed, or if their array is empty.
         zero: its zero points; None if there are none, or they are computed.
         has_zero: whether an input states zero points.
         kind: ONNX type of the codes.
@@ -203,13 +203,16 @@ class ModelFacts:
         """Return the parameters of a QuantizeLinear or DequantizeLinear."""
         if node not in self._coders:
             scale, zero = [*node.inputs, None, None][1:3]
-            steps = self.constant(scale)
+            steps, points = (
+                None if array is None or not array.size else array
+                for array in (self.constant(scale), self.constant(zero))
+            )
             sizes = self.shape(scale)
             spread = steps.ndim == 1 and steps.size > 1 if steps is not None else sizes != ()
             self._coders[node] = Coder(
                 node,
                 steps,
-                self.constant(zero),
+                points,
                 zero is not None,
                 type_of_codes(node),
                 node.attributes.get_int("axis", 1) if spread else None,

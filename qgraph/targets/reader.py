@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -25,6 +26,8 @@ Place = tuple[str | int, ...]
 """Keys and indices that lead to a value of a TOML document."""
 
 _FOLDER = Path(__file__).parent
+_MOST = 1 << 20
+"""Bytes of the largest profile that is read; a device may have no end."""
 _DERIVED = ("path", "digest")
 _WORDS = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number",
@@ -88,6 +91,14 @@ def profile_of(target: str | os.PathLike[str] | Profile) -> Profile:
     return read_profile(Path(target))
 
 
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise OSError(errno.EFBIG, f"it has more than {_MOST} bytes")
+    return data
+
+
 def read_profile(path: Path) -> Profile:
     """Return the profile in a file.
 
@@ -95,7 +106,7 @@ def read_profile(path: Path) -> Profile:
         ModelError: the file cannot be read, or says something wrong; the message names the line.
     """
     try:
-        data = path.read_bytes()
+        data = _content(path)
         text = data.decode("utf-8")
     except FileNotFoundError as error:
         raise ModelError(

@@ -126,6 +126,7 @@ def test_the_report_does_not_replace_a_model(qgraph, pair):
         (["--atol", "y:"], "'y:' is neither a number"),
         (["--atol", -1], "atol is -1"),
         (["--atol", "nan"], "atol is nan"),
+        (["--min-sqnr", "nan"], "min_sqnr is nan"),
         (["--max-steps", "q:1"], "max_steps is given for output 'q'"),
         (["--random", "x"], "'x' is not a valid integer"),
     ],

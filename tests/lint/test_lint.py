@@ -164,3 +164,9 @@ def test_only_a_quantizer_to_int32_stops_the_compiler(kind: str, severity: str) 
 def test_batch_norm_is_found_where_kernels_do_not_take_it(target, count):
     page = page_of_rule(RULES.find("QG403"))
     assert len(list(qgraph.lint(model(whole_model(page.before)), target, select="QG403"))) == count
+
+
+def test_a_zero_point_without_elements_is_not_known() -> None:
+    made = model(LAYER.replace("uint8 z = {0}", "uint8[0] z = {}"))
+    assert [each.zero for each in ModelFacts(made).encoders] == [None, None]
+    assert "QG303" in [finding.rule.id for finding in qgraph.lint(made)]

@@ -165,3 +165,9 @@ def test_the_worked_example_of_the_documentation_is_a_profile(tmp_path):
 def test_conditions_are_explained(capsys):
     assert main(["explain", "qg217"]) == 0
     assert "QG217 behind-layer" in capsys.readouterr().out
+
+
+def test_a_profile_without_end_is_not_read(tmp_path):
+    (tmp_path / "chip.toml").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=r"the profile cannot be read \(it has more than"):
+        profile_of(str(tmp_path / "chip.toml"))
