@@ -284,7 +284,8 @@ def element_type(value: ir.Value, imports: dict[str, int]) -> ir.DataType | None
         node = value.producer()
         if node is None or node.domain != "":
             return None
-        named = node.attributes.get(_TO.get(node.op_type, ""))
+        name = _TO.get(node.op_type)
+        named = None if name is None else node.attributes.get(name)
         if named is not None and not named.is_ref() and named.as_int():
             return ir.DataType(named.as_int())
         source = _source(node, value, imports.get("", 0))

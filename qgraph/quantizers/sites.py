@@ -38,6 +38,8 @@ from qgraph.quantizers.recognition.steps import (
     Notation,
     Step,
 )
+from qgraph.quantizers.recognition.wrapping import wraps_around
+from qgraph.reasons import NO_OPERATOR
 
 PLAIN = "onnx"
 
@@ -51,6 +53,12 @@ _CORES = {
 
 _KNOWN_ALONE = frozenset(name for name, dialect in _CORES.items() if dialect != PLAIN)
 """Operators of dialects, whose readers read them without others around them."""
+
+_WRAPS = (
+    "its codes wrap around at their limits (overflow: wrap, as of HGQ2), and no dialect has such a "
+    "quantizer. Leave it, as its float operators compute it, or quantize with saturation "
+    "(overflow_mode='SAT' in HGQ2) and write QuantizeLinear, Quant or FakeQuantize"
+)
 
 _PAIRS = [
     ["QuantizeLinear", "DequantizeLinear"],
@@ -246,6 +254,8 @@ def _of_graph(nodes: list[ir.Node], readers: Readers) -> Iterator[Site | Refusal
         if matcher.is_taken(node):
             continue
         site = matcher.around(node) or matcher.alone(node, readers)
+        if site is None and wraps_around(node):
+            site = Refusal(node, NO_OPERATOR(_WRAPS))
         if isinstance(site, Site):
             matcher.take(site)
         if site is not None:

@@ -59,3 +59,11 @@ def test_a_body_is_not_said_in_the_operator_that_it_defines():
     model.apply(transforms.MakePortable(), transforms.ConvertDialect(to="qonnx"))
     found = model.run({"x": np.array([-2, -0.1, 0, 3], np.float32)}, backend="numpy")["y"]
     np.testing.assert_array_equal(found, [-0.5, -0.5, 0.5, 0.5])
+
+
+def test_an_attribute_without_a_name_is_no_type():
+    model = ir.from_onnx_text(f"{HEADER} g (float[4] x) => (float[4] y) {{ y = Relu (x) }}")
+    (node,) = model.graph
+    node.attributes.add(ir.AttrInt64s("", [1]))
+    node.outputs[0].dtype = None
+    assert element_type(node.outputs[0], model.opset_imports) is ir.DataType.FLOAT
