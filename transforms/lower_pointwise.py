@@ -55,7 +55,7 @@ class LowerPointwise(Transform):
             if draft is None:
                 report.sites.append(refused(node, UNSUITED_WEIGHT(
                     "its weights are not decoded from constant codes, or its bias is computed; "
-                    "store both with fold-constants"
+                    "store both with -p fold-constants"
                 )))  # fmt: skip
                 continue
             report.sites.append(
