@@ -71,7 +71,8 @@ def _is_pointwise(layer: FoundLayer) -> bool:
     node, rank = layer.node, layer.description.rank
     if node.op_type != "Conv" or rank is None or rank < _LEAST_RANK:
         return False
-    get, decode = node.attributes.get_ints, node.inputs[1] and node.inputs[1].producer()
+    get, weights = node.attributes.get_ints, node.inputs[1]
+    decode = None if weights is None else weights.producer()
     codes = None if decode is None else decode.inputs[0]
     sizes = () if codes is None or codes.shape is None else codes.shape[2:]
     kernel = get("kernel_shape", sizes)
