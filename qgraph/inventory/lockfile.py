@@ -66,7 +66,7 @@ def read_lock(path: Path) -> list[Description]:
     Raises:
         QGraphError: the file cannot be read, or is no lock file.
     """
-    remedy = "Write it with 'qgraph lock MODEL -o FILE'."
+    remedy = "Write it with 'qgraph lock MODEL -o FILE', or --write-beside."
     try:
         document = tomllib.loads(bounded(path, MOST_TEXT).decode())
     except OSError as error:
