@@ -85,10 +85,10 @@ class CanonicalOperators(Transform):
             report.sites.append(
                 entry(node, SiteStatus.CHANGED, reason, spelling=draft.spelling, verdict=verdict)
             )
-            made = next((each for each in draft.nodes if each.op_type in _NAMED), None)
+            named = next((each for each in draft.nodes if each.op_type in _NAMED), None)
             draft.commit()
-            if made is not None:
-                carry_over(node, made)
+            if named is not None:
+                carry_over(node, named)
 
 
 def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:

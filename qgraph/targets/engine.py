@@ -297,8 +297,8 @@ _ZEROS = {
     ZeroPoint.FRACTION: "a zero point that is no whole number",
 }
 _SCALES: dict[str, Callable[[CodedOperand], bool]] = {
-    "constant": lambda found: found.is_constant_scale,
-    "positive": lambda found: found.is_positive,
-    "power-of-two": lambda found: found.is_power_of_two,
+    "constant": lambda quantizer: quantizer.is_constant_scale,
+    "positive": lambda quantizer: quantizer.is_positive,
+    "power-of-two": lambda quantizer: quantizer.is_power_of_two,
 }
 _WORDS = {"constant": "constant", "positive": "positive", "power-of-two": "a power of two"}
