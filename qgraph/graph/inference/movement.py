@@ -178,8 +178,8 @@ def split(call: Call) -> list[Fact]:
         _like(
             x,
             [*shape[:axis], part, *shape[axis + 1 :]],
-            lambda items, part, first=first: items.take(  # type: ignore[misc]
-                range(first, first + part[axis]), axis
+            lambda items, kept, first=first: items.take(  # type: ignore[misc]
+                range(first, first + kept[axis]), axis
             ),
         )
         for first, part in zip(starts, sizes, strict=False)
