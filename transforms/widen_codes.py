@@ -18,6 +18,7 @@ from qgraph.transforms.weights.stored_codes import Recoding, Stored, laid
 from qgraph.transforms.weights.users import is_taken
 
 _KIND = "INT8"
+_PRODUCTS = "Conv*|Gemm|MatMul"
 _MOST = int(FORMATS[_KIND].hi)
 
 
@@ -28,9 +29,10 @@ class WidenCodes(Transform):
     1. ``DequantizeLinear(q, s, z) -> DequantizeLinear((q - z) * 2 ** k, s / 2 ** k)`` in INT8, with
        the largest ``k`` for which ``abs(q - z) * 2 ** k <= limit``.
 
-    The weights stay the same numbers. A bias in the unit of the products, as ``quantize-bias``
-    writes it, is ``2 ** k`` times as fine. Codes up to 64 cannot saturate the 16-bit sums of pairs
-    of products on processors without VNNI. Scales that would be subnormal are left.
+    Only codes that a product takes, moved or not, are widened. The weights stay the same numbers.
+    A bias in the unit of the products, as ``quantize-bias`` writes it, is ``2 ** k`` times as fine.
+    Codes up to 64 cannot saturate the 16-bit sums of pairs of products on processors without VNNI.
+    Scales that would be subnormal are left.
     """
 
     limit: int = option(64, help="largest absolute code, 1 to 127")
@@ -49,7 +51,7 @@ class WidenCodes(Transform):
         recode(model, self.opset, report, self._choose)
 
     def _choose(self, stored: Stored, span: NumberRange) -> Recoding | str | None:
-        if not is_taken(stored.decode, nodes=self.nodes):
+        if not is_taken(stored.decode, _PRODUCTS, self.nodes):
             return None
         if stored.block_size:
             return (

@@ -82,7 +82,8 @@ def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
         data = replace(data, axis=_data_role(node, x.axis, ranks[0]))
     if w.axis is not None:
         weights = replace(weights, axis=product_role(node, w.axis, ranks[1]))
-    scale = None if x.scale is None or w.scale is None else x.scale * w.scale.reshape(-1)
+    of_data = x.scale if x.scale is not None and x.scale.size == 1 else None
+    scale = None if of_data is None or w.scale is None else of_data * w.scale.reshape(-1)
     behind = _behind(node, reader)
     group, sizes = node.attributes.get_int("group", 1) or 1, reader.sizes(inputs[1])
     description = QuantizedLayer(

@@ -224,14 +224,15 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
     for node in facts.of("Add"):
         operands = [facts.decoder_of(value) for value in node.inputs]
         behind = _quantizer_after(facts, node)
-        if behind is None or any(o is None or o.scale is None for o in operands):
+        if behind is None:
             continue
+        scales = [None if o is None or o.scale is None else o.scale for o in operands]
         result = facts.coder(behind).scale
-        if result is None or result.size != 1 or not float(result.flat[0]):
+        if any(scale is None or scale.size != 1 for scale in (*scales, result)):
             continue
-        ratios = [
-            float(o.scale.flat[0] / result.flat[0]) for o in operands if o and o.scale is not None
-        ]
+        if result is None or not float(result.flat[0]):
+            continue
+        ratios = [float(scale.flat[0] / result.flat[0]) for scale in scales if scale is not None]
         if _meet_ties(ratios):
             text = f"scales are {ratios[0]:g} and {ratios[1]:g} times that of the sum: ties occur"
             yield Found((node,), text, {"ratios": ratios})

@@ -118,3 +118,15 @@ PACKED = _condition(
     225, "packed", "The weights are stored in fewer bits than any integer kernel takes.",
     "Deploy with --prefer speed, which stores them in a type that integer kernels take.",
 )  # fmt: skip
+NOT_CODES = _condition(
+    226, "operands-not-codes",
+    "In the result, an operand of the layer is not written as codes of 8 bits or fewer with one "
+    "scale and zero point each, though the layer fits a kernel as the model means it.",
+    "Convert the model to qdq first, and look at the quantizers of the layer: 'qgraph info'.",
+)  # fmt: skip
+PREDICTION = _condition(
+    227, "not-as-predicted",
+    "The runtime that is installed executes the layer in float, and the profile has a kernel.",
+    "Compare its version with that of the profile ('qgraph targets NAME'), and state what it does "
+    "in a profile of your own.",
+)  # fmt: skip

@@ -152,3 +152,23 @@ g (float[1,1,8,8] x) => (float[1,2,3,3] y) <float s = {0.5}, uint8 z = {0}, uint
     m = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (k)
     y = DequantizeLinear (m, s, z)
 }"""
+
+
+@pytest.mark.parametrize("scales", ["0.5, 0.25", "0.5, 0.25, 1"])
+def test_biases_are_not_compared_with_scales_of_data_that_differ(scales: str) -> None:
+    """With a scale for each channel of the data, no scale makes the bias codes of the sum."""
+    channels = scales.count(",") + 1
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[1,{channels},4,4] x) => (float[1,3,4,4] y)
+    <float[{channels}] s = {{{scales}}}, float[3] ws = {{1, 2, 4}}, float[3] bs = {{1, 1, 1}},
+     uint8[{channels}] z = {{{", ".join("0" * channels)}}}, int32[3] b = {{1, 2, 3}},
+     int8[3,{channels},1,1] w = {{{", ".join("1" * 3 * channels)}}}> {{
+        q = QuantizeLinear <axis = 1> (x, s, z)
+        d = DequantizeLinear <axis = 1> (q, s, z)
+        v = DequantizeLinear <axis = 0> (w, ws)
+        bias = DequantizeLinear <axis = 0> (b, bs)
+        y = Conv (d, v, bias)
+    }}"""
+    (layer,) = quantized_layers(ir.from_onnx_text(text))
+    assert layer.description.x.granularity is Granularity.AXIS
+    assert layer.description.bias == LayerBias("INT32")

@@ -136,3 +136,19 @@ def test_a_second_deployment_changes_nothing(target):
     once = model.to_proto()
     qgraph.deploy(model, target)
     assert model.to_proto() == once
+
+
+def test_a_layer_that_is_no_layer_of_codes_afterwards_has_the_reason_of_what_it_was():
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[2,4] x) => (float[2,3] y)
+        <int8[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}, int8 zw = {0}, float t = {2}> {
+            q, s, z = DynamicQuantizeLinear (x)
+            [m] c = MatMulInteger (q, w, z, zw)
+            f = Cast <to = 1> (c)
+            p = Mul (s, t)
+            y = Mul (f, p)
+        }"""
+    (layer,) = qgraph.deploy(qgraph.load(onnx.parser.parse_model(text)), "tensorrt").layers
+    assert layer.kernel is None
+    assert "DynamicQuantizeLinear" in layer.reason
+    assert layer.reason_id == "QG203"

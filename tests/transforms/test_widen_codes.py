@@ -76,3 +76,18 @@ def test_wide_codes_biases_and_blocks_are_kept():
     ):
         model = load(ir.from_onnx_text(graph(stored, attributes=attributes)))
         assert not model.apply(WidenCodes()).modified
+
+
+def test_codes_that_no_product_takes_stay_as_they_are(check_pass):
+    """A decoded weight with an offset is no stored code times a scale, in any unit of it."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[4, 3] x) => (float[4, 2] y)
+        <int4[3, 2] c = {120, 19, 15}, float s = {1}, float z = {0.5}, float u = {0.25}> {
+            d = DequantizeLinear (c, s)
+            e = Sub (d, z)
+            w = Mul (e, u)
+            y = MatMul (x, w)
+        }"""
+    model, _ = check_pass(WidenCodes(), text, exactly=BITS)
+    (node,) = model.nodes("DequantizeLinear")
+    assert node.inputs[0].dtype.name == "INT4"

@@ -18,6 +18,7 @@ from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
+from qgraph.targets.unmet import NOT_CODES, PREDICTION
 from qgraph.transforms.base import ABOUT_RUNTIME
 from qgraph.transforms.deployment.attempts import Attempt
 from qgraph.transforms.deployment.forms import Left
@@ -99,16 +100,8 @@ def _kernels(
         UnsupportedError: the runtime is not installed.
     """
     profile = runtime.profile
-    taken: dict[str, _Taken] = {}
-    for layer in quantized_layers(model.ir):
-        match = kernel_of(layer.description, profile)
-        if isinstance(match, KernelMatch):
-            taken[layer.description.node] = _Taken("/".join(match.kernel.runs) or match.kernel.id)
-        else:
-            ids = match.reasons[:1]
-            text = "; ".join(dict.fromkeys(map(str, match.reasons)))
-            reason = ExplainedReason(text, ids[0].id) if ids else None
-            taken[layer.description.node] = _Taken(None, reason)
+    layers = [layer.description for layer in quantized_layers(model.ir)]
+    taken = {layer.node: _predicted(layer, profile) for layer in layers}
     if not run or profile.executed is None:
         return taken, ()
     graph = runtime.executed(model, profile.executed)
@@ -118,8 +111,25 @@ def _kernels(
             taken[each.node] = _Taken(each.kernel)
         elif predicted is not None:
             text = f"the profile predicts {predicted}, the runtime executes {each.kernel}"
-            taken[each.node] = _Taken(None, OTHER(text))
+            taken[each.node] = _Taken(None, PREDICTION(text))
     return taken, graph.kernels
+
+
+def _predicted(layer: QuantizedLayer, profile: Profile) -> _Taken:
+    """Return what the profile says about a layer."""
+    match = kernel_of(layer, profile)
+    if isinstance(match, KernelMatch):
+        return _Taken("/".join(match.kernel.runs) or match.kernel.id)
+    text = "; ".join(dict.fromkeys(map(str, match.reasons)))
+    return _Taken(None, ExplainedReason(text, match.reasons[0].id) if match.reasons else None)
+
+
+def _unread(layer: QuantizedLayer, profile: Profile) -> _Taken:
+    """Return why a layer of the input has no kernel that is no layer of codes in the result."""
+    taken = _predicted(layer, profile)
+    if taken.kernel is None:
+        return taken
+    return _Taken(None, NOT_CODES("its operands are not codes in the result"))
 
 
 def listed(
@@ -159,10 +169,12 @@ def listed(
         )
         names = _names(layer) | (set() if end is None else _names(end))
         was = before.get(name, _Taken(None if source is None else source.op_type)).kernel
-        other = _Taken(None, OTHER("the result has no such quantized layer"))
-        taken = other if stayed is None else _Taken(stayed.op_type)
         if end is not None:
             taken = after[end.description.node]
+        elif stayed is not None:
+            taken = _Taken(stayed.op_type)
+        else:
+            taken = _unread(layer.description, profile)
         if taken.kernel is None and name in chosen:
             taken = _Taken(None, chosen[name])
         description = layer.description
