@@ -12,6 +12,7 @@ from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
+from qgraph.graph.schema import takes_data
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
@@ -29,8 +30,6 @@ _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _MAXIMA = Verdict(Exactness.VALUES, Method.CONGRUENCE, reason="NaN may not be kept")
 _TRIED = Verdict(Exactness.BITS, Method.EXHAUSTIVE)
-_POOL_SINCE = 12
-"""Opset since which MaxPool takes codes."""
 
 
 @transform("move-quantizers")
@@ -38,7 +37,8 @@ class MoveQuantizers(Transform):
     """Let data movement work on codes.
 
     ``move`` is Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Slice, Gather, Concat, Expand,
-    Tile, DepthToSpace, Identity or MaxPool, the last for scales above 0.
+    Tile, DepthToSpace, Identity or MaxPool, the last for scales above 0. Codes move if the operator
+    takes their type in the opset of the model.
 
     1. ``move(DequantizeLinear(codes)) -> DequantizeLinear(move(codes))``; the operands of Concat
        must have one scale and zero point. Likewise Split, with a DequantizeLinear for each part.
@@ -80,7 +80,7 @@ class _Mover:
 
     def _decoders(self, node: ir.Node) -> tuple[list[ir.Node], int | None]:
         """Return what decodes the data that a node moves, if it is equal, and the axis behind."""
-        parts = _parts(node, self._opset)
+        parts = _parts(node)
         decoders = [None if v is None else _maker(v, _DQ) for v in parts]
         present = [each for each in decoders if each is not None]
         if len(present) < len(parts) or not present or node.outputs[0].is_graph_output():
@@ -117,7 +117,7 @@ class _Mover:
             self._decode_parts(node)
             return
         decoders, axis = self._decoders(node)
-        if not decoders:
+        if not decoders or not self._takes(node, code_type(decoders[0])):
             return
         first, y = decoders[0], node.outputs[0]
         operands: list[Operand | None] = [each.inputs[0] for each in decoders]
@@ -139,7 +139,7 @@ class _Mover:
         cut = node.attributes.get_int("axis", 0) % rank
         is_cut = axis is not None and axis % rank == cut
         blocks = decode.attributes.get_int("block_size", 0)
-        if is_stored or is_cut or blocks:
+        if is_stored or is_cut or blocks or not self._takes(node, code_type(decode)):
             return
         first, *rest = node.outputs
         draft = self._editor.draft(Region(ir.Value(name=""), first, (decode, node)))
@@ -174,7 +174,7 @@ class _Mover:
         """Exchange a QuantizeLinear and the movement before it."""
         value = encode.inputs[0]
         node = None if value is None else value.producer()
-        parts = [] if node is None else _parts(node, self._opset)
+        parts = [] if node is None else _parts(node)
         makers = [None if v is None else v.producer() for v in parts]
         if value is None or node is None or not parts or None in makers:
             return
@@ -183,7 +183,7 @@ class _Mover:
         axis = axis_of(encode, self._facts)
         blocks = encode.attributes.get_int("block_size", 0)
         before = None if axis is None else axis_before(node, axis, self._facts)
-        if (before is None) != (axis is None) or blocks:
+        if (before is None) != (axis is None) or blocks or not self._takes(node, code_type(encode)):
             return
         if encode.domain not in DOMAINS or not keeps_order(node, encode, self._facts):
             return
@@ -232,6 +232,10 @@ class _Mover:
                 use.node.replace_input_with(use.idx, twin)
                 self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
 
+    def _takes(self, node: ir.Node, kind: ir.DataType | None) -> bool:
+        """Return whether an operator takes codes of a type; of an unknown one, if it may."""
+        return kind is None or takes_data(node.op_type, self._opset, kind)
+
     def _moved(
         self, draft: Draft, node: ir.Node, operands: list[Operand | None], kind: ir.DataType | None
     ) -> ir.Value:
@@ -245,11 +249,9 @@ class _Mover:
         )
 
 
-def _parts(node: ir.Node, opset: int) -> list[ir.Value | None]:
+def _parts(node: ir.Node) -> list[ir.Value | None]:
     """Return the data that a node moves; none if it does more."""
     if node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
-        return []
-    if node.op_type == "MaxPool" and opset < _POOL_SINCE:
         return []
     return list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
 

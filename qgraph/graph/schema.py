@@ -308,6 +308,20 @@ def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:
     return None
 
 
+def takes_data(op_type: str, version: int, kind: ir.DataType) -> bool:
+    """Return whether a standard operator takes data of a type.
+
+    Args:
+        op_type: its name.
+        version: the opset.
+        kind: type of the elements.
+    """
+    if not onnx.defs.has(op_type, version, ""):
+        return False
+    data = onnx.defs.get_schema(op_type, version, "").inputs[0]
+    return f"tensor({kind.name.lower()})" in data.types
+
+
 def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:
     """Return the attributes of a node, those that are absent with their defaults.
 

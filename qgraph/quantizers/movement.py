@@ -92,7 +92,8 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
     facts = infer(model) if decodes else {}
     pairs = []
     for node, codes in decodes:
-        write = _decoded(node, codes, axis_of(node, facts), facts)
+        kind = facts.get(node.outputs[0], UNKNOWN).dtype or node.outputs[0].dtype
+        write = _decoded(node, codes, axis_of(node, facts), facts, kind or ir.DataType.FLOAT)
         if write is not None:
             pairs.append((node, write))
     return pairs
@@ -129,28 +130,32 @@ def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
     return None if is_single else decode.attributes.get_int("axis", 1)
 
 
-def _decoded(decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts) -> _Write | None:
-    """Return what writes the decoded form of moved codes; None if a step cannot be exchanged."""
+def _decoded(
+    decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts, kind: ir.DataType
+) -> _Write | None:
+    """Return what writes moved codes as numbers of a type; None if a step cannot be exchanged."""
     node = codes.producer()
     if decode.attributes.get_int("block_size", 0) > 0:
         return None
     is_encoded = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
     if is_encoded or constant_stream(codes) is not None:
-        return lambda draft: _decode(draft, decode, codes, axis)
+        return lambda draft: _decode(draft, decode, codes, axis, kind)
     if node is None or node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
     before = None if axis is None else axis_before(node, axis, facts)
     if (before is None) != (axis is None) or not keeps_order(node, decode, facts):
         return None
-    writers = [None if part is None else _decoded(decode, part, before, facts) for part in parts]
+    writers = [
+        None if part is None else _decoded(decode, part, before, facts, kind) for part in parts
+    ]
     if any(write is None for write in writers):
         return None
 
     def write(draft: Draft) -> ir.Value:
         data = [each(draft) for each in writers if each is not None]
         operands = [*data, *node.inputs[len(parts) :]]
-        return _copy(draft, node, operands, decode.outputs[0].dtype)
+        return _copy(draft, node, operands, kind)
 
     return write
 
@@ -198,8 +203,10 @@ def _product(sizes: tuple[Dim, ...]) -> int:
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
-def _decode(draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis) -> ir.Value:
-    y = _copy(draft, decode, [codes, *decode.inputs[1:]], decode.outputs[0].dtype)
+def _decode(
+    draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis, kind: ir.DataType
+) -> ir.Value:
+    y = _copy(draft, decode, [codes, *decode.inputs[1:]], kind)
     maker = y.producer()
     if maker is not None and axis is not None:
         maker.attributes["axis"] = ir.AttrInt64("axis", axis)
@@ -209,9 +216,9 @@ def _decode(draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis) -> ir.V
 
 
 def _copy(
-    draft: Draft, node: ir.Node, operands: list[ir.Value | None], dtype: ir.DataType | None
+    draft: Draft, node: ir.Node, operands: list[ir.Value | None], kind: ir.DataType
 ) -> ir.Value:
-    y = draft.node(node.op_type, operands, domain=node.domain, dtype=dtype or ir.DataType.FLOAT)
+    y = draft.node(node.op_type, operands, domain=node.domain, dtype=kind)
     maker = y.producer()
     if maker is not None:
         maker.attributes.update(node.attributes)

@@ -170,3 +170,15 @@ def test_a_zero_point_without_elements_is_not_known() -> None:
     made = model(LAYER.replace("uint8 z = {0}", "uint8[0] z = {}"))
     assert [each.zero for each in ModelFacts(made).encoders] == [None, None]
     assert "QG303" in [finding.rule.id for finding in qgraph.lint(made)]
+
+
+def test_levels_that_the_caller_of_a_function_states_are_not_too_few() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "local": 1, "org.openvinotoolkit": 1]>
+    net (float[N] x) => (float[N] y) <float low = {-1}, float high = {1}> {
+        y = local.Limited <levels = 16> (x, low, high)
+    }
+    <domain: "local", opset_import: ["": 21, "org.openvinotoolkit": 1]>
+    Limited <levels> (x, low, high) => (y) {
+        y = org.openvinotoolkit.FakeQuantize <levels: int = @levels> (x, low, high, low, high)
+    }"""
+    assert list(qgraph.lint(model(text), select="QG116")) == []

@@ -146,3 +146,19 @@ def test_rows_with_scales_by_position_stay() -> None:
     report = model.apply(ConvertDialect(to="qonnx"))
     assert (report.count("changed"), report.count("refused")) == (0, 1)
     np.testing.assert_array_equal(model.run({"ids": ids}, backend="numpy")["y"], expected)
+
+
+@pytest.mark.parametrize(("kind", "half"), [("float16", 0x3800), ("bfloat16", 0x3F00)])
+def test_what_is_moved_has_the_type_of_the_scale(kind: str, half: int) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    net ({kind}[N, 4] x) => ({kind}[4, N] y) <{kind} s = {{{half}}}, int8 z = {{3}}> {{
+        q = QuantizeLinear (x, s, z)
+        a = Transpose (q)
+        b = Identity (a)
+        d = DequantizeLinear (b, s, z)
+        y = Neg (d)
+    }}"""
+    model = load(ir.from_onnx_text(text))
+    assert model.apply(ConvertDialect(to="qdq")).notes
+    assert [node.op_type for node in model.nodes()][1] == DQ
+    onnx.checker.check_model(model.to_proto(), full_check=True)

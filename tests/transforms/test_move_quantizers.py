@@ -132,6 +132,32 @@ def test_other_movement_stays(name):
     assert model.apply(MoveQuantizers()).count(SiteStatus.CHANGED) == 0
 
 
+WITHOUT_CODES = {
+    # type of codes that the standard does not allow as data, and nodes
+    "Concat": ("int4", "b = Neg (d) c = Abs (x) m = Concat <axis = 1> (b, c)"),
+    "MaxPool": ("uint16", "b = Abs (x) m = MaxPool <kernel_shape = [2, 2]> (b)"),
+    "Slice": ("int4", "m = Slice (d, i, i, i)"),
+    "Split": ("uint4", "m, n = Split <axis = 1, num_outputs = 2> (d)"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_CODES)
+def test_operators_that_do_not_take_such_codes_stay_on_real_values(check_pass, name):
+    kind, nodes = WITHOUT_CODES[name]
+    text = f"""<ir_version: 10, opset_import: ["": 22]>
+        g (float[1, 4, 6, 6] x) => (float[n, c, h, w] y)
+        <float s = {{0.1}}, {kind} z = {{1}}, int64[1] i = {{1}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            {nodes}
+            e = QuantizeLinear (m, s, z)
+            y = DequantizeLinear (e, s, z)
+        }}"""
+    model, _ = check_pass(MoveQuantizers(), text, exactly=BITS)
+    (node,) = model.nodes(name)
+    assert node.inputs[0].producer().op_type != Q
+
+
 def test_values_that_are_used_otherwise_stay_real():
     nodes = """a = Abs (x) m = Reshape (a, r) q = QuantizeLinear (m, s, z)
         d = DequantizeLinear (q, s, z) y = Add (d, m)"""

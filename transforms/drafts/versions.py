@@ -107,13 +107,11 @@ def _misfit(node: ir.Node, target: int, now: int) -> str | None:
             return f"its attribute {name!r} does not exist in that opset"
     if not schema.min_input <= len(node.inputs) <= schema.max_input:
         return f"it has {len(node.inputs)} inputs, that opset allows {schema.max_input} at most"
-    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for index, value in enumerate(values):
             formal = formals[min(index, len(formals) - 1)]
             dtype = coded_type(value)
-            types = allowed.get(formal.type_str, [formal.type_str])
-            if dtype is not None and f"tensor({dtype.name.lower()})" not in types:
+            if dtype is not None and f"tensor({dtype.name.lower()})" not in formal.types:
                 return f"{formal.name!r} is {dtype.name}, which is not allowed in that opset"
     return None
 
