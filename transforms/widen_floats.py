@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import array_of
+from qgraph.graph.edit import Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.scopes import graphs_of
@@ -62,18 +63,19 @@ class WidenFloats(Transform):
         ends = [(value, kinds[value]) for value in narrow if value.is_graph_output()]
         starts = [(value, kinds[value]) for value in narrow if value.is_graph_input()]
         kept = {node for node in nodes if node.op_type == "Cast" and _target(node) in _NARROW}
+        editor = Editor(model.ir)
         for value in narrow:
             if not value.is_graph_input():
                 _widen(value)
         for node in nodes:
             if node in kept:
-                _cast_behind(graph, node.outputs[0], _target(node), node)
+                _cast_behind(editor, graph, node.outputs[0], _target(node), node)
             else:
                 _widen_attributes(node)
         for value, kind in starts:
-            _cast_behind(graph, value, kind, None)
+            _cast_behind(editor, graph, value, kind, None)
         for value, kind in ends:
-            _cast_before(graph, value, kind)
+            _cast_before(editor, graph, value, kind)
         for node in nodes:
             if any(value in narrow for value in node.outputs) and node not in kept:
                 verdict = Verdict()
@@ -114,38 +116,46 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _cast_behind(
-    graph: ir.Graph, value: ir.Value, kind: ir.DataType | None, node: ir.Node | None
+    editor: Editor,
+    graph: ir.Graph,
+    value: ir.Value,
+    kind: ir.DataType | None,
+    node: ir.Node | None,
 ) -> None:
     """Let all users of a value of 16 bits take it as float32."""
+    value.type = ir.TensorType(kind or ir.DataType.FLOAT16)
     uses = list(value.uses())
-    cast = _cast(value, ir.DataType.FLOAT)
+    if not uses:
+        return
+    cast = _cast(editor, value, ir.DataType.FLOAT)
     if node is None:
         graph.insert_before(graph[0], cast)
     else:
         graph.insert_after(node, cast)
-    value.type = ir.TensorType(kind or ir.DataType.FLOAT16)
     for user, index in uses:
         user.replace_input_with(index, cast.outputs[0])
 
 
-def _cast_before(graph: ir.Graph, value: ir.Value, kind: ir.DataType | None) -> None:
+def _cast_before(
+    editor: Editor, graph: ir.Graph, value: ir.Value, kind: ir.DataType | None
+) -> None:
     """Give an output its type again."""
     maker = value.producer()
     if maker is None or (maker.op_type == "Cast" and value.dtype is kind):
         return
     name, shape = str(value.name), value.shape
-    cast = _cast(value, kind or ir.DataType.FLOAT16)
+    cast = _cast(editor, value, kind or ir.DataType.FLOAT16)
     graph.insert_after(maker, cast)
     for index, output in enumerate(graph.outputs):
         if output is value:
             graph.outputs[index] = cast.outputs[0]
-    value.name = f"{name}_float"
+    value.name = editor.fresh(f"{name}_float")
     cast.outputs[0].name, cast.outputs[0].shape = name, shape
 
 
-def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
-    name = f"{value.name}_{to.name.lower()}"
-    cast = ir.node("Cast", [value], {"to": to}, name=f"{name}_Cast")
+def _cast(editor: Editor, value: ir.Value, to: ir.DataType) -> ir.Node:
+    name = editor.fresh(f"{value.name}_{to.name.lower()}")
+    cast = ir.node("Cast", [value], {"to": to}, name=editor.fresh(f"{name}_Cast"))
     cast.outputs[0].name, cast.outputs[0].shape = name, value.shape
     cast.outputs[0].type = ir.TensorType(to)
     return cast

@@ -90,3 +90,22 @@ def test_float32_stays_as_it_is():
     text = """<ir_version: 10, opset_import: ["": 21]>
         g (float[2] x) => (float[2] y) { y = Relu (x) }"""
     assert not load(ir.from_onnx_text(text)).apply(WidenFloats()).sites
+
+
+def test_names_that_are_taken_and_casts_that_nothing_needs():
+    model = load(
+        ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        g (float16[2] x, float[2] v) => (float16[2] y, float16[2] c) {
+            x_float = Neg (x)
+            y_float = Abs (x_float)
+            y = Add (y_float, x)
+            c = Cast <to = 10> (v)
+        }""")
+    )
+    model.apply(WidenFloats())
+    onnx.checker.check_model(model.to_proto(), full_check=True)
+    assert [node.op_type for node in model.nodes()].count("Cast") == 3
+    x, v = np.float16([1.5, -2]), np.float32([0.1, 3])
+    results = model.run({"x": x, "v": v}, backend="numpy")
+    np.testing.assert_array_equal(results["y"], np.float16([3, 0]))
+    np.testing.assert_array_equal(results["c"], v.astype(np.float16))
