@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
+from qgraph.graph.constants import constant_tensor
 
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
@@ -281,7 +282,9 @@ def element_type(value: ir.Value, imports: dict[str, int]) -> ir.DataType | None
         imports: domains of the model and their versions.
     """
     while value.dtype is None:
-        node = value.producer()
+        tensor, node = constant_tensor(value), value.producer()
+        if tensor is not None:
+            return tensor.dtype
         if node is None or node.domain != "":
             return None
         name = _TO.get(node.op_type)

@@ -16,6 +16,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.scopes import graphs_of, nodes_of, owners
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import IntFormat
+from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
 from qgraph.targets.layer import CodedOperand, Granularity, ZeroPoint
@@ -206,7 +207,7 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
     if any(array is not None and not array.size for array in (scale, zero)):
         return None
     block = node.attributes.get_int("block_size", 0) or 0
-    stated = node.inputs[1].dtype if node.inputs[1] is not None else None
+    stated = element_type(node.inputs[1])
     operand = CodedOperand(
         kind,
         "+".join(names),

@@ -7,18 +7,21 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
-from qgraph.graph.schema import is_declared
+from qgraph.graph.schema import element_type, is_declared
 from qgraph.graph.scopes import node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
 _OPSET_OF_BLOCKS = 21
+_LATEST = {"": onnx.defs.onnx_opset_version()}
+"""Which operand gives a result its type is the same in all opsets."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
     granularity = Granularity.TENSOR
     if block:
         granularity = Granularity.BLOCK
-    elif scale is not None and scale.shape is not None and len(scale.shape) > 0:
-        granularity = Granularity.TENSOR if scale.shape.dims == (1,) else Granularity.AXIS
+    elif _sizes(scale) not in ((), (1,)):
+        granularity = Granularity.AXIS
     codes = type_of_codes(node)
     since = max(QDQ_SINCE.get(codes, 0), _OPSET_OF_BLOCKS if block else 0)
     return replace(
@@ -150,8 +153,9 @@ def type_of_codes(node: ir.Node) -> str:
     if node.op_type == "DequantizeLinear":
         candidates.append(values[0])
     for value in candidates:
-        if value is not None and value.dtype is not None:
-            return value.dtype.name
+        kind = None if value is None else element_type(value, _LATEST)
+        if kind is not None:
+            return kind.name
     source = values[0].producer() if node.op_type == "DequantizeLinear" and values[0] else None
     if source is not None and source.op_type == "QuantizeLinear":
         return type_of_codes(source)
@@ -165,7 +169,18 @@ def _scale_type(scale: ir.Value | None) -> str | None:
     source = scale.producer()
     if source is not None and source.op_type == "DequantizeLinear":
         return type_of_codes(source)
-    return None if scale.dtype is None else scale.dtype.name
+    kind = element_type(scale, _LATEST)
+    return None if kind is None else kind.name
+
+
+def _sizes(value: ir.Value | None) -> tuple[object, ...]:
+    """Return the shape of a value as the model states it; that of a scalar if it does not."""
+    if value is None:
+        return ()
+    shape = value.shape
+    if shape is None and (tensor := constant_tensor(value)) is not None:
+        return tuple(tensor.shape)
+    return () if shape is None else shape.dims
 
 
 def _readers(node: ir.Node) -> Iterator[str]:

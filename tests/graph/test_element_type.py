@@ -22,6 +22,7 @@ HEADER = '<ir_version: 10, opset_import: ["": 21]>'
         ("v = QuantizeLinear <output_dtype = 21> (x, s)", "UINT4"),
         ("t = Shape(x) v = Abs(t)", None),
         ("v, i = TopK(x, k)", "FLOAT"),
+        ("c = Constant <value_ints = [1, 2]> () v = Flatten(c)", "INT64"),
     ],
 )
 def test_types_follow_from_operators(body, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ LEFT = {
     # layers that stay in float, and why
     "brev_cnn_asym8": (1, "two depthwise convolutions"),
     "ort_bert_qdq_u8": (4, "weights: a zero point other than 0"),
-    "ort_bert_qop": (16, "the result has no such quantized layer"),
-    "ort_lstm_dynamic": (1, "the result has no such quantized layer"),
+    "ort_bert_qop": (16, "its operands are not codes|a zero point other than 0"),
+    "ort_lstm_dynamic": (1, "DynamicQuantizeLinear"),
     "ort_mbv3_qop_u8u8": (11, "two depthwise convolutions"),
 }
 
@@ -53,7 +54,7 @@ def test_layers_run_in_integers(name, models, tmp_path):
     count, products = COUNTED[name]
     left, reason = LEFT.get(name, (0, ""))
     assert (len(found.layers), len(found.left)) == (count, left)
-    assert all(reason in str(layer.reason) for layer in found.left)
+    assert all(re.search(reason, str(layer.reason)) for layer in found.left)
     assert integer_products(out) == products
     assert str(found.certificate.verdict) in ("proved", "bounded")
     assert all(layer.bound is None or layer.bound.max_steps <= 1 for layer in found.layers)
@@ -70,7 +71,7 @@ def test_every_model_keeps_or_gains_integer_layers(models):
         found = qgraph.deploy(model, "openvino-cpu")
         count, reason = LEFT.get(path.stem, (0, ""))
         assert len(found.left) == count, path
-        assert all(reason in str(layer.reason) for layer in found.left), path
+        assert all(re.search(reason, str(layer.reason)) for layer in found.left), path
         assert not [layer.node for layer in found.left if layer.before], path
         again = model.to_proto()
         qgraph.deploy(model, "openvino-cpu")
