@@ -87,7 +87,8 @@ def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     def squeezed(array: Float64) -> Float64:
         return np.squeeze(array, tuple(axis for axis in last_axes if -axis <= array.ndim))
 
-    key = "Reshape", shape_of(call.node.outputs[0])
+    before = [1 if axis in axes else n for axis, n in enumerate(shape_of(call.value(0)))]
+    key = "Reshape", tuple(before), shape_of(call.node.outputs[0])
     return changed(call.tracer.atoms, x, key, squeezed)
 
 
@@ -110,7 +111,8 @@ def pooled(call: NodeCall, x: Quantity) -> Quantity:
         return mean_over(call, x, axes)
     has_zeros = bool(call.whole("count_include_pad"))
     strides, ceil = tuple(get("strides", ones)), call.whole("ceil_mode")
-    key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil
+    sizes = shape_of(call.value(0))[2:]
+    key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil, sizes
     last_axes = [axis - call.rank() for axis in axes]
     return averaged(call, x, key, math.prod(kernel), last_axes, has_zeros=has_zeros)
 

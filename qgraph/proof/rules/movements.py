@@ -37,7 +37,7 @@ def reshape(call: NodeCall) -> Operand:
     x = call.quantity(0)
     if before == after:
         return x
-    key = "Reshape", after
+    key = "Reshape", before, after
     return changed(call.tracer.atoms, x, key, lambda array: _reshaped(array, before, after))
 
 
@@ -95,7 +95,7 @@ def _rows(call: NodeCall) -> Quantity:
     if table.factors is not None and table.factors[0].size == 1:
         scale, numbers = table.factors[0].reshape(()), table.factors[1]
     ends = np.asarray(numbers.min()), np.asarray(numbers.max())
-    key = call.whole("axis"), numbers.shape, indices.meant.key
+    key = call.whole("axis"), numbers.shape, shape_of(call.value(1)), indices.meant.key
     atom = call.tracer.atoms.make("rows", key, (indices.meant,), ends, (numbers,))
     meant = Combination.of(atom).times(scale)
     unit = None if table.granule is None else np.asarray(table.granule.min())
@@ -254,12 +254,17 @@ def _moved(
         moved = again(Quantity(limited, *limited.range)).meant
         return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
     if atom.kind == "moved" and isinstance(attributes, tuple):
-        before = atom.attributes
+        first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
         ((_, inner),) = atom.arguments[0].terms
-        if isinstance(before, tuple) and before[0] == attributes[0] == "Reshape":
-            return _moved_once(atoms, inner, attributes, limits, has_zeros)
-        if isinstance(before, tuple) and before[0] == attributes[0] == "Transpose":
-            axes = tuple(before[1][axis] for axis in attributes[1])
+        names = attributes[0], first[0]
+        # Between two movements, elements may be broadcast to a larger shape.
+        if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
+            if first[1] == attributes[2]:
+                return inner
+            merged = "Reshape", first[1], attributes[2]
+            return _moved_once(atoms, inner, merged, limits, has_zeros)
+        if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
+            axes = tuple(first[1][axis] for axis in attributes[1])
             if axes == tuple(range(len(axes))):
                 return inner
             return _moved_once(atoms, inner, ("Transpose", axes), limits, has_zeros)
@@ -306,14 +311,14 @@ def _ends(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, Float6
 
 
 def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
-    """Return what is equal for equal movements."""
+    """Return what is equal for equal movements: of data of one shape, after broadcasting."""
     parameters = []
     for value in call.node.inputs[1:]:
         array = call.array(value)
         if value is not None and array is None:
             raise Undecidable(AT_RUN_TIME(f"parameter {value.name!r} is not constant"))
         parameters.append(None if array is None else (array.shape, array.tobytes()))
-    return call.label, tuple(parameters)
+    return (call.label, shape_of(call.value(0))), tuple(parameters)
 
 
 def _wide(array: Float64, rank: int) -> Float64:
