@@ -354,8 +354,21 @@ def _kept_axes(call: NodeCall, before: tuple[Any, ...], after: tuple[Any, ...]) 
             return set()
         case "Compress" | "ReverseSequence" | "DepthToSpace" | "SpaceToDepth":
             return set()
+        case "Resize" | "Upsample":
+            axes -= _scaled_axes(call)
     # Tile, Expand, Resize, Split: an axis that keeps its size keeps its order
     return {axis for axis in axes if before[axis] == after[axis]}
+
+
+def _scaled_axes(call: NodeCall) -> set[int]:
+    """Return the axes of a Resize with a scale other than 1, which may keep their size."""
+    get, rank = call.node.attributes, call.rank()
+    if get.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return set(range(rank))
+    axes = get.get_ints("axes", tuple(range(rank)))
+    stated = call.array(call.value(1 if len(call.node.inputs) == len("xs") else 2))
+    scales = get.get_floats("scales", ()) if stated is None else stated.reshape(-1)
+    return {axis % rank for axis, scale in zip(axes, scales, strict=False) if scale != 1}
 
 
 def _reshaped(array: Float64, before: tuple[Any, ...], after: tuple[Any, ...]) -> Float64:
