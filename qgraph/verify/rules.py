@@ -14,6 +14,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, pointwise_taps, rows_of_transposed
+from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
 from qgraph.verify.operators import names
 from qgraph.verify.reading import QUANTIZERS, Sizes
@@ -221,6 +222,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     rank, axes = len(shape), list(range(2, len(shape)))
     identity: tuple[Hashable, ...] = "mean", rank
     if node.op_type == "ReduceMean":
+        if node.attributes.get_int("noop_with_empty_axes", 0):
+            raise UnsupportedError("a ReduceMean that may do nothing")
         stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
         attribute = node.attributes.get_ints("axes", range(rank))
         axes = sorted(int(axis) % rank for axis in (stated.ravel() if stated.size else attribute))
@@ -228,6 +231,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if node.op_type == "AveragePool":
         if node.attributes.get_int("count_include_pad", 0):
             raise UnsupportedError("an AveragePool that counts its padding")
+        if not is_never_empty(node, shape, trusts_ceil=True):
+            raise UnsupportedError("a window of an AveragePool may lie in the padding alone")
         sizes, identity = list(node.attributes.get_ints("kernel_shape", ())), _identity(node)
     numbers = [size for size in sizes if isinstance(size, int)]
     if len(numbers) < len(sizes) or _varies(x, axes, rank):
@@ -254,6 +259,8 @@ def move(trace: Trace, node: ir.Node) -> Executed:
     if name == "Identity" or (name == "Dropout" and len(node.inputs) < 3):
         return x
     before, after = map(trace.shape, (node.inputs[0], node.outputs[0]))
+    if name == "MaxPool" and not is_never_empty(node, before, trusts_ceil=True):
+        raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
     rank = len(before)
     if name == "Transpose":
         perm = node.attributes.get_ints("perm", range(rank)[::-1])

@@ -158,6 +158,10 @@ def rule_of(node: ir.Node) -> Rule | None:
     return _BY_KEY.get(_name(OpKey.of(node)))
 
 
+OPEN_SIZE = str(None)
+"""The text of a size that has no name."""
+
+
 def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
     """Return the shape of a value, with texts for open sizes.
 

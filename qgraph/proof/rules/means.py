@@ -16,7 +16,7 @@ from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.bounds.sums import mean_of
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.rules.movements import changed, data_of, largest_of
+from qgraph.proof.rules.movements import changed, data_of, expect_data_in_windows, largest_of
 
 
 @bound_rule("GlobalAveragePool", "ReduceMean", "ReduceSum")
@@ -110,6 +110,8 @@ def pooled(call: NodeCall, x: Quantity) -> Quantity:
     if is_plain and kernel == shape_of(call.value(0))[2:]:
         return mean_over(call, x, axes)
     has_zeros = bool(call.whole("count_include_pad"))
+    if not has_zeros:
+        expect_data_in_windows(call)
     strides, ceil = tuple(get("strides", ones)), call.whole("ceil_mode")
     sizes = shape_of(call.value(0))[2:]
     key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil, sizes

@@ -19,10 +19,11 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import granules
 from qgraph.ops.sums_of_products import Taps
 from qgraph.ops.taps import RIGHT, pointwise_taps
+from qgraph.ops.windows import is_never_empty
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
+from qgraph.proof.bounds.rule import OPEN_SIZE, NodeCall, bound_rule, shape_of
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
 
 Change = Callable[[Float64], Float64]
@@ -35,6 +36,8 @@ def reshape(call: NodeCall) -> Operand:
     """The same elements in another shape."""
     before, after = (shape_of(value) for value in (call.value(0), call.node.outputs[0]))
     x = call.quantity(0)
+    if after.count(OPEN_SIZE) > 1:  # the number of elements tells one size
+        raise Undecidable(AT_RUN_TIME(f"the shape of {call.node.outputs[0].name!r} is not known"))
     if before == after:
         return x
     key = "Reshape", before, after
@@ -81,9 +84,21 @@ def selection(call: NodeCall) -> Operand:
     if call.node.op_type == "Gather" and call.quantity(0).value is not None:
         return _rows(call)
     x = data_of(call)
+    if call.node.op_type == "MaxPool":
+        expect_data_in_windows(call)
     if call.node.op_type in ("MaxPool", "GlobalMaxPool"):
         return largest_of(call, x)
     return changed(call.tracer.atoms, x, _key(call), _along(call))
+
+
+def expect_data_in_windows(call: NodeCall) -> None:
+    """Check that no window of a pool lies in the padding alone.
+
+    Raises:
+        Undecidable: one may, and its result is no element, or not defined.
+    """
+    if not is_never_empty(call.node, shape_of(call.value(0)), trusts_ceil=True):
+        raise call.refusal("a window may lie in the padding alone")
 
 
 def _rows(call: NodeCall) -> Quantity:

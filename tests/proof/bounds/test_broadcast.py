@@ -138,3 +138,22 @@ def test_the_checker_knows_what_broadcasts(name):
     assert checked(document, *pair).verdict == "bounded"
     other = model(shapes, forms[1], 0.1102)
     assert checked(document, pair[0], other).verdict == "undecided"
+
+
+def test_reshapes_to_two_unknown_sizes_are_not_one():
+    forms = ("Reshape (c, turned)", "Identity (c)")
+    pair = [
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+            net (int8[A,B] x, int64[2] sizes) => (int8[6] y)
+            <float s = {{0.1}}, float u = {{{scale}}}, int8 z = {{0}}, int64[2] back = {{1, 0}},
+             int64[1] flat = {{6}}> {{
+                a = DequantizeLinear (x, s, z) turned = Gather (sizes, back)
+                b = Reshape (a, sizes) c = Neg (b) d = {form}
+                e = Transpose (d) f = Reshape (e, flat) y = QuantizeLinear (f, u, z)
+            }}""")
+        for form, scale in zip(forms, (0.1, 0.1003), strict=True)
+    ]
+    feeds = {"x": np.int8([[1, 2, 3], [4, 5, 6]]), "sizes": np.int64([2, 3])}
+    ours, theirs = (qgraph.load(each).run(feeds, backend="numpy")["y"] for each in pair)
+    assert np.abs(ours.astype(int) - theirs).max() > 1
+    assert qgraph.prove(*pair, within="1step").verdict != "bounded"
