@@ -13,10 +13,16 @@ from qgraph.ops.approximation import ZERO, multiple_of, rounded
 from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, constant
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
+from qgraph.proof.bounds.rule import (
+    NodeCall,
+    bound_rule,
+    expect_data_in_windows,
+    shape_of,
+    sizes_of,
+)
 from qgraph.proof.bounds.sums import mean_of
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.rules.movements import changed, data_of, expect_data_in_windows, largest_of
+from qgraph.proof.rules.movements import changed, data_of, largest_of
 
 
 @bound_rule("GlobalAveragePool", "ReduceMean", "ReduceSum")

@@ -19,11 +19,16 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import granules
 from qgraph.ops.sums_of_products import Taps
 from qgraph.ops.taps import RIGHT, pointwise_taps
-from qgraph.ops.windows import is_never_empty
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant
-from qgraph.proof.bounds.rule import OPEN_SIZE, NodeCall, bound_rule, shape_of
+from qgraph.proof.bounds.rule import (
+    OPEN_SIZE,
+    NodeCall,
+    bound_rule,
+    expect_data_in_windows,
+    shape_of,
+)
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
 
 Change = Callable[[Float64], Float64]
@@ -89,16 +94,6 @@ def selection(call: NodeCall) -> Operand:
     if call.node.op_type in ("MaxPool", "GlobalMaxPool"):
         return largest_of(call, x)
     return changed(call.tracer.atoms, x, _key(call), _along(call))
-
-
-def expect_data_in_windows(call: NodeCall) -> None:
-    """Check that no window of a pool lies in the padding alone.
-
-    Raises:
-        Undecidable: one may, and its result is no element, or not defined.
-    """
-    if not is_never_empty(call.node, shape_of(call.value(0)), trusts_ceil=True):
-        raise call.refusal("a window may lie in the padding alone")
 
 
 def _rows(call: NodeCall) -> Quantity:
