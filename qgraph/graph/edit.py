@@ -271,6 +271,7 @@ class Editor:
         self._has_learned = False
         self._functions = {id(function.graph) for function in model.functions.values()}
         self._shared: dict[tuple[object, ...], ir.Value] = {}
+        self._placed: dict[tuple[int, ir.Value], ir.Value] = {}
         self.deferred: dict[tuple[object, ...], list[DeferredTensor]] = {}
 
     def learn(self) -> None:
@@ -353,10 +354,13 @@ class Editor:
     ) -> None:
         for index, value in enumerate(node.inputs):
             if value is not None and (value in draft.constants or value in draft.tensors):
-                key = (id(graph), *_content(draft, value))
-                if key not in self._shared or self._shared[key].graph is None:
-                    self._shared[key] = self.place(value, anchor, graph, stem)
-                node.replace_input_with(index, self._shared[key])
+                placed = self._placed.get((id(graph), value))
+                if placed is None or placed.graph is None:
+                    key = (id(graph), *_content(draft, value))
+                    if key not in self._shared or self._shared[key].graph is None:
+                        self._shared[key] = self.place(value, anchor, graph, stem)
+                    placed = self._placed[id(graph), value] = self._shared[key]
+                node.replace_input_with(index, placed)
 
     def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
         """Return a constant in ``graph``, visible from ``anchor``, equal to ``value``.

@@ -29,7 +29,7 @@ from qgraph.graph.deferred import (
     expect_written,
 )
 from qgraph.graph.streaming import FileRange, Sink, stream_of
-from qgraph.graph.tensors import FileTensor, Slot, slots, stored_bytes
+from qgraph.graph.tensors import FileTensor, Slot, stored_bytes
 from qgraph.numerics.chunks import available_cores
 from qgraph.storage.outputs import Output
 from qgraph.storage.reading import mentions
@@ -89,26 +89,25 @@ class DataFile:
         return fresh
 
 
-def choose(model: ir.Model, *, wanted: bool | None, threshold: int) -> list[Slot]:
+def choose(places: Sequence[Slot], *, wanted: bool | None, threshold: int) -> list[Slot]:
     """Choose the tensors that go to data files.
 
     Tensors in attributes go there only if they came from there, or do not fit otherwise: not
     every reader of models expects them.
 
     Args:
-        model: what is to be saved.
+        places: all tensors of a model that is to be saved.
         wanted: None for: if some tensors lie in data files now, or all exceed INLINE_LIMIT.
         threshold: smaller tensors, in bytes, stay.
     """
-    everything = list(slots(model))
     if wanted is None:
-        outside = any(isinstance(s.tensor, ir.ExternalTensor) and s.tensor.size for s in everything)
-        wanted = outside or sum(stored_bytes(s.tensor) for s in everything) > INLINE_LIMIT
+        outside = any(isinstance(s.tensor, ir.ExternalTensor) and s.tensor.size for s in places)
+        wanted = outside or sum(stored_bytes(s.tensor) for s in places) > INLINE_LIMIT
     if not wanted:
         return []
     large = [
         slot
-        for slot in everything
+        for slot in places
         if slot.tensor.dtype is not ir.DataType.STRING
         and stored_bytes(slot.tensor) >= max(threshold, 1)
     ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -13,8 +16,9 @@ from qgraph.errors import ModelError, OptionError, QGraphError
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.scopes import check_names, is_sorted, owners
 from qgraph.graph.structure import check_structure, forget_negative_sizes
-from qgraph.graph.tensors import FileTensor, inline_fault, slots, stored_bytes
+from qgraph.graph.tensors import FileTensor, Slot, inline_fault, slots, stored_bytes
 from qgraph.storage import datafiles
+from qgraph.storage.forms import keep_one_of_each_form
 from qgraph.storage.identity import Origin, is_same_model
 from qgraph.storage.outputs import Outputs, joined
 from qgraph.storage.places import expect_place
@@ -98,14 +102,16 @@ def _from_texts(proto: onnx.ModelProto, folder: Path | None) -> ir.Model:
         # Any bytes at all may be given to us; onnx_ir meets nonsense with many kinds of errors.
         raise ModelError(f"the graph cannot be read ({_innermost(error)}). {again}") from error
     model.metadata_props.pop(DATA_FILES, None)
-    for slot in list(slots(model)):
+    places = list(slots(model))
+    for index, slot in enumerate(places):
         if isinstance(slot.tensor, ir.ExternalTensor):
             slot.tensor.base_dir = folder or Path.cwd()
-            slot.fill(FileTensor.of(slot.tensor))
+            places[index] = replace(slot, tensor=FileTensor.of(slot.tensor))
+            slot.fill(places[index].tensor)
         elif isinstance(slot.tensor, ir.serde.TensorProtoTensor):
             # onnx_ir writes what it has read of them and the message too, so they would double.
             del slot.tensor.raw.metadata_props[:]
-    _check_tensors(model)
+    _check_tensors(places)
     check_structure(model)
     forget_negative_sizes(model)
     check_names(model)
@@ -183,15 +189,16 @@ def save(
             "number, and external data. Give a size, or leave shard_bytes out."
         )
     check_target(path)
-    _check_tensors(model)
-    _check_not_read(path, model)
+    places = list(slots(model))
+    _check_tensors(places)
+    _check_not_read(path, places)
     check_names(model)
     chosen = datafiles.choose(
-        model,
+        places,
         wanted=True if shard_bytes or safetensors else external_data,
         threshold=size_threshold,
     )
-    _check_size(model, {id(slot.tensor) for slot in chosen})
+    _check_size(places, {id(slot.tensor) for slot in chosen})
     with (
         joined(outputs) as together,
         together.staging(path, follow_links=False, failure=ModelError) as output,
@@ -200,7 +207,7 @@ def save(
         outside = {id(slot.tensor) for slot in chosen}
         inside = [
             slot.tensor
-            for slot in slots(model)
+            for slot in places
             if isinstance(slot.tensor, DeferredTensor) and id(slot.tensor) not in outside
         ]
         files, computed = datafiles.write(
@@ -213,7 +220,7 @@ def save(
             progress=progress,
         )
         fresh = {key: t for file in files for key, t in file.external(path.parent).items()}
-        fresh |= inlined(model, fresh, computed, lazy=bool(retirement.candidates))
+        fresh |= inlined(places, fresh, computed, lazy=bool(retirement.candidates))
         write_model(model, fresh, output.file, {file.name: file.sha256 for file in files})
         _expect_readable(output.file)
         output.afterwards(lambda: retirement.carry_out(model, fresh))
@@ -254,8 +261,9 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     Raises:
         ModelError: it would be larger than a message may be.
     """
-    _check_size(model, set())
-    return message(model, inlined(model, {}, {}, lazy=False))
+    places = list(slots(model))
+    _check_size(places, set())
+    return message(model, inlined(places, {}, {}, lazy=False))
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -282,9 +290,18 @@ def check_target(path: Path) -> None:
 
 
 def _expect_readable(path: Path) -> None:
-    """Load a new model file as its reader will; Python wrote its texts, in UTF-8."""
+    """Load a new model file as its reader will; Python wrote its texts, in UTF-8.
+
+    Of nodes of one form, one is loaded. If that fails, all are.
+    """
+    folder = Path(os.path.abspath(path.parent))
+    part = parsed(path)
+    if keep_one_of_each_form(part):
+        with suppress(ModelError):
+            _from_texts(part, folder)
+            return
     try:
-        _from_texts(parsed(path), Path(os.path.abspath(path.parent)))
+        _from_texts(parsed(path), folder)
     except ModelError as error:
         raise ModelError(
             f"The model would be written as a file that cannot be read ({error}); nothing was "
@@ -299,8 +316,8 @@ def _innermost(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _check_tensors(model: ir.Model) -> None:
-    for slot in slots(model):
+def _check_tensors(places: Iterable[Slot]) -> None:
+    for slot in places:
         tensor = slot.tensor
         if isinstance(tensor, ir.ExternalTensor):
             fault = external_fault(tensor)
@@ -310,10 +327,10 @@ def _check_tensors(model: ir.Model) -> None:
             raise ModelError(f"{slot}: {fault}.")
 
 
-def _check_not_read(path: Path, model: ir.Model) -> None:
+def _check_not_read(path: Path, places: Iterable[Slot]) -> None:
     if not path.exists():
         return
-    for slot in slots(model):
+    for slot in places:
         tensor = slot.tensor
         if isinstance(tensor, ir.ExternalTensor) and tensor.size and path.samefile(tensor.path):
             raise ModelError(
@@ -321,8 +338,8 @@ def _check_not_read(path: Path, model: ir.Model) -> None:
             )
 
 
-def _check_size(model: ir.Model, outside: set[int]) -> None:
-    tensors = [slot.tensor for slot in slots(model)]
+def _check_size(places: Iterable[Slot], outside: set[int]) -> None:
+    tensors = [slot.tensor for slot in places]
     inline = sum(stored_bytes(tensor) for tensor in tensors if id(tensor) not in outside)
     if inline >= onnx.checker.MAXIMUM_PROTOBUF:
         raise ModelError(

@@ -25,7 +25,7 @@ from qgraph.errors import ModelError
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.streaming import FileRange
-from qgraph.graph.tensors import shape_fault, slots, stored_bytes
+from qgraph.graph.tensors import Slot, shape_fault, slots, stored_bytes
 from qgraph.storage.places import bounded
 
 DATA_FILES = "qgraph.data_files"
@@ -229,7 +229,7 @@ Tensors = Mapping[int, ir.TensorProtocol]
 
 
 def inlined(
-    model: ir.Model, outside: Tensors, computed: Mapping[int, FileRange], *, lazy: bool
+    places: Iterable[Slot], outside: Tensors, computed: Mapping[int, FileRange], *, lazy: bool
 ) -> dict[int, ir.TensorProtocol]:
     """Return copies, in memory, of the tensors that lie in data files and are to stay in no file.
 
@@ -239,7 +239,7 @@ def inlined(
     """
     kinds = (ir.ExternalTensor, DeferredTensor, *((ir.LazyTensor,) if lazy else ()))
     copies: dict[int, ir.TensorProtocol] = {}
-    for slot in slots(model):
+    for slot in places:
         tensor = slot.tensor
         if not isinstance(tensor, kinds) or id(tensor) in outside or id(tensor) in copies:
             continue

@@ -18,6 +18,7 @@ import pytest
 from google.protobuf.message import EncodeError
 
 from qgraph.errors import ModelError, OptionError
+from qgraph.graph.tensors import slots
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.storage.reading import external_fault
@@ -660,8 +661,8 @@ class TestLargeModels:
         return model
 
     def test_weights_beyond_protobuf_go_to_data_files_by_themselves(self) -> None:
-        assert datafiles.choose(self.huge(1.4), wanted=None, threshold=1024) == []
-        assert len(datafiles.choose(self.huge(1.6), wanted=None, threshold=1024)) == 1
+        assert datafiles.choose(list(slots(self.huge(1.4))), wanted=None, threshold=1024) == []
+        assert len(datafiles.choose(list(slots(self.huge(1.6))), wanted=None, threshold=1024)) == 1
 
     def test_constant_nodes_beyond_protobuf_too(self) -> None:
         model = self.huge(1.6)
@@ -670,7 +671,7 @@ class TestLargeModels:
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)])
         node.outputs[0].name = "big"
         model.graph.insert_before(model.graph[0], node)
-        chosen = datafiles.choose(model, wanted=None, threshold=1024)
+        chosen = datafiles.choose(list(slots(model)), wanted=None, threshold=1024)
         assert {slot.attribute for slot in chosen} == {"value", ""}
 
     def test_too_much_for_one_file_is_refused_before_anything_is_computed(

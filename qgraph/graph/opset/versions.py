@@ -21,7 +21,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.change import OpsetChange
 from qgraph.graph.opset.history import IR_SINCE, SAME, first_version, is_known, versions_between
 from qgraph.graph.opset.rewrites import ADAPTERS, CONCERNS, SHAPED
-from qgraph.graph.scopes import Body, bodies, owners
+from qgraph.graph.scopes import Body, bodies, nodes_of, owners
 from qgraph.graph.tensors import slots
 
 OLDEST = 9
@@ -149,7 +149,7 @@ def declare_domains(model: ir.Model) -> list[str]:
     added: dict[str, None] = {}
     for owner in owners(model):
         imports = owner.opset_imports
-        nodes = list(ir.traversal.RecursiveGraphIterator(owner))
+        nodes = list(nodes_of(owner))
         for domain in dict.fromkeys(node.domain for node in nodes):
             if domain in imports:
                 continue

@@ -1,0 +1,87 @@
+"""One node of each form: a part of a model file that can be read if the whole can.
+
+Reading a large graph takes long because of its many nodes, most of which are alike.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+_NAMES = ("input", "output", "name", "doc_string", "metadata_props")
+"""Fields of a node that may differ between nodes of one form."""
+
+Types = dict[str, tuple[object, ...]]
+
+
+def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
+    """Remove nodes from ``proto`` that can be read if the others can.
+
+    Whether a node can be read depends on its operator and attributes, on which inputs and outputs
+    it has, on their types, and on names. Of nodes that are equal in all but the names, the first
+    remains; what it uses of removed nodes becomes an input of the graph. Every Constant remains.
+    The names of all nodes are looked at here.
+
+    Returns:
+        Whether each name is defined once, and before it is used. If not, and of a model with
+        functions or subgraphs, no such part is known, and ``proto`` stays as it is.
+    """
+    graph = proto.graph
+    if proto.functions or graph.sparse_initializer or graph.quantization_annotation:
+        return False
+    infos = {each.name: each for each in (*graph.value_info, *graph.output)}
+    types = _types(graph)
+    given = {each.name for each in (*graph.input, *graph.initializer)}
+    defined = set(given)
+    kept: dict[object, onnx.NodeProto] = {}
+    for node in graph.node:
+        names = [name for name in node.output if name]
+        if not defined.issuperset(filter(None, node.input)):
+            return False
+        number = len(defined)
+        defined.update(names)
+        if len(defined) < number + len(names):
+            return False
+        if node.op_type == "Constant":
+            form: object = len(kept)
+            kind = tuple([(each.name, each.t.data_type) for each in node.attribute])
+            types |= {name: (*types.get(name, ()), kind) for name in names}
+        else:
+            form = _form(node, types)
+        if form not in kept:
+            if any(each.HasField("g") or each.graphs for each in node.attribute):
+                return False
+            kept[form] = node
+    if not defined.issuperset(each.name for each in graph.output):
+        return False
+    nodes = list(kept.values())
+    own = given.union(*(node.output for node in nodes))
+    used = dict.fromkeys(name for node in nodes for name in node.input if name and name not in own)
+    graph.input.extend(infos.get(name, onnx.ValueInfoProto(name=name)) for name in used)
+    outputs = [each for each in graph.output if each.name in own]
+    for field, remaining in ((graph.node, nodes), (graph.output, outputs)):
+        del field[:]
+        field.extend(remaining)
+    return True
+
+
+def _types(graph: onnx.GraphProto) -> Types:
+    """Return all that is stated about the type of each value."""
+    types: Types = {}
+    for info in (*graph.value_info, *graph.input, *graph.output):
+        types[info.name] = (*types.get(info.name, ()), info.type.SerializeToString())
+    for tensor in graph.initializer:
+        types[tensor.name] = (*types.get(tensor.name, ()), tensor.data_type)
+    return types
+
+
+def _form(node: onnx.NodeProto, types: Types) -> tuple[object, ...]:
+    """Return what is equal for nodes of one form."""
+    rest = onnx.NodeProto()
+    rest.CopyFrom(node)
+    for name in _NAMES:
+        rest.ClearField(name)
+    inputs, outputs = (
+        tuple([types.get(name) if name else "" for name in names])
+        for names in (node.input, node.output)
+    )
+    return rest.SerializeToString(), inputs, outputs
