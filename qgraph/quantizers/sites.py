@@ -116,18 +116,19 @@ class PatternMatcher:
     def alone(self, node: ir.Node, readers: Readers) -> Site | Refusal | None:
         """Return the quantizer of ``node``, alone or as the end of a pair; one of a form is read.
 
-        The form holds all that the meaning of a single node follows from: its attributes, its
-        parameters, the types of all its values, and the shape of its data.
+        The forms hold all that the meaning of the nodes follows from: their attributes, their
+        parameters, the types of all their values, and the shape of the data.
         """
-        form = self._graph.form(node)
-        x = node.inputs[0] if form is not None else None
-        if form is None or x is None or not readers.get(OpKey.of(node)):
+        nodes = _pair(node)
+        x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
+        forms = tuple(map(self._graph.form, nodes))
+        if None in forms or x is None or not readers.get(OpKey.of(node)):
             return _site_of(node, readers)
-        key = form, fixed_sizes(x)
+        key = forms, fixed_sizes(x)
         if (read := self._readings.get(key)) is not None:
-            return replace(read, x=x, y=node.outputs[0], nodes=(node,), root=node)
+            return replace(read, x=x, y=y, nodes=nodes, root=node)
         site = _site_of(node, readers)
-        is_whole = isinstance(site, Site) and (site.x, site.nodes) == (x, (node,))
+        is_whole = isinstance(site, Site) and (site.x, site.nodes) == (x, nodes)
         if isinstance(site, Site) and is_whole and site.weight is None:
             self._readings[key] = site
         return site
@@ -184,6 +185,17 @@ class PatternMatcher:
         if key not in self._meanings:
             self._meanings[key] = steps, quantizer_of(steps, notation)
         return self._meanings[key][1]
+
+
+def _pair(node: ir.Node) -> tuple[ir.Node, ...]:
+    """Return the QuantizeLinear, Clip and DequantizeLinear that end in ``node``, or it alone."""
+    nodes: tuple[ir.Node, ...] = (node,)
+    while (value := nodes[0].inputs[0] if nodes[0].inputs else None) is not None:
+        producer = value.producer()
+        if producer is None or [each.op_type for each in (producer, *nodes)] not in _PAIRS:
+            break
+        nodes = producer, *nodes
+    return nodes
 
 
 def _is_real(value: ir.Value) -> bool:

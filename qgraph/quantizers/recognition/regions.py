@@ -61,7 +61,7 @@ class UseDefGraph:
         self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
         self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
-        self._only: dict[ir.Value, ir.Value] = {}
+        self._next: dict[ir.Value, tuple[ir.Value | None, int]] = {}
         self._expressions: dict[ir.Value, Expr] = {}
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
@@ -101,28 +101,34 @@ class UseDefGraph:
 
         Only elementwise nodes lie between ``node`` and them.
         """
-        value = node.outputs[0]
-        exits, waiting = [value], set[ir.Node]()
-        for _ in range(_MOST_FORWARD):
-            if not waiting and (only := self._only.get(value)) is not None:
-                value = only
-                exits.append(value)
-                continue
+        exits, left = [node.outputs[0]], _MOST_FORWARD
+        while True:
+            value = exits[-1]
+            if value not in self._next:
+                self._next[value] = self._next_exit(value, node)
+            nearest, passed = self._next[value]
+            left -= passed
+            if nearest is None or left < 0:
+                return exits
+            exits.append(nearest)
+
+    def _next_exit(self, value: ir.Value, node: ir.Node) -> tuple[ir.Value | None, int]:
+        """Return the nearest value that postdominates ``value``, and how many nodes were passed.
+
+        There is none where a way to it leaves the elementwise nodes, or where it is too far.
+        """
+        waiting: set[ir.Node] = set()
+        for passed in range(1, _MOST_FORWARD + 1):
             users = self._users_of(value, node)
             if not users:
                 break
-            if len(users) == 1 and not waiting:
-                exits.append(users[0].outputs[0])
-                self._only[value] = exits[-1]
-                value = exits[-1]
-                continue
             waiting.update(users)
             following = min(waiting, key=self._order.__getitem__)
             waiting.discard(following)
             value = following.outputs[0]
             if not waiting:
-                exits.append(value)
-        return exits
+                return value, passed
+        return None, 0
 
     def _users_of(self, value: ir.Value, node: ir.Node) -> tuple[ir.Node, ...]:
         """Return the users of a value if all are elementwise nodes of the graph of ``node``."""
