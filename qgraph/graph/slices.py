@@ -11,7 +11,7 @@ chooses which ones count: all operands, those of elementwise nodes only, or user
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,14 +184,20 @@ def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
 
 def _parted(value: ir.Value, step: Step) -> list[ir.Value]:
     """Return the dominators of a value at which ways part."""
-    chain = [value]
-    ways = reached(chain, step, most=_FOLLOWED)
-    origin = object()
-    flow = _flow(ways)
-    flow.add_edges_from((origin, leaf) for leaf, following in ways.items() if not following)
-    immediate = nx.immediate_dominators(flow, origin)
-    while (passed := immediate[chain[-1]]) is not origin:
-        chain.append(passed)
+    ways = reached([value], step, most=_FOLLOWED)
+    users = Counter(each for following in ways.values() for each in following)
+    # Every way passes one of the values that wait; those whose users are all behind are ready.
+    chain, waiting, ready = list[ir.Value](), {value}, [value]
+    while ready:
+        if len(waiting) == 1:
+            chain += waiting
+        each = ready.pop()
+        if not ways[each]:
+            break
+        waiting.remove(each)
+        waiting.update(ways[each])
+        users.subtract(ways[each])
+        ready += [operand for operand in ways[each] if not users[operand]]
     return chain
 
 

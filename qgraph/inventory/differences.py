@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import onnx_ir as ir
@@ -174,7 +175,7 @@ class QuantizerChange:
     reference: Description | None
     candidate: Description | None
 
-    @property
+    @cached_property
     def kind(self) -> ChangeKind:
         """Kind of the change."""
         if self.reference is None:
@@ -189,7 +190,7 @@ class QuantizerChange:
         quantizer = self.reference or self.candidate
         return "" if quantizer is None else quantizer.name
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, tuple[str | None, str | None]]:
         """Differing fields by name: the values in the reference and in the candidate."""
         sides = [{} if side is None else side.fields() for side in (self.reference, self.candidate)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import networkx as nx
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -114,6 +116,29 @@ def test_every_way_passes_the_dominators(start: str, expected: list[str]) -> Non
         return [values[name] for name in made[str(value.name)]]
 
     assert names(dominators(values[start], step)) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_dominators_are_those_of_networkx(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = [ir.Value(name=f"v{n}") for n in range(100)]
+    following = {
+        # operands are near, as in a chain of residual blocks, and a few values have none
+        value: [values[n] for n in sorted({min(n + int(k), 99) for k in rng.integers(1, 5, count)})]
+        for n, value in enumerate(values)
+        for count in [int(rng.choice([0, 1, 2, 3], p=[0.02, 0.5, 0.4, 0.08]))]
+        if n < 99
+    }
+    chains = Dominators(lambda value: following.get(value, []))
+    for value in values:
+        ways = ancestors([value], lambda value: following.get(value, []))
+        flow = nx.DiGraph([("origin", each) for each in ways if not following.get(each)])
+        flow.add_edges_from((one, each) for each in ways for one in following.get(each, []))
+        immediate = nx.immediate_dominators(flow, "origin")
+        expected = [value]
+        while immediate[expected[-1]] != "origin":
+            expected.append(immediate[expected[-1]])
+        assert list(chains.of(value)) == expected
 
 
 def test_dominators_far_behind_a_fork_are_not_looked_for() -> None:
