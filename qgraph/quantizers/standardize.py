@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.exactness import Exactness, Verdict
-from qgraph.graph.constants import constant_expression, freeze_inputs
+from qgraph.graph.constants import constant_expression, constant_stream, freeze_inputs
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset.versions import minimum_ir_version, require
@@ -247,6 +247,8 @@ def _function_graphs(model: ir.Model) -> list[ir.Graph]:
 
 def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
     if _is_custom(node, model):
+        if not node.inputs or constant_stream(node.inputs[0]) is None:
+            return None
         site = site_of(node)
         sane = isinstance(site, Site) and _is_sane(site)
         return site.values if isinstance(site, Site) and sane else None
@@ -292,8 +294,8 @@ def _choose(
 ) -> Iterator[Draft]:
     """Yield for each site the first form that is equal.
 
-    Of sites that compute the same, one tries all forms. The others take the form that it took, and
-    only that is compared with them.
+    Of sites that compute the same, one tries all forms. The others take the draft that it took;
+    where that is for one site only, they take the same form, and only that is compared with them.
     """
     forms, alike = Forms(), dict[object, list[Site]]()
     for site in sites:
@@ -304,7 +306,8 @@ def _choose(
 
     def equal(offers: Sequence[Offer]) -> list[Draft | None]:
         drafted = [(site, make()) for site, make in offers]
-        verdicts = iter(comparer.compare_all([each for each in drafted if each[1].opset <= limit]))
+        tried = [each for each in drafted if each[1].opset <= limit]
+        verdicts = iter(comparer.compare_all(tried, at_least=Exactness.VALUES))
         drafts: list[Draft | None] = []
         for site, draft in drafted:
             verdict = next(verdicts) if draft.opset <= limit else None
@@ -326,8 +329,25 @@ def _choose(
                 continue
             yield draft
             for site in group[1:]:
-                others += islice(_offers(site, numbers, editor), index, index + 1)
+                repeated = _repeated(draft, site)
+                if repeated is not None:
+                    yield repeated
+                else:
+                    others += islice(_offers(site, numbers, editor), index, index + 1)
     yield from filter(None, equal(others))
+
+
+def _repeated(draft: Draft, site: Site) -> Draft | None:
+    """Return a draft again for a site that computes the same; None if it is for its own one only.
+
+    Of constants, the values count that occur.
+    """
+    if site.weight is not None:
+        return None
+    starts = (*_with_relu(site), site)
+    return next(
+        draft.again(start) for start in starts if len(start.nodes) == len(draft.region.nodes)
+    )
 
 
 def _is_equal(verdict: Verdict, *, but_nan: bool) -> bool:

@@ -8,7 +8,7 @@ of them at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -73,7 +73,8 @@ class PairOutcome:
         verdict: the verdict.
         finding: counts and intervals of differing inputs; None if no intervals were evaluated.
         pair: both functions; None if no intervals were evaluated.
-        distinguishes_zeros: whether -0 and +0 have different results, on either side.
+        zeros_differ: of values of a type that were enumerated, whether -0 and +0 have different
+            results, on either side.
         at_most: the highest level that is still possible if the verdict is undecided.
         cases: for a region with two inputs, how each of them was divided.
     """
@@ -81,9 +82,21 @@ class PairOutcome:
     verdict: Verdict
     finding: PairFinding | None = None
     pair: FunctionPair | None = None
-    distinguishes_zeros: bool = False
+    zeros_differ: bool = False
     at_most: Exactness = Exactness.BITS
     cases: tuple[Cases, ...] = ()
+
+    @property
+    def distinguishes_zeros(self) -> bool:
+        """Whether -0 and +0 have different results, on either side."""
+        if self.finding is None or self.pair is None:
+            return self.zeros_differ
+        for function in self.pair.functions:
+            shape = (1,) * len(function.shape)
+            a, b = (evaluate(function, np.full(shape, zero, np.float32)) for zero in (0.0, -0.0))
+            if not np.array_equal(a, b, equal_nan=True):
+                return True
+        return False
 
     @property
     def is_counted(self) -> bool:
@@ -112,7 +125,6 @@ def decide_pairs(
     decided: dict[Key, PairOutcome],
     *,
     at_least: Exactness | None = None,
-    keeps_runs: bool = True,
 ) -> list[PairOutcome]:
     """Return an outcome for each pair. Outcomes among the arguments are returned unchanged.
 
@@ -122,7 +134,6 @@ def decide_pairs(
         pairs: the functions.
         decided: outcomes of earlier calls, which are reused; new outcomes are added.
         at_least: the level to reach. A pair that is not equal in values may then be left undecided.
-        keeps_runs: keep the inputs that differ in the findings. A pair may have millions of them.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
@@ -139,9 +150,7 @@ def decide_pairs(
         if soon and (finding.differing or finding.infinity_differs):
             below[key] = PairOutcome(Verdict(reason="values differ"), None, pair)
         else:
-            outcome = judge(pair, finding)
-            own = finding if keeps_runs else finding.without_runs()
-            decided[key] = replace(outcome, finding=own)
+            decided[key] = judge(pair, finding)
     outcomes = decided | below
     return [
         pair if isinstance(pair, PairOutcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
@@ -180,16 +189,7 @@ def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
         finding.infinity_differs,
         *graded[2:],
     )
-    return PairOutcome(verdict, finding, pair, _distinguishes_zeros(pair), at_most)
-
-
-def _distinguishes_zeros(pair: FunctionPair) -> bool:
-    for function in pair.functions:
-        shape = (1,) * len(function.shape)
-        a, b = (evaluate(function, np.full(shape, zero, np.float32)) for zero in (0.0, -0.0))
-        if not np.array_equal(a, b, equal_nan=True):
-            return True
-    return False
+    return PairOutcome(verdict, finding, pair, at_most=at_most)
 
 
 def decide(
@@ -355,8 +355,8 @@ def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
 
 def decide_all(
     pairs: Sequence[FunctionPair], *, until_difference: bool = False
-) -> Iterator[PairFinding]:
-    """Yield the finding of :func:`decide` for each pair, deciding pairs of one form together.
+) -> list[PairFinding]:
+    """Return the finding of :func:`decide` for each pair, deciding pairs of one form together.
 
     Args:
         pairs: the pairs, with the shapes of their variables.
@@ -379,11 +379,12 @@ def decide_all(
             findings, end = explore(collector, program, until_difference=until_difference)
             if end is None:
                 decided.update(zip(group, findings, strict=True))
-    for i, pair in enumerate(pairs):
-        if i in decided:
-            yield replayed(decided.pop(i), *pair.functions)
-        else:  # if one pair of a group is undecidable, each is decided alone
-            yield decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
+    return [
+        replayed(decided[i], *pair.functions)
+        if i in decided  # if one pair of a group is undecidable, each is decided alone
+        else decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
+        for i, pair in enumerate(pairs)
+    ]
 
 
 def _side_by_side(pairs: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:

@@ -162,8 +162,8 @@ def enumerate_values(
         remarks(None, nan=nan_differs),
         nan_differs=nan_differs,
     )
-    distinguishes_zeros = any(compare_values(*side).differing > 0 for side in at_zeros)
-    return PairOutcome(verdict, distinguishes_zeros=distinguishes_zeros)
+    zeros_differ = any(compare_values(*side).differing > 0 for side in at_zeros)
+    return PairOutcome(verdict, zeros_differ=zeros_differ)
 
 
 def _flat(sides: Sequence[Array]) -> tuple[Array, Array]:
