@@ -96,7 +96,8 @@ class BoundCheck:
             ends = named[0][0], named[1][0]
             node = ends[0].producer()
             rounds = node is not None and node.op_type in ROUNDINGS
-            is_own = region.entries == (names,)  # an output that is codes begins at itself
+            # an output that is codes, or what they decode to, begins at itself
+            is_own = [reference for reference, _ in region.entries] == [names[0]]
             is_output = is_own or (ends in self._paired.outputs and not rounds)
             self._segments[id(region)] = _Segment(region, ends, is_output)
 

@@ -309,3 +309,22 @@ def test_all_regions_of_a_mobilenet_are_checked(change, monkeypatch):
     found = checked(proof.to_json(), model, changed)
     assert found.counts == {"checked": 29, "unchecked": 0, "refuted": 0}
     assert str(found.verdict) == "bounded"
+
+
+QUANTIZED_OUTPUT = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
+    g (float[N, 4] x) => (float[N, 4] y) <float low = {0}, float high = {2.55}> {
+        y = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)
+    }"""
+PAIR_AT_OUTPUT = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, 4] x) => (float[N, 4] y) <float s = {0.01}, uint8 z = {0}> {
+        c = QuantizeLinear (x, s, z)
+        y = DequantizeLinear (c, s, z)
+    }"""
+
+
+def test_an_output_that_one_model_quantizes_and_the_other_decodes_is_not_refuted() -> None:
+    models = [ir.from_onnx_text(text) for text in (QUANTIZED_OUTPUT, PAIR_AT_OUTPUT)]
+    certificate = qgraph.prove(*models, within="1step")
+    assert str(certificate.verdict) == "bounded"
+    found = qgraph.verify(certificate, *models, prover=False)
+    assert "refuted" not in [str(part.status) for part in found.parts]
