@@ -75,8 +75,9 @@ def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:
             for table in tables:
                 show_table(table, talk)
         if not section.is_drawn_only:
+            tell = show_paragraph if section.text else talk.note  # a list stays with its sentence
             for point in section.points:
-                talk.note(point)
+                tell(point)
     return not is_first
 
 

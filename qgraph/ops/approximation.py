@@ -187,7 +187,10 @@ class Approximation(Generic[F]):
         if not np.isfinite(value).all():
             raise Undecidable(OUT_OF_RANGE("a constant is infinite or NaN"))
         numbers = meant.offset
-        apart = ZERO if value is numbers else np.abs(value - numbers)
+        apart = ZERO
+        if value is not numbers:
+            apart = np.asarray(value - numbers)
+            np.abs(apart, out=apart)
         return cls(meant, numbers, numbers, apart, ZERO, None, value, factors)
 
     @property

@@ -59,8 +59,9 @@ class Taps:
             raise Undecidable(NO_BOUND("numbers of the data differ within a channel of a sum"))
         rows, taps = weights.shape[:2]
         parts = array.reshape(self.groups, 1, taps)
-        spread = np.broadcast_to(parts, (self.groups, rows // self.groups, taps))
-        return spread.reshape(rows, taps, *(1,) * (weights.ndim - 2))
+        if self.groups > 1:
+            parts = np.broadcast_to(parts, (self.groups, rows // self.groups, taps))
+        return parts.reshape(-1, taps, *(1,) * (weights.ndim - 2))
 
     def ends_by_tap(self, low: Float64, high: Float64, weights: Float64) -> tuple[Float64, Float64]:
         """Return ends of the data by tap; zeros of the padding lie between them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -23,17 +25,21 @@ def pointwise_taps(axes: object) -> Taps | None:
     return convolution_taps(ir.Node("", "Conv", [], num_outputs=1), (1,) * count)
 
 
-def convolution_taps(node: ir.Node, kernel: tuple[int, ...]) -> Taps:
+def convolution_taps(
+    node: ir.Node, kernel: tuple[int, ...], sizes: Sequence[Hashable] = ()
+) -> Taps:
     """Return the layout of the sums of a node of the family of Conv or ConvTranspose.
 
     Args:
         node: the node.
         kernel: the sizes of its windows.
+        sizes: those of the data that windows move over, to which smaller data may broadcast.
     """
     count, attributes = len(kernel), node.attributes
     is_turned = node.op_type == "ConvTranspose"
     groups, pads = attributes.get_int("group", 1), attributes.get_ints("pads", (0,) * 2 * count)
     automatic = attributes.get_string("auto_pad", "NOTSET")
+    is_padded = is_turned or any(pads) or automatic not in ("NOTSET", "VALID")
     geometry = (
         "ConvTranspose" if is_turned else "Conv",
         tuple(attributes.get_ints("strides", (1,) * count)),
@@ -44,8 +50,8 @@ def convolution_taps(node: ir.Node, kernel: tuple[int, ...]) -> Taps:
         kernel,
         tuple(attributes.get_ints("output_padding", ())),
         tuple(attributes.get_ints("output_shape", ())),
+        tuple(sizes) if is_padded or max(kernel, default=1) > 1 else (),
     )
-    is_padded = is_turned or any(pads) or automatic not in ("NOTSET", "VALID")
     return Taps(geometry, groups, count, count, is_padded)
 
 

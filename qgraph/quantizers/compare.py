@@ -68,9 +68,8 @@ class Comparer:
         """
         lowering = _Lowering()
         pairs = [self._lower(site, draft, lowering) for site, draft in drafts]
-        return [
-            _counted(verdict) for verdict in decide_pairs(pairs, self._decided, at_least=at_least)
-        ]
+        outcomes = decide_pairs(pairs, self._decided, at_least=at_least, keeps_runs=False)
+        return [_counted(outcome) for outcome in outcomes]
 
     def _lower(self, site: Site, draft: Draft, lowering: _Lowering) -> FunctionPair | PairOutcome:
         if draft.promise is not None:

@@ -29,7 +29,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.ops.static_parameters import settled
-from qgraph.proof.normal.axes import is_never_empty
+from qgraph.ops.windows import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
 
 _DOMAINS = ("", MICROSOFT)

@@ -14,6 +14,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, pointwise_taps, rows_of_transposed
+from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
 from qgraph.verify.operators import names
 from qgraph.verify.reading import QUANTIZERS, Sizes
@@ -41,7 +42,7 @@ def product(trace: Trace, node: ir.Node) -> Executed:
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
     if factors != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0:
         raise UnsupportedError("the checker has no bound for a Gemm with factors")
-    weights, layout = _arranged(node, weights)
+    weights, layout = _arranged(trace, node, weights)
     if bias is not None:
         if bias.numbers.size != bias.numbers.shape[-1]:
             raise UnsupportedError("a bias differs between samples")
@@ -57,7 +58,7 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
         raise UnsupportedError(f"a {node.op_type} with parameters for each row of the data")
     after = weights.numbers.ndim - 1 if node.op_type == "QLinearConv" else 0
     zero = z_b.numbers.reshape((-1, *(1,) * after) if z_b.numbers.size > 1 else ())
-    weights, layout = _arranged(node, fixed(weights.numbers - zero))
+    weights, layout = _arranged(trace, node, fixed(weights.numbers - zero))
     bias = None
     if len(node.inputs) > 8:
         bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
@@ -72,10 +73,11 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     return trace.quantized(node, before, "Round", limits)
 
 
-def _arranged(node: ir.Node, weights: Executed) -> tuple[Executed, Taps]:
+def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed, Taps]:
     """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
     if node.op_type.endswith(("Conv", "ConvTranspose")):
-        layout = convolution_taps(node, weights.numbers.shape[2:])
+        sizes = trace.shape(node.inputs[0])[2:]
+        layout = convolution_taps(node, weights.numbers.shape[2:], sizes)
         if node.op_type == "ConvTranspose":
             weights = changed(weights, lambda array: rows_of_transposed(array, layout.groups))
         return weights, layout
@@ -220,6 +222,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     rank, axes = len(shape), list(range(2, len(shape)))
     identity: tuple[Hashable, ...] = "mean", rank
     if node.op_type == "ReduceMean":
+        if node.attributes.get_int("noop_with_empty_axes", 0):
+            raise UnsupportedError("a ReduceMean that may do nothing")
         stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
         attribute = node.attributes.get_ints("axes", range(rank))
         axes = sorted(int(axis) % rank for axis in (stated.ravel() if stated.size else attribute))
@@ -227,6 +231,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if node.op_type == "AveragePool":
         if node.attributes.get_int("count_include_pad", 0):
             raise UnsupportedError("an AveragePool that counts its padding")
+        if not is_never_empty(node, shape, trusts_ceil=True):
+            raise UnsupportedError("a window of an AveragePool may lie in the padding alone")
         sizes, identity = list(node.attributes.get_ints("kernel_shape", ())), _identity(node)
     numbers = [size for size in sizes if isinstance(size, int)]
     if len(numbers) < len(sizes) or _varies(x, axes, rank):
@@ -243,7 +249,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     def squeezed(array: Float64) -> Float64:
         return np.squeeze(array, tuple(i - rank for i in axes if rank - i <= array.ndim))
 
-    return _moved(trace, node, result, squeezed)
+    before = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    return _moved(trace, node, result, squeezed, before)
 
 
 def move(trace: Trace, node: ir.Node) -> Executed:
@@ -252,6 +259,8 @@ def move(trace: Trace, node: ir.Node) -> Executed:
     if name == "Identity" or (name == "Dropout" and len(node.inputs) < 3):
         return x
     before, after = map(trace.shape, (node.inputs[0], node.outputs[0]))
+    if name == "MaxPool" and not is_never_empty(node, before, trusts_ceil=True):
+        raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
     rank = len(before)
     if name == "Transpose":
         perm = node.attributes.get_ints("perm", range(rank)[::-1])
@@ -266,7 +275,11 @@ def move(trace: Trace, node: ir.Node) -> Executed:
     return _moved(trace, node, x, lambda array: _reshaped(array, before, after))
 
 
-def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed:
+def _moved(
+    trace: Trace, node: ir.Node, x: Executed, change: Change, before: Sizes | None = None
+) -> Executed:
+    """Return moved elements of data of a shape, by default that of the node."""
+
     def wide(array: Float64) -> Float64:
         return array.reshape(()) if array.size == 1 else change(array)
 
@@ -275,8 +288,9 @@ def _moved(trace: Trace, node: ir.Node, x: Executed, change: Change) -> Executed
         rank = len(trace.shape(node.inputs[0]))
         identity = "Transpose", tuple(node.attributes.get_ints("perm", tuple(range(rank))[::-1]))
     elif node.op_type not in ("MaxPool", "GlobalMaxPool"):
-        identity = "Reshape", trace.shape(node.outputs[0])
-        if None in identity[1]:
+        before = before or trace.shape(node.inputs[0])
+        identity = "Reshape", before, trace.shape(node.outputs[0])
+        if None in identity[2]:
             raise UnsupportedError(f"the shape of a {node.op_type} is not known")
     unit = None if x.unit is None else wide(x.unit)
     ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
@@ -340,10 +354,11 @@ def _rebased(function: Ideal, identity: tuple[Hashable, ...], change: Change) ->
         if (turned := _turned(basis, identity, change)) is not None:
             terms.append((change(factor), turned))
             continue
-        if identity[0] == "Reshape" and basis.kind[0] == "Reshape" and basis.inner is not None:
-            inner = basis.inner
+        own, (first, *shapes) = identity, basis.kind
+        if basis.inner and first == identity[0] == "Reshape" and shapes[1] == identity[1]:
+            inner, own = basis.inner, ("Reshape", shapes[0], identity[2])
         ends = change(basis.low), change(basis.high)
-        terms.append((change(factor), Basis(identity, *ends, replace(inner, depth=function.depth))))
+        terms.append((change(factor), Basis(own, *ends, replace(inner, depth=function.depth))))
     offset, size = change(function.offset), change(function.size)
     return Ideal(tuple(terms), offset, size, function.depth)
 

@@ -45,20 +45,6 @@ def test_tensorrt_gets_signed_codes_without_zero_points_and_float_biases():
     assert clip.inputs[0].producer() is conv
 
 
-def test_qnn_gets_units_that_limit_data():
-    model = narrow()
-    (layer,) = qgraph.deploy(model, "qnn-htp").layers
-    assert (layer.before, layer.kernel) == (None, "convolution")
-    (clip,) = model.nodes("Clip")
-    assert clip.inputs[0].producer().op_type == "DequantizeLinear"
-    assert [node.op_type for node in clip.outputs[0].consumers()] == ["QuantizeLinear"]
-    kinds = {node.inputs[2].dtype.name for node in model.nodes("QuantizeLinear")}
-    assert kinds == {"UINT8"}
-    once = model.to_proto()
-    qgraph.deploy(model, "qnn-htp")
-    assert model.to_proto() == once
-
-
 def test_hls4ml_gets_quants():
     model = narrow()
     found = qgraph.deploy(model, "hls4ml")

@@ -150,6 +150,8 @@ def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:
     if len(bounds) < len(failing):
         return None
     most = max(bounds, key=lambda bound: bound.max_steps)
+    if most.reference_error < most.deviation_steps / 2:
+        return None
     where = failing[bounds.index(most)].reference_value
     return (
         f"not all rewrites were done, since {where!r} is within {most.max_steps} steps only, "

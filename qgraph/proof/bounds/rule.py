@@ -17,6 +17,7 @@ from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.ops.approximation import FloatType
 from qgraph.ops.dispatch import Imports
+from qgraph.ops.windows import is_never_empty
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.tracer import QuantityTracer
@@ -158,6 +159,10 @@ def rule_of(node: ir.Node) -> Rule | None:
     return _BY_KEY.get(_name(OpKey.of(node)))
 
 
+OPEN_SIZE = str(None)
+"""The text of a size that has no name."""
+
+
 def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
     """Return the shape of a value, with texts for open sizes.
 
@@ -168,6 +173,16 @@ def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
         name = "" if value is None else f" of {value.name!r}"
         raise Undecidable(AT_RUN_TIME(f"the shape{name} is not known"))
     return tuple(n if isinstance(n, int) else str(n.value) for n in value.shape.dims)
+
+
+def expect_data_in_windows(call: NodeCall) -> None:
+    """Check that no window of a pool lies in the padding alone.
+
+    Raises:
+        Undecidable: one may, and its result is no element, or not defined.
+    """
+    if not is_never_empty(call.node, shape_of(call.value(0)), trusts_ceil=True):
+        raise call.refusal("a window may lie in the padding alone")
 
 
 def sizes_of(value: ir.Value | None, axes: Sequence[int]) -> list[int]:

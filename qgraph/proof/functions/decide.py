@@ -8,7 +8,7 @@ of them at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -125,6 +125,7 @@ def decide_pairs(
     decided: dict[Key, PairOutcome],
     *,
     at_least: Exactness | None = None,
+    keeps_runs: bool = True,
 ) -> list[PairOutcome]:
     """Return an outcome for each pair. Outcomes among the arguments are returned unchanged.
 
@@ -134,6 +135,7 @@ def decide_pairs(
         pairs: the functions.
         decided: outcomes of earlier calls, which are reused; new outcomes are added.
         at_least: the level to reach. A pair that is not equal in values may then be left undecided.
+        keeps_runs: keep the inputs that differ in the findings. A pair may have millions of them.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
@@ -150,7 +152,9 @@ def decide_pairs(
         if soon and (finding.differing or finding.infinity_differs):
             below[key] = PairOutcome(Verdict(reason="values differ"), None, pair)
         else:
-            decided[key] = judge(pair, finding)
+            outcome = judge(pair, finding)
+            own = finding if keeps_runs else finding.without_runs()
+            decided[key] = replace(outcome, finding=own)
     outcomes = decided | below
     return [
         pair if isinstance(pair, PairOutcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
@@ -355,8 +359,8 @@ def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
 
 def decide_all(
     pairs: Sequence[FunctionPair], *, until_difference: bool = False
-) -> list[PairFinding]:
-    """Return the finding of :func:`decide` for each pair, deciding pairs of one form together.
+) -> Iterator[PairFinding]:
+    """Yield the finding of :func:`decide` for each pair, deciding pairs of one form together.
 
     Args:
         pairs: the pairs, with the shapes of their variables.
@@ -379,12 +383,11 @@ def decide_all(
             findings, end = explore(collector, program, until_difference=until_difference)
             if end is None:
                 decided.update(zip(group, findings, strict=True))
-    return [
-        replayed(decided[i], *pair.functions)
-        if i in decided  # if one pair of a group is undecidable, each is decided alone
-        else decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
-        for i, pair in enumerate(pairs)
-    ]
+    for i, pair in enumerate(pairs):
+        if i in decided:
+            yield replayed(decided.pop(i), *pair.functions)
+        else:  # if one pair of a group is undecidable, each is decided alone
+            yield decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
 
 
 def _side_by_side(pairs: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,6 +95,10 @@ class PairFinding:
     given_up: bool = False
     enumerated: bool = False
     largest_ulps: int | None = None
+
+    def without_runs(self) -> PairFinding:
+        """Return the finding without the inputs that differ, of which there may be millions."""
+        return replace(self, runs=NO_RUNS, at_infinity=NO_RUNS)
 
 
 class Collector:

@@ -10,8 +10,6 @@
 
 Equal bit for bit, because the same elements are combined in the same order. Only GlobalMaxPool
 keeps values alone, as ONNX does not define whether -0 or +0 is larger, and the maximum of NaN.
-
-``is_never_empty`` decides whether every window of a MaxPool contains an element of the data.
 """
 
 from __future__ import annotations
@@ -188,66 +186,3 @@ def _product(sizes: Sizes) -> int | str | None:
 def _has_one_scale(graph: Rewriter, node: ir.Node) -> bool:
     array = graph.array(node.inputs[1])
     return array is not None and array.size == 1
-
-
-_MOST_WINDOWS = 1 << 16
-
-
-def is_never_empty(node: ir.Node, sizes: Sizes) -> bool:
-    """Return whether no window of a MaxPool lies in the padding alone.
-
-    A window of neighbouring elements contains data if the padding at either end is smaller than the
-    window. Windows with gaps are examined one by one. If ``ceil_mode`` may add windows, the result
-    is False, because versions and runtimes disagree on which.
-
-    Args:
-        node: the MaxPool.
-        sizes: shape of its data.
-    """
-    kernel = (
-        list(node.attributes["kernel_shape"].as_ints()) if "kernel_shape" in node.attributes else []
-    )
-    rank = len(kernel)
-    if not rank or len(sizes) != rank + 2 or 0 in sizes:
-        return False
-    strides = _ints(node, "strides", [1] * rank)
-    dilations = _ints(node, "dilations", [1] * rank)
-    pads = _ints(node, "pads", [0] * 2 * rank)
-    auto = node.attributes.get_string("auto_pad", "NOTSET")
-    if node.attributes.get_int("ceil_mode", 0):
-        return False
-    if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank) or min(pads) < 0:
-        return False
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        return set(dilations) == {1}
-    if auto == "VALID":
-        return True
-    return auto == "NOTSET" and all(
-        _reaches_data(size, *window)
-        for size, window in zip(
-            sizes[2:],
-            zip(kernel, strides, dilations, pads[:rank], pads[rank:], strict=True),
-            strict=True,
-        )
-    )
-
-
-def _reaches_data(
-    size: int | str | None, kernel: int, stride: int, dilation: int, before: int, after: int
-) -> bool:
-    if not before and not after:
-        return True
-    if not isinstance(size, int):  # it may be 0; then no window fits into so little padding
-        return dilation == 1 and before + after < kernel
-    if dilation == 1:
-        return before < kernel and after < kernel
-    count = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
-    return count <= _MOST_WINDOWS and all(
-        any(0 <= window * stride - before + index * dilation < size for index in range(kernel))
-        for window in range(count)
-    )
-
-
-def _ints(node: ir.Node, name: str, default: list[int]) -> list[int]:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else [int(number) for number in attribute.as_ints()]

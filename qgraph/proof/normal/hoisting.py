@@ -271,7 +271,8 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
         return False
     value = constants[1] if constants[1] is not None else np.zeros((), x.dtype.numpy())
     arrays = [None if v is None else graph.array(v) for v in node.inputs[1:]]
-    if value.size != 1 or any(a is None or a.size != 1 for a in arrays):
+    most = 1 if is_along_axis(node) else len(sizes_of(x) or ())
+    if value.size != 1 or any(a is None or a.size != 1 or a.ndim > most for a in arrays):
         return False
     result = _computed(graph, node, value.reshape(()))
     if result is None or result.size != 1:

@@ -45,7 +45,8 @@ def product_of_data(
     (count,) = sizes_of(call.value(0), [-2 if call.whole("transA") else -1])
     a, b = (_alike(each) for each in (a, b))
     (one, x), (other, y) = (_without_factor(each.meant) for each in (a, b))
-    atom = call.tracer.atoms.make("matmul", None, (x, y), _ends(x, y, count), slope=float(count))
+    key = count, call.rank(1) == 1  # a vector is a column, also where it broadcasts to rows
+    atom = call.tracer.atoms.make("matmul", key, (x, y), _ends(x, y, count), slope=float(count))
     meant = Combination.of(atom).times(one * other * factor)
     low, high = meant.range
     error = product(a.largest, b.error) + product(b.largest, a.error) + product(a.error, b.error)

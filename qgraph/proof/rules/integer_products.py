@@ -93,7 +93,7 @@ def _total(
         return product_of_data(call, data, weights, is_integer=True)
     if kind != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
         return product_of_data(call, data, weights, is_integer=True)
-    rows, layout = convolved(call.node, weights) if kind == "Conv" else multiplied(weights)
+    rows, layout = convolved(call, weights) if kind == "Conv" else multiplied(weights)
     if bias is not None:
         if bias.value is None:
             raise call.refusal("a bias that is not constant")

@@ -13,7 +13,13 @@ from qgraph.ops.approximation import ZERO, multiple_of, rounded
 from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, constant
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
+from qgraph.proof.bounds.rule import (
+    NodeCall,
+    bound_rule,
+    expect_data_in_windows,
+    shape_of,
+    sizes_of,
+)
 from qgraph.proof.bounds.sums import mean_of
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.rules.movements import changed, data_of, largest_of
@@ -87,7 +93,8 @@ def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     def squeezed(array: Float64) -> Float64:
         return np.squeeze(array, tuple(axis for axis in last_axes if -axis <= array.ndim))
 
-    key = "Reshape", shape_of(call.node.outputs[0])
+    before = [1 if axis in axes else n for axis, n in enumerate(shape_of(call.value(0)))]
+    key = "Reshape", tuple(before), shape_of(call.node.outputs[0])
     return changed(call.tracer.atoms, x, key, squeezed)
 
 
@@ -109,8 +116,11 @@ def pooled(call: NodeCall, x: Quantity) -> Quantity:
     if is_plain and kernel == shape_of(call.value(0))[2:]:
         return mean_over(call, x, axes)
     has_zeros = bool(call.whole("count_include_pad"))
+    if not has_zeros:
+        expect_data_in_windows(call)
     strides, ceil = tuple(get("strides", ones)), call.whole("ceil_mode")
-    key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil
+    sizes = shape_of(call.value(0))[2:]
+    key = "AveragePool", kernel, strides, pads, dilations, mode, has_zeros, ceil, sizes
     last_axes = [axis - call.rank() for axis in axes]
     return averaged(call, x, key, math.prod(kernel), last_axes, has_zeros=has_zeros)
 

@@ -22,7 +22,13 @@ from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
+from qgraph.proof.bounds.rule import (
+    OPEN_SIZE,
+    NodeCall,
+    bound_rule,
+    expect_data_in_windows,
+    shape_of,
+)
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
 
 Change = Callable[[Float64], Float64]
@@ -35,9 +41,11 @@ def reshape(call: NodeCall) -> Operand:
     """The same elements in another shape."""
     before, after = (shape_of(value) for value in (call.value(0), call.node.outputs[0]))
     x = call.quantity(0)
+    if after.count(OPEN_SIZE) > 1:  # the number of elements tells one size
+        raise Undecidable(AT_RUN_TIME(f"the shape of {call.node.outputs[0].name!r} is not known"))
     if before == after:
         return x
-    key = "Reshape", after
+    key = "Reshape", before, after
     return changed(call.tracer.atoms, x, key, lambda array: _reshaped(array, before, after))
 
 
@@ -81,6 +89,8 @@ def selection(call: NodeCall) -> Operand:
     if call.node.op_type == "Gather" and call.quantity(0).value is not None:
         return _rows(call)
     x = data_of(call)
+    if call.node.op_type == "MaxPool":
+        expect_data_in_windows(call)
     if call.node.op_type in ("MaxPool", "GlobalMaxPool"):
         return largest_of(call, x)
     return changed(call.tracer.atoms, x, _key(call), _along(call))
@@ -95,7 +105,7 @@ def _rows(call: NodeCall) -> Quantity:
     if table.factors is not None and table.factors[0].size == 1:
         scale, numbers = table.factors[0].reshape(()), table.factors[1]
     ends = np.asarray(numbers.min()), np.asarray(numbers.max())
-    key = call.whole("axis"), numbers.shape, indices.meant.key
+    key = call.whole("axis"), numbers.shape, shape_of(call.value(1)), indices.meant.key
     atom = call.tracer.atoms.make("rows", key, (indices.meant,), ends, (numbers,))
     meant = Combination.of(atom).times(scale)
     unit = None if table.granule is None else np.asarray(table.granule.min())
@@ -254,12 +264,17 @@ def _moved(
         moved = again(Quantity(limited, *limited.range)).meant
         return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
     if atom.kind == "moved" and isinstance(attributes, tuple):
-        before = atom.attributes
+        first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
         ((_, inner),) = atom.arguments[0].terms
-        if isinstance(before, tuple) and before[0] == attributes[0] == "Reshape":
-            return _moved_once(atoms, inner, attributes, limits, has_zeros)
-        if isinstance(before, tuple) and before[0] == attributes[0] == "Transpose":
-            axes = tuple(before[1][axis] for axis in attributes[1])
+        names = attributes[0], first[0]
+        # Between two movements, elements may be broadcast to a larger shape.
+        if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
+            if first[1] == attributes[2]:
+                return inner
+            merged = "Reshape", first[1], attributes[2]
+            return _moved_once(atoms, inner, merged, limits, has_zeros)
+        if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
+            axes = tuple(first[1][axis] for axis in attributes[1])
             if axes == tuple(range(len(axes))):
                 return inner
             return _moved_once(atoms, inner, ("Transpose", axes), limits, has_zeros)
@@ -306,14 +321,14 @@ def _ends(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, Float6
 
 
 def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
-    """Return what is equal for equal movements."""
+    """Return what is equal for equal movements: of data of one shape, after broadcasting."""
     parameters = []
     for value in call.node.inputs[1:]:
         array = call.array(value)
         if value is not None and array is None:
             raise Undecidable(AT_RUN_TIME(f"parameter {value.name!r} is not constant"))
         parameters.append(None if array is None else (array.shape, array.tobytes()))
-    return call.label, tuple(parameters)
+    return (call.label, shape_of(call.value(0))), tuple(parameters)
 
 
 def _wide(array: Float64, rank: int) -> Float64:
@@ -349,8 +364,21 @@ def _kept_axes(call: NodeCall, before: tuple[Any, ...], after: tuple[Any, ...]) 
             return set()
         case "Compress" | "ReverseSequence" | "DepthToSpace" | "SpaceToDepth":
             return set()
+        case "Resize" | "Upsample":
+            axes -= _scaled_axes(call)
     # Tile, Expand, Resize, Split: an axis that keeps its size keeps its order
     return {axis for axis in axes if before[axis] == after[axis]}
+
+
+def _scaled_axes(call: NodeCall) -> set[int]:
+    """Return the axes of a Resize with a scale other than 1, which may keep their size."""
+    get, rank = call.node.attributes, call.rank()
+    if get.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return set(range(rank))
+    axes = get.get_ints("axes", tuple(range(rank)))
+    stated = call.array(call.value(1 if len(call.node.inputs) == len("xs") else 2))
+    scales = get.get_floats("scales", ()) if stated is None else stated.reshape(-1)
+    return {axis % rank for axis, scale in zip(axes, scales, strict=False) if scale != 1}
 
 
 def _reshaped(array: Float64, before: tuple[Any, ...], after: tuple[Any, ...]) -> Float64:

@@ -86,7 +86,7 @@ def layer_normalization(call: NodeCall) -> Operand:
     rank = call.rank()
     axes = list(range(call.place(call.whole("axis", -1), rank), rank))
     is_centred = call.node.op_type == "LayerNormalization"
-    y: Operand = normalized(call, call.quantity(0), sizes_of(call.value(0), axes), is_centred)
+    y: Operand = normalized(call, call.quantity(0), axes, is_centred)
     y = call.tracer.Mul(y, call.operand(1))
     return y if call.value(2) is None else call.tracer.Add(y, call.operand(2))
 
@@ -99,8 +99,7 @@ def skip_layer_normalization(call: NodeCall) -> Operand:
     indices = [0, 1, 4 if is_centred else 3]
     present = [index for index in indices if call.value(index) is not None]
     total = summed(call.tracer, [call.operand(index) for index in present])
-    sizes = sizes_of(call.value(0), [-1])
-    y = normalized(call, call.tracer.quantity(total), sizes, is_centred)
+    y = normalized(call, call.tracer.quantity(total), [call.rank() - 1], is_centred)
     scaled = call.tracer.Mul(y, call.operand(2))
     has_beta = is_centred and call.value(3) is not None
     return call.tracer.Add(scaled, call.operand(3)) if has_beta else scaled  # type: ignore[no-any-return]
@@ -110,14 +109,13 @@ def skip_layer_normalization(call: NodeCall) -> Operand:
 def group_normalization(call: NodeCall) -> Operand:
     """Elements normalized over a channel or a group, times a scale, plus a bias."""
     rank = call.rank()
-    sizes = sizes_of(call.value(0), range(2, rank))
+    axes, groups = list(range(2, rank)), 1
     if call.node.op_type == "GroupNormalization":
-        (channels,) = sizes_of(call.value(0), [1])
-        sizes = [*sizes, channels // call.whole("num_groups", 1)]
+        axes, groups = list(range(1, rank)), call.whole("num_groups", 1)
     scale, bias = (_of_channels(call, index) for index in (1, 2))
     if scale.numbers.size not in (1, sizes_of(call.value(0), [1])[0]):
         raise call.refusal("a scale for each group")
-    y = normalized(call, call.quantity(0), sizes, is_centred=True)
+    y = normalized(call, call.quantity(0), axes, is_centred=True, groups=groups)
     return call.tracer.Add(call.tracer.Mul(y, scale), bias)  # type: ignore[no-any-return]
 
 
@@ -129,8 +127,7 @@ def division(call: NodeCall) -> Operand:
         return traced(call)
     mean, epsilon = statistics
     axes = reduced_axes(mean, mean.constant(1))
-    sizes = sizes_of(mean.value(0), axes)
-    return _normalized(call, call.quantity(0), sizes, epsilon, is_centred=False)
+    return _normalized(call, call.quantity(0), axes, epsilon, is_centred=False)
 
 
 def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
@@ -158,27 +155,37 @@ def _made_by(value: ir.Value | None, name: str) -> ir.Node | None:
     return node if node is not None and (node.domain, node.op_type) == ("", name) else None
 
 
-def normalized(call: NodeCall, x: Quantity, sizes: Sequence[int], is_centred: bool) -> Quantity:
+def normalized(
+    call: NodeCall, x: Quantity, axes: Sequence[int], is_centred: bool, groups: int = 1
+) -> Quantity:
     """Return elements divided by their root mean square, or first less their mean.
 
     Args:
         call: the node, with its epsilon.
         x: the elements.
-        sizes: of the axes over which they are normalized.
+        axes: over which they are normalized, counted from the first.
         is_centred: whether their mean is subtracted.
+        groups: into which the elements of these axes are divided.
 
     Raises:
         Undecidable: rounding may change the variance by much of epsilon.
     """
     defaults = {"SkipLayerNormalization": 1e-12, "SkipSimplifiedLayerNormalization": 1e-12}
     epsilon = float(np.float32(call.number("epsilon", defaults.get(call.node.op_type, 1e-5))))
-    return _normalized(call, x, sizes, epsilon, is_centred=is_centred)
+    return _normalized(call, x, axes, epsilon, is_centred=is_centred, groups=groups)
 
 
 def _normalized(
-    call: NodeCall, x: Quantity, sizes: Sequence[int], epsilon: float, *, is_centred: bool
+    call: NodeCall,
+    x: Quantity,
+    axes: Sequence[int],
+    epsilon: float,
+    *,
+    is_centred: bool,
+    groups: int = 1,
 ) -> Quantity:
-    count = math.prod(sizes)
+    sizes = sizes_of(call.value(0), axes)
+    count = math.prod(sizes) // groups
     if epsilon <= 0 or not np.isfinite(x.reach).all():
         raise call.refusal("an epsilon that is not positive, or data of unknown range")
     arithmetic = call.tracer.arithmetic
@@ -197,7 +204,8 @@ def _normalized(
     largest, least = math.sqrt(count), math.sqrt(epsilon)
     passed_on = largest / least * float(np.max(x.error))
     error = passed_on + _PRODUCTS * (mean / least + largest * (off + 6 * unit))
-    key = is_centred, tuple(sizes), epsilon
+    places = tuple(axis - call.rank() for axis in axes)
+    key = is_centred, places, tuple(sizes), groups, epsilon
     ends = np.asarray(-largest * _PRODUCTS), np.asarray(largest * _PRODUCTS)
     slope = largest / least
     atom = call.tracer.atoms.make("normalized", key, (x.meant,), ends, slope=slope)

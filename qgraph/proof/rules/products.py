@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
 
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
@@ -18,7 +17,7 @@ from qgraph.ops.sums_of_products import Taps
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant
-from qgraph.proof.bounds.rule import NodeCall, bound_rule
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.data_products import product_of_data
@@ -36,7 +35,7 @@ def convolution(call: NodeCall) -> Operand:
     weights = call.constant(1)
     if weights is None:
         raise call.refusal("weights are missing")
-    rows, layout = convolved(call.node, weights)
+    rows, layout = convolved(call, weights)
     bias, more = call.constant(2), 0
     bias = None if bias is None else of_rows(bias, layout)
     if call.node.domain == MICROSOFT and call.value(3) is not None:
@@ -144,10 +143,11 @@ def sum_in(
     return total if call.sums.unit >= arithmetic.unit else rounded(total, arithmetic)
 
 
-def convolved(node: ir.Node, weights: Quantity) -> tuple[Quantity, Taps]:
+def convolved(call: NodeCall, weights: Quantity) -> tuple[Quantity, Taps]:
     """Return weights of a convolution as ``[rows, taps, *places]``, and the layout of its sums."""
-    layout = convolution_taps(node, weights.numbers.shape[2:])
-    if node.op_type == "ConvTranspose":
+    sizes = shape_of(call.value(0))[2:]
+    layout = convolution_taps(call.node, weights.numbers.shape[2:], sizes)
+    if call.node.op_type == "ConvTranspose":
         weights = mapped(weights, lambda array: rows_of_transposed(array, layout.groups))
     return weights, layout
 

@@ -18,7 +18,7 @@ from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR, LARGEST_FIRST
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.rules.means import reduced_axes, without_axes
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
@@ -35,7 +35,7 @@ def softmax(call: NodeCall) -> Operand:
     count = math.prod(sizes_of(call.value(0), axes))
     x = call.quantity(0)
     width, share = _width(x), _share(call, count)
-    key = call.node.op_type, axis, is_new or axis == call.rank() - 1
+    key = call.node.op_type, shape_of(call.value(0)), axis, is_new or axis == call.rank() - 1
     unit = call.tracer.arithmetic.unit
     error = float(np.max(x.error)) + unit * width  # the difference from the largest is rounded
     if call.node.op_type == "Softmax":
@@ -63,7 +63,8 @@ def log_sum_exp(call: NodeCall) -> Operand:
     unit, reach = call.tracer.arithmetic.unit, float(np.max(x.reach))
     off = float(np.max(x.error)) + unit * width + _of_logarithm(share, count)
     off += 2 * unit * (reach + math.log(count) + 1)
-    atom = call.tracer.atoms.make("log of sum", tuple(axes), (x.meant,), (low, high))
+    key = shape_of(call.value(0)), tuple(axes)
+    atom = call.tracer.atoms.make("log of sum", key, (x.meant,), (low, high))
     result = Quantity(Combination.of(atom), low, high, np.asarray(off))
     return result if call.whole("keepdims", 1) == 1 else without_axes(call, result, axes)
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from qgraph.proof.functions.decide import FunctionPair, decide, decide_all, form
+from qgraph.proof.functions.decide import FunctionPair, decide, decide_all, decide_pairs, form
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.finding import PairFinding, Runs
 
@@ -57,7 +57,7 @@ def test_each_finding_is_that_of_the_pair_alone():
     scales, zero_points = random.uniform(0.01, 2, 12), random.integers(1, 254, 12)
     wanted = [(float(s), float(z)) for s, z in zip(scales, zero_points, strict=True)]
     wanted.append((-0.1, 128.0))
-    together = decide_all(pairs(wanted))
+    together = list(decide_all(pairs(wanted)))
     assert_same_as_alone(together, pairs(wanted))
     assert all(finding.differing > 0 for finding in together)
 
@@ -65,7 +65,7 @@ def test_each_finding_is_that_of_the_pair_alone():
 def test_equal_and_different_pairs_side_by_side():
     # the reciprocal of a power of two is exact, that of 0.3 is not
     scales = [0.25, 0.3, 2.0, 0.1]
-    together = decide_all(rounders(scales))
+    together = list(decide_all(rounders(scales)))
     assert_same_as_alone(together, rounders(scales))
     assert [finding.differing > 0 for finding in together] == [False, True, False, True]
 
@@ -73,7 +73,7 @@ def test_equal_and_different_pairs_side_by_side():
 def test_pairs_of_several_forms_in_any_order_are_each_found_as_alone():
     first, second = rounders([0.3, 0.25])
     mixed = [first, *pairs([(0.1, 3)]), second]
-    assert_same_as_alone(decide_all(mixed), mixed)
+    assert_same_as_alone(list(decide_all(mixed)), mixed)
 
 
 def test_pairs_of_another_form_are_told_apart():
@@ -91,7 +91,7 @@ def test_pairs_of_another_form_are_told_apart():
 
 def test_a_pair_given_twice_is_found_twice():
     twice = pairs([(0.1, 128), (0.1, 128), (0.2, 5)])
-    findings = decide_all(twice)
+    findings = list(decide_all(twice))
     # 912: confirmed on all 2**32 inputs
     assert [finding.differing for finding in findings[:2]] == [912, 912]
 
@@ -107,7 +107,16 @@ def test_one_that_is_no_step_function_does_not_spoil_the_others(order):
         for s, a in ((1e-30, 3.0), (3e37, 0.5))
     ][::order]
     assert form(steps[0].functions) == form(steps[1].functions)
-    findings = decide_all(steps)
+    findings = list(decide_all(steps))
     alone = [decide(*pair.functions) for pair in steps]
     assert [f.undecided is None for f in findings] == [f.undecided is None for f in alone]
     assert {f.undecided is None for f in findings} == {True, False}
+
+
+def test_outcomes_without_runs_have_the_same_verdicts():
+    mixed = [*rounders([0.3, 0.25]), *pairs([(0.1, 3)])]
+    whole = decide_pairs(mixed, {})
+    slim = decide_pairs(mixed, {}, keeps_runs=False)
+    assert [each.verdict for each in slim] == [each.verdict for each in whole]
+    findings = [each.finding for each in (*whole, *slim) if each.finding is not None]
+    assert [len(finding.runs) > 0 for finding in findings] == [True, False, True] + [False] * 3
