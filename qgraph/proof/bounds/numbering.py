@@ -7,6 +7,9 @@ equal places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,9 +20,12 @@ from qgraph.proof.bounds.events import Pending
 from qgraph.proof.bounds.quantity import Quantity
 
 
-def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
-    """Return the code that is decoded to 0, for the atoms of codes that are decoded."""
-    zeros: dict[Atom, Float64] = {}
+def zeros_of(side: Evaluation) -> dict[Atom, list[Float64]]:
+    """Return the codes that are decoded to 0, for the atoms of codes that are decoded.
+
+    There are several where a decoder is written in pieces, since each piece may be one itself.
+    """
+    zeros: dict[Atom, list[Float64]] = {}
     kinds = ((value.dtype, q) for value, q in side.values.items())
     reals = [q for dtype, q in kinds if dtype is not None and dtype.is_floating_point()]
     for q in (*side.decoded, *reals):
@@ -31,7 +37,7 @@ def zeros_of(side: Evaluation) -> dict[Atom, Float64]:
         ((factor, atom),) = terms
         atom = source_of(atom)
         if atom.kind == "codes":
-            zeros.setdefault(atom, -q.meant.offset / factor)
+            zeros.setdefault(atom, []).append(-q.meant.offset / factor)
     return zeros
 
 
@@ -49,7 +55,9 @@ def offset_of(side: Evaluation, node: ir.Node | None) -> Float64 | None:
 
 
 def moved_by(
-    delta: Float64, offsets: tuple[Float64 | None, Float64 | None], zeros: tuple[Float64, Float64]
+    delta: Float64,
+    offsets: tuple[Float64 | None, Float64 | None],
+    zeros: tuple[Sequence[Float64], Sequence[Float64]],
 ) -> float:
     """Return by how much the codes of the candidate are numbered otherwise than is assumed.
 
@@ -61,5 +69,7 @@ def moved_by(
     ours, theirs = offsets
     if ours is not None and theirs is not None and not (delta + theirs - ours).any():
         return 0.0  # stored codes are the same numbers
-    apart = np.rint(zeros[1] - zeros[0])
-    return float(apart.reshape(-1)[0]) if np.isfinite(apart).all() else 0.0
+    apart = [np.rint(there - here) for here, there in product(*zeros)]
+    if not all(np.isfinite(each).all() for each in apart):
+        return 0.0
+    return min((float(each.reshape(-1)[0]) for each in apart), key=abs)

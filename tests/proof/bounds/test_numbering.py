@@ -1,0 +1,48 @@
+"""Codes of one number in both models, whose decoders are written in one piece and in several."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+import qgraph
+from qgraph import Inputs, Tolerances
+from qgraph.bound import Bound
+
+LOW, SPAN = np.float32(-5.5), np.float32(11)
+IN_ONE_PIECE = "q = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)"
+IN_PIECES = """d = Sub (x, low) e = Div (d, span) f = Mul (e, most)
+    c = QuantizeLinear (f, one, zero) r = DequantizeLinear (c, one, zero)
+    g = Div (r, most) h = Mul (g, span) q = Add (h, low)"""
+"""The definition of FakeQuantize; codes are decoded by the last four operators together."""
+
+
+def model(quantizer: str) -> onnx.ModelProto:
+    """Return a product of quantized data, quantized to codes."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 13, "org.openvinotoolkit" : 1]>
+        g (float[N, 2] x) => (uint8[N, 2] y)
+        <float low = {{{LOW}}}, float high = {{{LOW + SPAN}}}, float span = {{{SPAN}}},
+         float most = {{255}}, float one = {{1}}, uint8 zero = {{0}},
+         float[2, 2] w = {{0.3, -0.7, 0.9, 0.2}}, float s = {{0.05}}, uint8 z = {{121}}>
+        {{ {quantizer} m = MatMul (q, w) y = QuantizeLinear (m, s, z) }}
+    """)
+
+
+def bounds_of_codes() -> list[Bound]:
+    """Return the bounds of the codes of data and of the product, and of the output."""
+    inputs = Inputs({"x": np.linspace(-7, 7, 1002, dtype=np.float32).reshape(-1, 2)})
+    both = model(IN_ONE_PIECE), model(IN_PIECES)
+    result = qgraph.check(*both, inputs, tolerances=Tolerances(within="1step"))
+    assert result.bounds is not None
+    measured = result.bounds.segments
+    assert all(each.violated is None and each.differing_codes == 0 for each in measured)
+    return [each.bound for each in measured if each.bound is not None]
+
+
+def test_a_decoder_in_pieces_does_not_number_codes_otherwise():
+    bounds = bounds_of_codes()
+    assert len(bounds) == 3
+    for bound in bounds:
+        assert bound.code_shift == 0
+        assert bound.max_steps <= 1
