@@ -22,7 +22,7 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max",
 """Primitives whose results on constants are meant in real arithmetic."""
 
 
-class Stored:
+class Constant:
     """A constant that is given.
 
     Args:
@@ -48,7 +48,7 @@ class Stored:
         return constant(self.array)
 
 
-class Known(Stored):
+class Known(Constant):
     """A constant of which more than its numbers is known."""
 
     def __init__(self, quantity: Quantity) -> None:
@@ -56,7 +56,7 @@ class Known(Stored):
         self.quantity = quantity
 
 
-class Computed(Stored):
+class Computed(Constant):
     """The result of an operation on constants.
 
     Args:
@@ -66,10 +66,10 @@ class Computed(Stored):
     """
 
     def __init__(
-        self, name: str, operands: Sequence[Stored], attributes: Mapping[str, Any]
+        self, name: str, operands: Sequence[Constant], attributes: Mapping[str, Any]
     ) -> None:
         self._name = name
-        self._operands: Sequence[Stored] = operands
+        self._operands: Sequence[Constant] = operands
         self._attributes = attributes
 
     @cached_property
@@ -114,18 +114,18 @@ class Computed(Stored):
 class ConstantTracer:
     """Evaluates primitives on constants."""
 
-    def constant(self, array: Any) -> Stored:
+    def constant(self, array: Any) -> Constant:
         """Return a constant of a definition."""
-        return Stored(np.asarray(array))
+        return Constant(np.asarray(array))
 
-    def __getattr__(self, name: str) -> Callable[..., Stored]:
+    def __getattr__(self, name: str) -> Callable[..., Constant]:
         if name.startswith("_") or name not in NUMPY:
             raise AttributeError(name)
         return partial(self._call, name)
 
-    def _call(self, name: str, *operands: Any, **attributes: Any) -> Stored:
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Constant:
         known = [
-            operand if isinstance(operand, Stored) else Stored(np.asarray(operand, np.float32))
+            operand if isinstance(operand, Constant) else Constant(np.asarray(operand, np.float32))
             for operand in operands
         ]
         if name == "Where":
@@ -139,11 +139,11 @@ class ConstantTracer:
 
 def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any]) -> Quantity:
     """Return an operation on constants: executed in float32, and as it is meant."""
-    result: Stored = getattr(ConstantTracer(), name)(*map(Known, operands), **attributes)
+    result: Constant = getattr(ConstantTracer(), name)(*map(Known, operands), **attributes)
     return result.quantity
 
 
-def _adds_nothing(x: Stored, y: Stored) -> bool:
+def _adds_nothing(x: Constant, y: Constant) -> bool:
     numbers = y.executed
     is_zero = numbers.size == 1 and not numbers.any() and not y.meant.any()
     return is_zero and numbers.ndim <= x.executed.ndim
@@ -160,7 +160,7 @@ def _unlimited(executed: Float64) -> Quantity:
     return Quantity(Combination.constant(executed), executed, executed, value=executed)
 
 
-def _factors(name: str, one: Stored, other: Stored) -> tuple[Float64, Float64] | None:
+def _factors(name: str, one: Constant, other: Constant) -> tuple[Float64, Float64] | None:
     """Return scales and whole numbers of a product or quotient of constants."""
     x, y = one.quantity, other.quantity
     if name == "Div":

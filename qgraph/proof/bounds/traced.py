@@ -11,7 +11,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
 from qgraph.ops.operator import operator_of
-from qgraph.proof.bounds.constants import ConstantTracer, Known, Stored
+from qgraph.proof.bounds.constants import Constant, ConstantTracer, Known
 from qgraph.proof.bounds.events import Operand, Pending
 from qgraph.proof.bounds.quantity import Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall
@@ -43,7 +43,7 @@ def traced(call: NodeCall) -> Operand:
         result: Any = lower_node(node, operands, shape_of_data(node), primitives, call.array)
     except OperatorError as error:
         raise Undecidable(NOT_COMPUTED(str(error))) from error
-    if isinstance(result, Stored):
+    if isinstance(result, Constant):
         result = result.quantity
     if not isinstance(result, Quantity | Pending):
         raise call.refusal()
@@ -54,17 +54,17 @@ def traced(call: NodeCall) -> Operand:
     return stored(result, dtype.name)
 
 
-def _constants(values: Sequence[ir.Value], call: NodeCall) -> dict[ir.Value, Stored] | None:
+def _constants(values: Sequence[ir.Value], call: NodeCall) -> dict[ir.Value, Constant] | None:
     """Return operands that are all constant; None if one is data.
 
     Raises:
         Undecidable: nothing is known of one.
     """
-    constants: dict[ir.Value, Stored] = {}
+    constants: dict[ir.Value, Constant] = {}
     for value in values:
         array = array_of(value)
         if array is not None and array.dtype.kind not in _NO_NUMBERS:
-            constants[value] = Stored(array)
+            constants[value] = Constant(array)
             continue
         known = call.of(value)
         if isinstance(known, Pending) or known.value is None:

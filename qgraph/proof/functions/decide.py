@@ -92,9 +92,8 @@ class PairOutcome:
         if self.finding is None or self.pair is None:
             return self.zeros_differ
         for function in self.pair.functions:
-            shape = (1,) * len(function.shape)
-            a, b = (evaluate(function, np.full(shape, zero, np.float32)) for zero in (0.0, -0.0))
-            if not np.array_equal(a, b, equal_nan=True):
+            zeros = (np.full((1,) * len(function.shape), zero, np.float32) for zero in (0.0, -0.0))
+            if not np.array_equal(*(evaluate(function, x) for x in zeros), equal_nan=True):
                 return True
         return False
 
@@ -152,9 +151,8 @@ def decide_pairs(
         if soon and (finding.differing or finding.infinity_differs):
             below[key] = PairOutcome(Verdict(reason="values differ"), None, pair)
         else:
-            outcome = judge(pair, finding)
             own = finding if keeps_runs else finding.without_runs()
-            decided[key] = replace(outcome, finding=own)
+            decided[key] = replace(judge(pair, finding), finding=own)
     outcomes = decided | below
     return [
         pair if isinstance(pair, PairOutcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
