@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
     from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
+    from qgraph.transforms.lower_pointwise import LowerPointwise
     from qgraph.transforms.lower_vendor_operators import LowerVendorOperators
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
     from qgraph.transforms.merge_activation import MergeActivation
@@ -53,6 +54,7 @@ __all__ = [
     "LowerIntegerOperators",
     "LowerMatMulNBits",
     "LowerMicrosoft",
+    "LowerPointwise",
     "LowerVendorOperators",
     "MakePortable",
     "MergeActivation",
@@ -100,6 +102,7 @@ _HOMES = {
     "LowerIntegerOperators": "integer_operators",
     "LowerMatMulNBits": "lower_mat_mul_n_bits",
     "LowerMicrosoft": "microsoft",
+    "LowerPointwise": "lower_pointwise",
     "LowerVendorOperators": "lower_vendor_operators",
     "MakePortable": "make_portable",
     "SplitFakeQuantize": "split_fake_quantize",

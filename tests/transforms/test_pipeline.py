@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said(every, text, message):
 def test_a_pass_is_described_by_its_fields(every):
     info = describe(every)
     assert (info.name, info.summary) == ("try-everything", "Do nothing with every option.")
-    assert info.preserves is Exactness.VALUES
+    assert info.preserves is Exactness.DIFFERENT  # a pass that states nothing promises nothing
     assert [(o.name, o.kind, o.default, o.help) for o in info.options] == [
         ("path", "text", None, "a text"),
         ("number", "a whole number", "3", "a whole number"),
