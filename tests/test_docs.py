@@ -159,7 +159,7 @@ def test_the_test_with_fixtures_passes(folder, capsys):
     assert main(["convert", "digits_brevitas.onnx", "-o", "digits_qdq.onnx", "--to", "qdq"]) == 0
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "qgraph.pytest_plugin"}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_models.py"],
         check=False,
         env=os.environ | plugins,
         capture_output=True,
