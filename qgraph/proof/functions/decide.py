@@ -92,8 +92,9 @@ class PairOutcome:
         if self.finding is None or self.pair is None:
             return self.zeros_differ
         for function in self.pair.functions:
-            zeros = (np.full((1,) * len(function.shape), zero, np.float32) for zero in (0.0, -0.0))
-            if not np.array_equal(*(evaluate(function, x) for x in zeros), equal_nan=True):
+            positive = np.zeros((1,) * len(function.shape), np.float32)
+            results = evaluate(function, positive), evaluate(function, -positive)
+            if not np.array_equal(*results, equal_nan=True):
                 return True
         return False
 
