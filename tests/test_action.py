@@ -213,6 +213,22 @@ def test_undecided_fails_unless_it_is_allowed(project):
 
 
 @pytest.mark.slow
+def test_the_gravest_status_decides_not_the_highest(project):
+    import onnx_ir as ir
+
+    for folder in ("before", "after"):
+        (project.folder / folder).mkdir()
+    texts = {"undecided": ("Sin", "Cos"), "different": ("Relu", "Neg")}
+    for name, operators in texts.items():
+        for folder, operator in zip(("before", "after"), operators, strict=True):
+            model = ir.from_onnx_text(UNDECIDABLE.format(operator))
+            ir.save(model, project.folder / folder / f"{name}.onnx")
+    pairs = {"reference": "before/*.onnx", "candidate": "after/*.onnx", "method": "prove"}
+    done = project.run(COMPARE, **pairs)
+    assert (done.status, done.outputs) == (1, {"pairs": "2", "status": "1"})
+
+
+@pytest.mark.slow
 def test_stars_pair_files_in_nested_folders_and_names_with_blanks(project):
     nested = project.folder / "models" / "in ner"
     nested.mkdir()

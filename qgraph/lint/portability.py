@@ -12,6 +12,7 @@ from qgraph.inventory.info import format_of
 from qgraph.lint.facts import DECODE, MICROSOFT, QONNX, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.rounding import Rounding
+from qgraph.ops.operator import is_defined
 from qgraph.quantizers.quantizer import Affine
 from qgraph.targets.loading import version_reasons, worst_of_node
 from qgraph.targets.rules import Loads, node_forms
@@ -21,6 +22,7 @@ _LEVEL = {Loads.NO: ERROR, Loads.UNKNOWN: INFO}
 _PER_AXIS_SINCE, _BLOCKS_SINCE = 13, 21
 _IR_OF_OPSET = {28: 14, 25: 13, 24: 12, 23: 11, 21: 10, 19: 9, 15: 8, 13: 7, 10: 5}
 _BITS = (2, 4, 8, 16, 32)
+_PUBLIC_DOMAINS = ("ai.onnx", MICROSOFT)
 
 
 @rule("QG601", "not-loaded", ERROR, needs_target=True)
@@ -231,6 +233,20 @@ def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
             number = int(counts.histogram[0])
             text = f"{number} weights have code -128: LiteRT and older TensorRT take -127 to 127"
             yield Found((decoder.node, layer.node), text, {"count": number})
+
+
+@rule("QG618", "unknown-operator", INFO)
+def unknown_operator(facts: ModelFacts) -> Iterator[Found]:
+    """No definition of an operator is known."""
+    names = {(domain, name) for domain, name, _ in facts.model.functions}
+    groups: dict[str, list[ir.Node]] = {}
+    for node in facts.nodes:
+        is_public = node.domain.startswith(_PUBLIC_DOMAINS) or not node.domain
+        if not is_public and not is_defined(node) and (node.domain, node.op_type) not in names:
+            groups.setdefault(f"{node.domain}.{node.op_type}", []).append(node)
+    for name, nodes in groups.items():
+        text = f"{len(nodes)} nodes of {name}: no rule looks into them, and `run` cannot"
+        yield Found(tuple(nodes), text, {"nodes": len(nodes), "operator": name})
 
 
 def _ir_of(dtype: str) -> int:

@@ -85,6 +85,7 @@ STABLE = {
     "quantizers-in-branches": "QG615",
     "ir-version-too-low": "QG616",
     "lowest-code-of-weights": "QG617",
+    "unknown-operator": "QG618",
     "double-quantizer": "QG701",
     "duplicate-quantizer": "QG702",
     "unused-result": "QG703",
