@@ -1,11 +1,14 @@
 """Check the bounded regions of a certificate: recompute what bounds state, without any search.
 
 The certificate says which roundings correspond. The reference is evaluated on codes, then the
-candidate on the same codes, and the ends of each region are compared.
+candidate on the same codes, and the ends of each region are compared. If one model moves elements
+before it rounds them, and the other one behind, the moved codes are the end of the region.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -76,17 +79,17 @@ class BoundCheck:
     ) -> None:
         self._certificate, self._sides, self._paired = certificate, sides, paired
         self._segments: dict[int, _Segment] = {}
+        self._compared: dict[Pair, list[tuple[TracedRounding, TracedRounding]]] = {}
         for region in certificate.regions:
             self._enter(region)
         self._exits = [s for s in self._segments.values() if not s.is_output]
         bounding = certificate.bounding
         order = bounding.chunk, bounding.accumulate
         inputs = {a: _input(a, bounding.ranges.get(str(a.name))) for a, _ in paired.inputs}
-        self._one = Trace(sides[0], inputs, lambda _: None, order, RULES)
+        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES)
         inputs = {b: inputs[a] for a, b in paired.inputs}
         self._other = Trace(sides[1], inputs, self._settled, order, RULES)
-        alike = [s for s in self._exits if not s.code_shift and agree(*s.nodes, sides)]
-        claims = [Equality(segment.ends, (), False, True) for segment in alike]
+        claims = [Equality(p, (), False, True) for s in self._exits for p in self._equal_codes(s)]
         self._equal = EqualValues(sides, claims, paired.inputs)
 
     def _enter(self, region: RegionVerdict) -> None:
@@ -101,13 +104,25 @@ class BoundCheck:
             is_output = is_own or (ends in self._paired.outputs and not rounds)
             self._segments[id(region)] = _Segment(region, ends, is_output)
 
-    def _settled(self, value: ir.Value) -> Ideal | None:
+    def _settled(self, value: ir.Value, rounding: TracedRounding) -> Ideal | None:
         """Return the codes of a rounding of the candidate, as those of the reference."""
         for segment in self._exits:
-            rounding = self._one.roundings.get(segment.ends[0])
-            if segment.ends[1] is value and rounding is not None:
-                return rounding.codes.plus(Ideal.fixed(np.asarray(float(segment.code_shift))))
+            if segment.ends[1] is not value:
+                continue
+            for own in self._one.roundings.get(segment.ends[0], ()):
+                if set(own.function.key) == set(rounding.function.key):
+                    self._compared.setdefault(segment.ends, []).append((own, rounding))
+                    return own.codes.plus(Ideal.fixed(np.asarray(float(segment.code_shift))))
         return None
+
+    def _equal_codes(self, segment: _Segment) -> Iterator[Pair]:
+        """Yield values that are equal if the codes at the end of a segment are."""
+        for one, other in self._compared.get(segment.ends, ()):
+            if one.is_moved or other.is_moved:
+                held = self._one.holding(one.codes), self._other.holding(one.codes)
+                yield from filter(self._is_same, itertools.product(*held))
+            elif not segment.code_shift and agree(*segment.nodes, self._sides):
+                yield segment.ends
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""
@@ -138,9 +153,9 @@ class BoundCheck:
         if set(region.entries) != entries or len(region.entries) != len(entries):
             names = ", ".join(sorted(f"{a} -> {b}" for a, b in entries)) or "none"
             raise EquivalenceError(f"its entries are others: {names}")
-        if region.counted:
+        if region.counted and region.verdict is not ProofVerdict.PROVED:
             raise UnsupportedError("its codes were compared for each sum")
-        if region != with_defaults(region, _STATED):
+        if region != with_defaults(region, _STATED | {"counted"}):
             raise EquivalenceError("it states figures that a bound does not have")
         if region.verdict is ProofVerdict.BOUNDED:
             with np.errstate(all="ignore"):
@@ -190,13 +205,19 @@ class BoundCheck:
             raise EquivalenceError("it states no bound")
         (one, other), (x, y) = (self._one, self._other), segment.ends
         if segment.is_output:
-            figures = _of_output(one.of(x), other.of(y), bound)
+            figures = [_of_output(one.of(x), other.of(y), bound)]
         else:
-            figures = _of_roundings(one.rounding(x), other.rounding(y), bound)
+            one.expect_rounding(x)
+            other.expect_rounding(y)
+            pairs = self._compared.get(segment.ends, [])
+            figures = [_of_roundings(*pair, bound) for pair in pairs]
+        if not figures:
+            raise UnsupportedError("the models compute it by different operators")
         asked = self._certificate.bounding
         if (bound.against, bound.order) != (asked.against, asked.order):
             raise EquivalenceError("it answers another question than the certificate")
-        problem, weak = _too_small(figures, bound), one.weak.get(x) or other.weak.get(y)
+        problem = next(filter(None, (_too_small(each, bound) for each in figures)), None)
+        weak = one.weak.get(x) or other.weak.get(y)
         if problem is not None and weak is not None:
             raise UnsupportedError(f"{problem}; {weak}")
         if problem is not None:
@@ -283,6 +304,6 @@ def _too_small(figures: _Figures, bound: Bound) -> str | None:
         return None
     rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)
     listed = np.asarray(bound.channels, np.float64)
-    if len(listed) != len(rows) > 1:
+    if len(rows) > 1 and len(listed) not in (1, len(rows)):
         return f"{len(rows)} channels were found, not {len(listed)}"
     return None if (listed >= rows).all() else "an error of a channel is too small"

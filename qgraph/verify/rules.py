@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import numpy as np
@@ -13,16 +13,16 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
-from qgraph.ops.taps import RIGHT, convolution_taps, pointwise_taps, rows_of_transposed
+from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
+from qgraph.verify.movements import identity_of, move, moved, rebased, varies
 from qgraph.verify.operators import names
-from qgraph.verify.reading import QUANTIZERS, Sizes
+from qgraph.verify.reading import QUANTIZERS
 from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import (
     ENDLESS,
     WHOLE,
-    Change,
     Rule,
     Trace,
     changed,
@@ -229,16 +229,19 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
         axes = sorted(int(axis) % rank for axis in (stated.ravel() if stated.size else attribute))
     sizes = [shape[axis] for axis in axes]
     if node.op_type == "AveragePool":
-        if node.attributes.get_int("count_include_pad", 0):
+        ints, text = node.attributes.get_ints, node.attributes.get_string
+        is_padded = any(ints("pads", ())) or text("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        is_padded |= node.attributes.get_int("ceil_mode", 0) != 0
+        if node.attributes.get_int("count_include_pad", 0) and is_padded:
             raise UnsupportedError("an AveragePool that counts its padding")
         if not is_never_empty(node, shape, trusts_ceil=True):
             raise UnsupportedError("a window of an AveragePool may lie in the padding alone")
-        sizes, identity = list(node.attributes.get_ints("kernel_shape", ())), _identity(node)
+        sizes, identity = list(node.attributes.get_ints("kernel_shape", ())), identity_of(node)
     numbers = [size for size in sizes if isinstance(size, int)]
-    if len(numbers) < len(sizes) or _varies(x, axes, rank):
+    if len(numbers) < len(sizes) or varies(x, axes, rank):
         raise UnsupportedError("a mean of data with several scales, or of unknown size")
     count = float(math.prod(numbers))
-    meant = _rebased(x.meant, (*identity, *axes), lambda array: array)
+    meant = rebased(x.meant, (*identity, *axes), lambda array: array)
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
     total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
     quotient = replace(exact, absolute=total.absolute / count, unit=None)
@@ -250,132 +253,13 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
         return np.squeeze(array, tuple(i - rank for i in axes if rank - i <= array.ndim))
 
     before = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    return _moved(trace, node, result, squeezed, before)
-
-
-def move(trace: Trace, node: ir.Node) -> Executed:
-    """Return moved elements, or maxima of them."""
-    x, name = trace.of(node.inputs[0]), node.op_type
-    if name == "Identity" or (name == "Dropout" and len(node.inputs) < 3):
-        return x
-    before, after = map(trace.shape, (node.inputs[0], node.outputs[0]))
-    if name == "MaxPool" and not is_never_empty(node, before, trusts_ceil=True):
-        raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
-    rank = len(before)
-    if name == "Transpose":
-        perm = node.attributes.get_ints("perm", range(rank)[::-1])
-        return _moved(
-            trace, node, x, lambda a: a.reshape((1,) * (rank - a.ndim) + a.shape).transpose(perm)
-        )
-    if name in ("MaxPool", "GlobalMaxPool"):
-        if _varies(x, range(2, rank), rank):
-            raise UnsupportedError(f"a {name} of data with several scales")
-        x = replace(x, absolute=x.error, relative=NOTHING)
-        return _moved(trace, node, x, lambda array: array)
-    return _moved(trace, node, x, lambda array: _reshaped(array, before, after))
-
-
-def _moved(
-    trace: Trace, node: ir.Node, x: Executed, change: Change, before: Sizes | None = None
-) -> Executed:
-    """Return moved elements of data of a shape, by default that of the node."""
-
-    def wide(array: Float64) -> Float64:
-        return array.reshape(()) if array.size == 1 else change(array)
-
-    identity = _identity(node)
-    if node.op_type == "Transpose":
-        rank = len(trace.shape(node.inputs[0]))
-        identity = "Transpose", tuple(node.attributes.get_ints("perm", tuple(range(rank))[::-1]))
-    elif node.op_type not in ("MaxPool", "GlobalMaxPool"):
-        before = before or trace.shape(node.inputs[0])
-        identity = "Reshape", before, trace.shape(node.outputs[0])
-        if None in identity[2]:
-            raise UnsupportedError(f"the shape of a {node.op_type} is not known")
-    unit = None if x.unit is None else wide(x.unit)
-    ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
-    return Executed(_rebased(x.meant, identity, wide), *ends, unit)
-
-
-def _turned(basis: Basis, identity: tuple[Hashable, ...], change: Change) -> Basis | None:
-    """Return a Transpose undone, or of rows of products as a Conv of one place; None otherwise."""
-    if identity[0] != "Transpose" or basis.inner is None:
-        return None
-    before, after, inner = basis.kind[1:], identity[1], basis.inner
-    if basis.kind[0] == "Transpose" and before == (_inverse(after),) and len(inner.terms) == 1:
-        return inner.terms[0][1]
-    layout = pointwise_taps(after)
-    if layout is None or basis.weights is None or before != (RIGHT.geometry, RIGHT.trailing):
-        return None
-    weights, reach = (
-        a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
-    )
-    ends = change(basis.low), change(basis.high)
-    moved = _rebased(inner, identity, change)
-    return Basis(("sum", layout.geometry, layout.trailing), *ends, moved, weights, reach)
-
-
-def _inverse(axes: Hashable) -> Hashable:
-    return tuple(map(int, np.argsort(axes))) if isinstance(axes, tuple) else None
-
-
-def _identity(node: ir.Node) -> tuple[Hashable, ...]:
-    return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
+    return moved(trace, node, result, squeezed, before)
 
 
 def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Executed:
     """Return an operation on two constants, in float32 and as it is meant."""
     executed = operation(*(c.numbers.astype(np.float32) for c in (a, b)))
     return fixed(executed.astype(np.float64), np.asarray(operation(a.meant.offset, b.meant.offset)))
-
-
-def _varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
-    """Return whether numbers of a tensor differ along axes."""
-    arrays = [factor for factor, _ in x.meant.terms]
-    arrays += [x.low, x.high, x.absolute, x.relative, x.meant.offset]
-    return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
-
-
-def _rebased(function: Ideal, identity: tuple[Hashable, ...], change: Change) -> Ideal:
-    """Return a function of moved elements, as one of moved bases; limits are behind movements."""
-    has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
-    if "MaxPool" in str(identity[0]) and not has_one:
-        raise UnsupportedError(f"a {identity[0]} of several terms")
-    terms = []
-    for factor, basis in function.terms:
-        inner = Ideal.of(basis)
-        is_plain = basis.ends is not None and all(end.size == 1 for end in basis.ends)
-        if is_plain and basis.inner is not None and identity[0] in _MOVES:
-            ends = change(basis.low), change(basis.high)
-            moved = _rebased(basis.inner, identity, change)
-            limit = replace(basis, low=ends[0], high=ends[1], inner=moved)
-            terms.append((change(factor), limit))
-            continue
-        if (turned := _turned(basis, identity, change)) is not None:
-            terms.append((change(factor), turned))
-            continue
-        own, (first, *shapes) = identity, basis.kind
-        if basis.inner and first == identity[0] == "Reshape" and shapes[1] == identity[1]:
-            inner, own = basis.inner, ("Reshape", shapes[0], identity[2])
-        ends = change(basis.low), change(basis.high)
-        terms.append((change(factor), Basis(own, *ends, replace(inner, depth=function.depth))))
-    offset, size = change(function.offset), change(function.size)
-    return Ideal(tuple(terms), offset, size, function.depth)
-
-
-_MOVES = frozenset({"Transpose", "Reshape", "MaxPool", "GlobalMaxPool"})
-"""First parts of the kinds of bases that are moved elements."""
-
-
-def _reshaped(array: Float64, before: Sizes, after: Sizes) -> Float64:
-    """Return an array in the new shape of the data; the samples of a batch are alike."""
-    wide = array.reshape((1,) * (len(before) - array.ndim) + array.shape)
-    same = [m == n for m, n in zip(before, after, strict=False)]
-    kept = min((*same, False).index(False), [size > 1 for size in wide.shape].index(True))
-    old, new = (tuple(n for n in s[kept:] if isinstance(n, int)) for s in (before, after))
-    if len(old) < len(before) - kept or len(new) < len(after) - kept:
-        raise UnsupportedError("a shape is not known")
-    return np.broadcast_to(wide[(0,) * kept], old).reshape(new)
 
 
 RULES: dict[str, Rule] = {

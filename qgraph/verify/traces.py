@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -46,6 +46,7 @@ class TracedRounding:
         ends: the first and the last code that occur.
         reach: the first and the last code without limits.
         codes: the codes, as a function.
+        is_moved: whether these are codes of the model that it moves behind its rounding.
     """
 
     kind: str
@@ -54,7 +55,8 @@ class TracedRounding:
     clips: tuple[Float64, Float64]
     ends: tuple[Float64, Float64]
     reach: tuple[Float64, Float64]
-    codes: Ideal
+    codes: Ideal = field(default_factory=Ideal)
+    is_moved: bool = False
 
 
 class Trace:
@@ -63,12 +65,13 @@ class Trace:
     Args:
         side: the model.
         inputs: its inputs, as functions and ranges.
-        settle: returns the codes of the rounding that has a result, or None for new ones.
+        settle: gets a result and a rounding that gives it, or moved elements of it; returns these
+            codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: by operator, what it executes and means.
 
     Attributes:
-        roundings: by their results.
+        roundings: by their results; first that of the model, then those of moved elements.
         weak: why errors of values may be larger here than by the rules of the prover.
     """
 
@@ -76,14 +79,15 @@ class Trace:
         self,
         side: Reading,
         inputs: Mapping[ir.Value, Executed],
-        settle: Callable[[ir.Value], Ideal | None],
+        settle: Callable[[ir.Value, TracedRounding], Ideal | None],
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
     ) -> None:
-        self.roundings: dict[ir.Value, TracedRounding] = {}
+        self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._shapes = side.shapes()
+        self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
         with np.errstate(all="ignore"):
@@ -102,12 +106,16 @@ class Trace:
             self._inherit(value.producer())
         return self._values[value]
 
-    def rounding(self, value: ir.Value) -> TracedRounding:
-        """Return the rounding that has a result; raise UnsupportedError if there is none."""
+    def holding(self, codes: Ideal) -> list[ir.Value]:
+        """Return the values that hold codes, or a multiple of them."""
+        bases = [basis for _, basis in codes.terms]
+        return [v for v, x in self._values.items() if [b for _, b in x.meant.terms] == bases]
+
+    def expect_rounding(self, value: ir.Value) -> None:
+        """Raise UnsupportedError if no rounding that is known has a result."""
         self.of(value)  # raises what is wrong before it
         if value not in self.roundings:
             raise UnsupportedError("it ends at no rounding that the checker knows")
-        return self.roundings[value]
 
     def _inherit(self, node: ir.Node | None) -> None:
         for operand in () if node is None else node.inputs:
@@ -239,20 +247,55 @@ class Trace:
         value, (low, high, zero) = node.outputs[0], ends
         least, most = self.limits_behind(value)
         low, high = np.maximum(low, least) - zero, np.minimum(high, most) - zero
-        function, bottom, top = unlimited(before.meant)
-        start, stop = (np.clip(WHOLE[rounding](end), low, high) for end in (bottom, top))
-        off = before.error + (before.error + before.largest) * 64 * ULP
-        reach = before.low - off, before.high + off
-        first, last = (np.clip(WHOLE[rounding](end), start, stop) for end in reach)
-        codes = self._settle(value) or Ideal.of(Basis(("codes", id(value)), first, last))
-        bare = function.range
-        off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
-        far = WHOLE[rounding](bare[0] - off), WHOLE[rounding](bare[1] + off)
-        self.roundings[value] = TracedRounding(
-            rounding, before, function, (start, stop), (first, last), far, codes
-        )
-        moved = Executed(codes, *codes.range, unit=np.ones(()))
-        return sum_of(moved, fixed(zero)) if zero.any() else moved
+        rounded = _rounding(rounding, before, (low, high))
+        codes = self._settled(value, rounded, Basis(("codes", id(value)), *rounded.ends))
+        result = Executed(codes, *codes.range, unit=np.ones(()))
+        return sum_of(result, fixed(zero)) if zero.any() else result
+
+    def _settled(self, value: ir.Value, rounding: TracedRounding, own: Basis) -> Ideal:
+        """Return codes that a rounding gives, as those of another model, or else as its own."""
+        codes = self._settle(value, rounding)
+        if codes is None:
+            self._codes[own] = value, rounding
+        rounding = replace(rounding, codes=codes or Ideal.of(own))
+        self.roundings.setdefault(value, []).append(rounding)
+        return rounding.codes
+
+    def carried(
+        self, basis: Basis, result: Basis, change: Change, move: Callable[[Executed], Executed]
+    ) -> Ideal:
+        """Return moved elements of a basis as a function.
+
+        Moved codes are also roundings, of what is moved before it: all operators that move elements
+        are monotone.
+
+        Args:
+            basis: what is moved.
+            result: its moved elements.
+            change: moves arrays.
+            move: moves data.
+        """
+        if basis not in self._codes or result in self._codes:
+            return Ideal.of(result)
+        value, rounding = self._codes[basis]
+        try:
+            low, high = map(change, rounding.clips)
+            moved = _rounding(rounding.kind, move(rounding.before), (low, high))
+        except FAILURES:
+            return Ideal.of(result)
+        return self._settled(value, replace(moved, is_moved=True), result)
+
+
+def _rounding(kind: str, before: Executed, limits: tuple[Float64, Float64]) -> TracedRounding:
+    function, bottom, top = unlimited(before.meant)
+    clips = np.clip(WHOLE[kind](bottom), *limits), np.clip(WHOLE[kind](top), *limits)
+    off = before.error + (before.error + before.largest) * 64 * ULP
+    reach = before.low - off, before.high + off
+    first, last = (np.clip(WHOLE[kind](end), *clips) for end in reach)
+    bare = function.range
+    off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
+    far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
+    return TracedRounding(kind, before, function, clips, (first, last), far)
 
 
 def fixed(

@@ -1,0 +1,70 @@
+"""Bounds of codes that one model moves before rounding and the other one behind it, checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.text import json_text
+from tests.proof.bounds.test_moved_cuts import CASES, S_Y, model
+from tests.verify.checking import checked
+
+
+def document(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
+    proof = qgraph.prove(*models, evidence=True, within="1step")
+    return dict(json.loads(json_text(proof.to_json())))
+
+
+COVERED = ("MaxPool", "GlobalMaxPool", "Transpose", "Reshape")
+
+
+@pytest.mark.cases(fast=3)
+@pytest.mark.parametrize(("move", "ours", "theirs"), [case for case in CASES if case[0] in COVERED])
+def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
+    pair = model(ours[0], move, first=ours[1]), model(theirs[0], move, first=theirs[1])
+    stated = document(pair)
+    result = checked(stated, *pair)
+    assert result.counts["checked"] == len(stated["regions"])
+    assert str(result.verdict) == "bounded"
+    # a candidate whose codes differ by 3 steps, see the test of the prover
+    off = model(theirs[0], move, first=theirs[1], off=2.6 * S_Y)
+    assert checked(stated, pair[0], off).is_refuted
+    stated["regions"][0]["bound"]["max_steps"] = 0
+    assert checked(stated, *pair).is_refuted
+
+
+LAYER = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[1,2,6,6] x) => (float y, float twice)
+    <int8[2,2,1,1] w = {1, 2, 3, -4}, float s = {0.3}, float s_w = {S_W}, int8 z = {0},
+     float f = {F}, float two = {2}> {
+        a = DequantizeLinear (x, s, z)
+        v = DequantizeLinear (w, s_w, z)
+        m = Conv (a, v)
+        n = Mul (m, f)
+        END
+    }"""
+BEFORE = """t = Transpose <perm = [0, 1, 3, 2]> (n) q = QuantizeLinear (t, s, z)
+    y = DequantizeLinear (q, s, z) twice = Mul (y, two)"""
+BEHIND = """q = QuantizeLinear (n, s, z) t = Transpose <perm = [0, 1, 3, 2]> (q)
+    y = DequantizeLinear (t, s, z) u = DequantizeLinear (USED, s, z) twice = Mul (u, two)"""
+
+
+def layer(end: str, scale: float, factor: float) -> ir.Model:
+    text = LAYER.replace("S_W", str(scale)).replace("{F}", f"{{{factor}}}")
+    return ir.from_onnx_text(text.replace("END", end))
+
+
+def test_codes_that_are_not_moved_are_not_taken_for_those_that_are():
+    reference = layer(BEFORE, 0.05, 1.3)
+    moved, not_moved = (layer(BEHIND.replace("USED", use), 0.065, 1) for use in ("t", "q"))
+    stated = document((reference, moved))
+    result = checked(stated, reference, moved)
+    assert result.counts == {"checked": 3, "unchecked": 0, "refuted": 0}
+    # the codes have the same shape, and their first region holds
+    wrong = checked(stated, reference, not_moved)
+    assert [str(part.status) for part in wrong.regions] == ["checked", "checked", "unchecked"]
+    assert str(wrong.verdict) == "undecided"
