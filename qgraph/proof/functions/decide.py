@@ -92,9 +92,8 @@ class PairOutcome:
         if self.finding is None or self.pair is None:
             return self.zeros_differ
         for function in self.pair.functions:
-            positive = np.zeros((1,) * len(function.shape), np.float32)
-            results = evaluate(function, positive), evaluate(function, -positive)
-            if not np.array_equal(*results, equal_nan=True):
+            x = np.zeros((1,) * len(function.shape), np.float32)
+            if not np.array_equal(evaluate(function, x), evaluate(function, -x), equal_nan=True):
                 return True
         return False
 
