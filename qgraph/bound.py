@@ -34,12 +34,12 @@ class Bound:
         deviation_steps: largest distance before rounding, in steps of the quantizer.
         max_steps: largest number of steps between codes; for an output, between its values.
         tie_distance_steps: codes differ only where what the reference means lies so close to a
-            threshold of the quantizer.
+            threshold of the quantizer. Against the ideal, codes of the reference are those that it
+            means.
         reference_error, candidate_error: largest distance of what a model executes from what it
             means, in steps.
         ideal_shift: largest distance of what both models mean, in steps.
-        against: whether ``deviation_steps`` contains the error of the reference: execution or
-            ideal.
+        against: whether the first three contain the error of the reference: execution or ideal.
         order: the order of additions for which it holds.
         conditions: what else it takes for granted.
         levels: how many steps the range of the codes has.

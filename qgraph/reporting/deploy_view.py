@@ -116,6 +116,10 @@ def _sentence(document: Mapping[str, Any]) -> str:
             f"given equal codes before a segment, codes behind it differ by at most {far}, and "
             f"only within {near} steps of a tie, from what the input means"
         )
+        bounds = [layer["bound"] for layer in document["layers"] if layer["bound"]]
+        own = max((bound["reference_error"] for bound in bounds), default=0)
+        if own >= 1:
+            equal += f", which the input itself keeps within {amount(own, 2)} steps only"
     sentence = f"{document['target']}, {source}; {equal}."
     refusal = not_loaded(document)
     if refusal is not None:

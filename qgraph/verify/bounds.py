@@ -252,7 +252,7 @@ def _of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> _
         for end in one.reach
     ]
     extra = np.nan_to_num(np.maximum(*apart), nan=0.0, posinf=np.inf)
-    far = _deviation(bound, ours, theirs, shift)
+    far = _counted(bound, ours) + theirs + shift
     steps = np.max(np.where(far > 0, np.floor(far) + 1, 0.0) + extra)
     levels = float(np.max(one.ends[1] - one.ends[0]))
     # Limits of codes that differ shift what both models mean.
@@ -264,16 +264,16 @@ def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:
     return before.absolute + product(before.relative, reach)
 
 
-def _deviation(bound: Bound, ours: Float64, theirs: Float64, shift: Float64) -> Float64:
-    """Return how far the candidate lies from what a bound compares it with."""
-    return theirs + shift + (ours if bound.against == Against.EXECUTION else 0.0)
+def _counted(bound: Bound, ours: Float64) -> Float64:
+    """Return the error of the reference, and 0 if the candidate is compared with what it means."""
+    return ours if bound.against == Against.EXECUTION else np.zeros_like(ours)
 
 
 def _of_output(ours: Executed, theirs: Executed, bound: Bound) -> _Figures:
     parts = ours.error, theirs.error, distance(ours.meant, theirs.meant)
     span = ours.high - ours.low
     unit = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT
-    far = _deviation(bound, *parts)
+    far = _counted(bound, parts[0]) + parts[1] + parts[2]
     ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
     steps = min(np.ceil(np.max(far / unit)), _MOST_STEPS)
     levels = float(STEPS_OF_OUTPUT)
@@ -285,8 +285,8 @@ def _too_small(figures: _Figures, bound: Bound) -> str | None:
     """Return which figure of a bound is smaller than the recomputed one; None if none is."""
     ours, theirs, shift = figures[:3]
     least: dict[str, float | None] = {
-        "deviation_steps": float(np.max(_deviation(bound, ours, theirs, shift))),
-        "tie_distance_steps": float(np.max(np.maximum(ours, theirs + shift))),
+        "deviation_steps": float(np.max(_counted(bound, ours) + theirs + shift)),
+        "tie_distance_steps": float(np.max(np.maximum(_counted(bound, ours), theirs + shift))),
         "reference_error": float(np.max(ours)),
         "candidate_error": float(np.max(theirs)),
         "ideal_shift": float(np.max(shift)),

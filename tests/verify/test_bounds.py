@@ -50,13 +50,14 @@ def pair() -> tuple[ir.Model, ir.Model]:
 
 
 @functools.cache
-def proved() -> str:
-    proof = qgraph.prove(*pair(), evidence=True, within="8step")
+def proved(against: str) -> str:
+    request = Bounding("8step", against=against)
+    proof = qgraph.prove(*pair(), evidence=True, within=request)
     return json_text(proof.to_json())
 
 
-def proof_of_pair() -> dict[str, Any]:
-    return dict(json.loads(proved()))
+def proof_of_pair(against: str = "execution") -> dict[str, Any]:
+    return dict(json.loads(proved(against)))
 
 
 def true_shift() -> list[Fraction]:
@@ -95,8 +96,9 @@ def test_a_bound_is_checked_and_lies_above_exact_arithmetic():
     "name",
     ["deviation_steps", "tie_distance_steps", "reference_error", "candidate_error", "ideal_shift"],
 )
-def test_a_smaller_figure_is_refuted(name):
-    document = proof_of_pair()
+@pytest.mark.parametrize("against", ["execution", "ideal"])
+def test_a_smaller_figure_is_refuted(name, against):
+    document = proof_of_pair(against)
     stated(document)[name] *= 0.5
     assert "refuted" in [part.status for part in checked(document, *pair()).regions]
 

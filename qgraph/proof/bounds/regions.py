@@ -344,6 +344,7 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
     # limits of codes that differ shift what both models mean
     ends = segment.extra
     deviation = ends + (segment.from_ideal if is_ideal else segment.deviation)
+    tie_distance = ends + (segment.from_ideal if is_ideal else segment.tie_distance)
     unit, levels = np.ones(()), float(np.max(segment.span))
     absolute = ulps = None
     if segment.is_output:
@@ -352,7 +353,6 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
         absolute = float(np.max(deviation))
         ulps = float(np.max(deviation / np.spacing(segment.largest.astype(np.float32))))
     parts = segment.reference_error, segment.candidate_error, segment.shift + ends
-    tie_distance = segment.tie_distance + ends
     steps = [np.asarray(part / unit) for part in (deviation, tie_distance, *parts)]
     far, tie, ours, theirs, shift = (float(np.max(part)) for part in steps)
     count = segment.steps(ideal=is_ideal)

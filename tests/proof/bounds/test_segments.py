@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.bound import Bounding
+from qgraph.bound import Against, Bounding
 
 
 def chain(layers: int, first: str) -> ir.Model:
@@ -181,3 +183,36 @@ def test_codes_of_a_clipped_quantizer_of_any_input_differ_near_ties_only():
     assert apart.any()
     far = np.abs(meant - np.floor(meant) - 0.5)[apart]
     assert far.max() <= bound.tie_distance_steps
+
+
+def test_against_the_ideal_ties_are_those_of_what_the_reference_means():
+    """A long float sum may be off by steps; the integer kernel in its place is not."""
+    size = 2048
+    weights = np.random.default_rng(0).integers(-127, 128, size)
+    bodies = (
+        """d = DequantizeLinear (a, s, z) v = DequantizeLinear (w, t) m = MatMul (d, v)
+        c = QuantizeLinear (m, r, z)""",
+        "c = QLinearMatMul (a, s, z, w, t, o, r, z)",
+    )
+    models = [
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (uint8[N,{size}] a) => (float[N,1] y)
+        <float s = {{0.013}}, float t = {{0.0371}}, float r = {{0.5}},
+         uint8 z = {{0}}, int8 o = {{0}}, int8[{size},1] w = {{{", ".join(map(str, weights))}}}> {{
+            {body} y = DequantizeLinear (c, r, z)
+        }}""")
+        for body in bodies
+    ]
+    for against, is_near in ((Against.IDEAL, True), (Against.EXECUTION, False)):
+        found = qgraph.prove(*models, within=Bounding("8step", against=against))
+        bound = next(region.bound for region in found.regions if region.bound is not None)
+        assert bound.reference_error > 1
+        assert (bound.tie_distance_steps < 1e-4) is is_near
+    codes = np.random.default_rng(1).integers(0, 256, (4000, size), np.uint8)
+    executed = qgraph.load(models[1]).run({"a": codes}, backend="numpy")["y"][:, 0] / 0.5
+    unit = Fraction(float(np.float32(0.013))) * Fraction(float(np.float32(0.0371))) * 2
+    sums = codes.astype(np.int64) @ weights
+    meant = [min(max(round(int(each) * unit), 0), 255) for each in sums]
+    ties = [abs((int(each) * unit) % 1 - Fraction(1, 2)) < 1e-4 for each in sums]
+    assert ((executed == meant) | ties).all()
+    assert np.mean(ties) < 0.01
