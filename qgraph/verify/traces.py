@@ -245,7 +245,9 @@ class Trace:
     ) -> Executed:
         """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
         value, (low, high, zero) = node.outputs[0], ends
-        least, most = self.limits_behind(value)
+        # other quantizers decode: what follows limits no codes
+        is_coded = node.op_type == "QuantizeLinear" or node.op_type not in QUANTIZERS
+        least, most = self.limits_behind(value) if is_coded else (-np.inf, np.inf)
         low, high = np.maximum(low, least) - zero, np.minimum(high, most) - zero
         rounded = _rounding(rounding, before, (low, high))
         codes = self._settled(value, rounded, Basis(("codes", id(value)), *rounded.ends))

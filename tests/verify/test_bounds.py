@@ -330,3 +330,31 @@ def test_an_output_that_one_model_quantizes_and_the_other_decodes_is_not_refuted
     assert str(certificate.verdict) == "bounded"
     found = qgraph.verify(certificate, *models, prover=False)
     assert "refuted" not in [str(part.status) for part in found.parts]
+
+
+REAL_LIMITS = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+    net (int8[1,4] x) => (float y)
+    <float[4,2] w = {1, 2, 3, -4, 5, 6, -7, 8}, float s = {0.0019}, int8 z = {0},
+     float step = {0.1}, float zero = {0}, float bits = {8}, float low = {-1}, float high = {1},
+     float[2,2] v = {0.5, 1, -1.5, 2}, float k = {K}> {
+        a = DequantizeLinear (x, s, z)
+        m = MatMul (a, w)
+        q = qonnx.custom_op.general.Quant (m, step, zero, bits)
+        c = Clip (q, low, high)
+        r = MatMul (c, v)
+        p = Mul (r, k)
+        [end] y = qonnx.custom_op.general.Quant (p, step, zero, bits)
+    }"""
+
+
+def test_limits_of_decoded_numbers_are_no_limits_of_codes():
+    models = [ir.from_onnx_text(REAL_LIMITS.replace("K", k)) for k in ("1.0", "1.003")]
+    document = json.loads(json_text(qgraph.prove(*models, evidence=True, within="1step").to_json()))
+    assert str(checked(document, *models).verdict) == "bounded"
+    bound = stated(document)
+    # codes from -10 to 10 are at most 30 steps in the second channel, which differ by 0.3 %
+    assert 0.09 <= bound["ideal_shift"] < 0.0901
+    bound.update({"levels": 6.0, "channels": []})
+    for name in ("deviation_steps", "tie_distance_steps", "ideal_shift"):
+        bound[name] *= 0.5
+    assert checked(document, *models).is_refuted

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import product
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
+from qgraph.graph.schema import OpKey
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.matching.closure import Closure, Implication
@@ -25,7 +27,10 @@ _FORWARD = 4
 _MOST_PAIRS = 256
 """Maximum number of pairs of values that are traced back from one."""
 
-_DECODING = frozenset({"Cast", "DequantizeLinear", "Identity"})
+_DECODING = frozenset(
+    {OpKey("", name) for name in ("Cast", "DequantizeLinear", "Identity")}
+    | {OpKey("com.microsoft", "DequantizeLinear")}
+)
 
 
 class EqualEnds:
@@ -56,7 +61,7 @@ class EqualEnds:
             return False
         if segment.is_output:
             return self._closure.equal((ends[0], ends[1]))
-        ours, theirs = (_forward(end) for end in (ends[0], ends[1]))
+        ours, theirs = (decoded_from(end) for end in (ends[0], ends[1]))
         codes = product(_behind_clips(ours), _behind_clips(theirs))
         is_shown = any(map(self._closure.equal, codes))
         for pair in product(ours, theirs):
@@ -110,18 +115,19 @@ class EqualEnds:
         return a.dtype is b.dtype and self._pairing.are_equal(str(a.name), str(b.name))
 
 
-def _forward(end: ir.Value) -> list[ir.Value]:
-    """Return a value and those that only it is decoded to."""
+def decoded_from(end: ir.Value) -> list[ir.Value]:
+    """Return a value and those that only it is decoded to, each code to another number."""
     values = [end]
     while len(values) < _FORWARD:
-        users = list(values[-1].consumers())
-        dtype = values[-1].dtype
-        limits_codes = (
-            bool(users) and _is_clip(users[0]) and dtype is not None and dtype.is_integer()
-        )
-        if len(users) != 1 or not (users[0].op_type in _DECODING or limits_codes):
+        users, dtype = list(values[-1].consumers()), values[-1].dtype
+        if len(users) != 1 or dtype is None:
             break
-        values.append(users[0].outputs[0])
+        (user,) = users
+        limits_codes = _is_clip(user) and dtype.is_integer()
+        held = end.dtype if dtype.is_integer() else dtype
+        if not (limits_codes or (OpKey.of(user) in _DECODING and not _loses(user, held))):
+            break
+        values.append(user.outputs[0])
     return values
 
 
@@ -132,4 +138,12 @@ def _behind_clips(values: list[ir.Value]) -> list[ir.Value]:
 
 
 def _is_clip(node: ir.Node | None) -> bool:
-    return node is not None and node.op_type == "Clip"
+    return node is not None and OpKey.of(node) == OpKey("", "Clip")
+
+
+def _loses(node: ir.Node, held: ir.DataType | None) -> bool:
+    """Return whether a node is a Cast that may give one number for several of a type."""
+    target = node.outputs[0].dtype
+    if node.op_type != "Cast":
+        return False
+    return held is None or target is None or not np.can_cast(held.numpy(), target.numpy())

@@ -1,0 +1,54 @@
+"""Segments whose ends are equal because values behind their codes are."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.proof.bounds.equal_ends import decoded_from
+
+TEXT = """<ir_version: 10, opset_import: ["": 21, "odd": 1]>
+    net (float[1,2] x, int8[1,2] c) => (float y, float p)
+    <float s = {0.1}, TYPE z = {0}, int8 i = {0}, TYPE top = {9},
+     float[2,2] w = {1, 2, 3, 4}, float b = {BIAS}> {
+        q = QuantizeLinear (x, s, z)
+        USE
+        d = DequantizeLinear (c, s, i) m = MatMul (d, w) n = Add (m, b)
+        o = QuantizeLinear (n, s, i) p = DequantizeLinear (o, s, i)
+    }"""
+
+
+def model(use: str, kind: str = "uint8", bias: float = 0.5) -> ir.Model:
+    return ir.from_onnx_text(
+        TEXT.replace("USE", use).replace("TYPE", kind).replace("BIAS", str(bias))
+    )
+
+
+def test_codes_are_not_equal_because_it_is_equal_which_of_them_are_zero():
+    use = "t = Cast <to = 9> (q) y = Cast <to = 1> (t)"
+    proof = qgraph.prove(model(use), model(use, "uint4", 0.500001), within="1step")
+    bounds = {r.reference_value: r.bound for r in proof.regions if r.verdict == "bounded"}
+    # codes up to 255 in one model and up to 15 in the other one
+    assert bounds["q"].max_steps >= 240
+    assert "y" not in bounds
+
+
+@pytest.mark.parametrize(
+    ("use", "count"),
+    [
+        ("t = Clip (q, z, top) y = DequantizeLinear (t, s, z)", 3),
+        ("t = odd.Clip (q, z, top) y = DequantizeLinear (t, s, z)", 1),
+        ("t = odd.Identity (q) y = DequantizeLinear (t, s, z)", 1),
+        ("t = Cast <to = 6> (q) y = Cast <to = 1> (t)", 3),
+        ("t = Cast <to = 9> (q) y = Cast <to = 1> (t)", 1),
+        ("t = Cast <to = 3> (q) y = Cast <to = 1> (t)", 1),
+    ],
+)
+def test_only_standard_operators_that_keep_codes_apart_decode_them(use, count):
+    graph = model(use).graph
+    (end,) = [node.outputs[0] for node in graph if node.outputs[0].name == "q"]
+    end.dtype = ir.DataType.UINT8
+    (user,) = end.consumers()
+    user.outputs[0].dtype = ir.DataType(user.attributes.get_int("to", ir.DataType.UINT8))
+    assert len(decoded_from(end)) == count
