@@ -324,7 +324,8 @@ def _integers(low: float, high: float) -> tuple[str, int | None]:
     for bits in range(1, 33):
         for narrow in (False, True):
             for kind in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
-                if (low, high) == (kind.lo, kind.hi):
+                # The ends of 25 bits and more are rounded to float32.
+                if (low, high) == (np.float32(kind.lo), np.float32(kind.hi)):
                     return kind.name.lower(), bits
     width = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
     return f"{low:.0f} .. {high:.0f}", width

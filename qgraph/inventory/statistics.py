@@ -133,8 +133,8 @@ class QuantizerStatistics:
         self.format, self.bits = format_of(site.quantizer)
         self.levels = levels_of(site.quantizer)
         self.weight = site.weight is not None
-        decoded = site.x.dtype is not None and not site.x.dtype.is_floating_point()
-        if not isinstance(site.quantizer, Bipolar) and self.format is not None and not decoded:
+        is_sign = isinstance(site.quantizer, Bipolar)
+        if not is_sign and self.format is not None and not site.is_decoder:
             self.clipped = 0
         if site.weight is not None and site.values is not None:
             self.see_input(site.weight.array())

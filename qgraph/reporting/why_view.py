@@ -92,8 +92,7 @@ def _sections(document: Mapping[str, Any], ranked: list[Mapping[str, Any]]) -> I
         [
             str(cost["node"]),
             str(part["count"]),
-            f"{part['most_clipped']['channel']}",
-            _share(part["most_clipped"]["share"]),
+            *_most_clipped(part["most_clipped"]),
             f"{part['fewest_codes']['channel']}",
             f"{part['fewest_codes']['unused']} of {cost['levels']}",
         ]
@@ -153,6 +152,12 @@ def _ratio(number: float | None) -> str:
 
 def _signed(number: float | None) -> str:
     return NONE if number is None else f"{number:+.4f}"
+
+
+def _most_clipped(channel: Mapping[str, Any] | None) -> list[str]:
+    if channel is None:
+        return [NONE, NONE]
+    return [f"{channel['channel']}", _share(channel["share"])]
 
 
 def _share(number: float | None) -> str:

@@ -116,6 +116,22 @@ def test_codes_are_compared_with_those_nearest_to_the_reference() -> None:
     assert codes["channels"]["fewest_codes"]["unused"] == max(fewest)
 
 
+def test_stored_codes_are_not_clipped() -> None:
+    codes = """g (float[N,2] x) => (float[N,2] y)
+    <float[2,2] w = {0.6, -0.4, 0.3, 0.9}, int8[2,2] c = {5, -3, 2, 7}, float s = {0.125}> {
+        a = MatMul (x, w)
+        r = Relu (a)
+        [weights] v = DequantizeLinear (c, s)
+        y = MatMul (r, v)
+    }"""
+    report = why(model(FLOAT), model(codes), {"x": X}, backend="numpy")
+    found = by_name(report)["weights"].codes
+    assert found["clipped"] is None
+    assert found["channels"]["most_clipped"] is None
+    # each column has two codes
+    assert found["channels"]["fewest_codes"] == {"channel": 0, "unused": 254}
+
+
 def _between(a: float, b: float) -> range:
     return range(int(min(a, b)), int(max(a, b)))
 

@@ -37,6 +37,8 @@ def quant(bits: int, *, signed: int, narrow: int, mode: str = "ROUND") -> Quanti
         (4, 1, 1, ("int4 narrow", 4)),
         (8, 0, 1, ("uint8 narrow", 8)),
         (2, 1, 1, ("int2 narrow", 2)),
+        (32, 1, 0, ("int32", 32)),
+        (32, 0, 0, ("uint32", 32)),
         (3, 0, 0, ("uint3", 3)),
         (1, 0, 0, ("uint1", 1)),
         (16, 1, 0, ("int16", 16)),

@@ -8,14 +8,8 @@ import numpy as np
 
 from qgraph.inventory.codes import codes_of, is_clipped, levels_of
 from qgraph.numerics import Array
-from qgraph.quantizers.quantizer import (
-    Affine,
-    Quantizer,
-    Ranged,
-    Truncating,
-    Unnamed,
-    arrays_of,
-)
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.quantizer import Affine, Ranged, Truncating, Unnamed, arrays_of
 
 _MOST_COUNTED = 1 << 24
 """Largest product of channels and levels for which codes are counted by channel."""
@@ -27,16 +21,16 @@ class CodeTally:
     Channels are those of the scale, else those of the data: axis 1, or axis 0 of weights.
 
     Args:
-        quantizer: what it counts for.
-        is_weight: whether its data are constant.
+        site: the quantizer that it counts for. Stored codes are never clipped.
 
     Attributes:
         elements, differing: how many codes were seen, and how many of them are not the code of the
             reference's value.
     """
 
-    def __init__(self, quantizer: Quantizer, *, is_weight: bool) -> None:
-        self._quantizer, self._is_weight = quantizer, is_weight
+    def __init__(self, site: Site) -> None:
+        self._quantizer = quantizer = site.quantizer
+        self._is_weight, self._is_decoder = site.weight is not None, site.is_decoder
         self.elements = self.differing = 0
         self._levels: int | None = None
         if isinstance(quantizer, Affine | Ranged):
@@ -60,7 +54,8 @@ class CodeTally:
         with np.errstate(all="ignore"):
             codes = codes_of(self._quantizer, own)
             self._count(codes)
-            self._count_clipped(x.astype(np.float32, copy=False))
+            if not self._is_decoder:
+                self._count_clipped(x.astype(np.float32, copy=False))
             if reference is not None and not isinstance(self._quantizer, Truncating | Unnamed):
                 there = codes_of(self._quantizer, reference.astype(np.float32, copy=False))
                 self._compare(codes, there)
@@ -70,7 +65,6 @@ class CodeTally:
         used, crossed, clipped = self._used, self._crossed, self._clipped
         unused = None if used is None else (~used).sum(axis=1)
         shares = None if clipped is None else clipped / max(self._inputs // len(clipped), 1)
-        known = unused is not None and shares is not None
         return {
             "codes_that_differ": self.differing / self.elements if self.elements else None,
             "thresholds_crossed": None if crossed is None else int(np.count_nonzero(crossed)),
@@ -78,10 +72,12 @@ class CodeTally:
             "clipped": None if clipped is None else float(clipped.sum() / max(self._inputs, 1)),
             "unused_codes": None if used is None else int((~used.any(axis=0)).sum()),
             "channels": None
-            if not known or unused is None or shares is None or len(unused) < 2
+            if unused is None or len(unused) < 2
             else {
                 "count": len(unused),
-                "most_clipped": {"channel": int(shares.argmax()), "share": float(shares.max())},
+                "most_clipped": None
+                if shares is None
+                else {"channel": int(shares.argmax()), "share": float(shares.max())},
                 "fewest_codes": {"channel": int(unused.argmax()), "unused": int(unused.max())},
             },
         }

@@ -180,9 +180,7 @@ class _Study:
         self._alone = [self._excerpt(q, backend) for q in self.switched]
         self._local = {q: Comparing("") for q in self.switched}
         self._accumulated = {q: Comparing("") for q in self.switched}
-        self._tallies = {
-            q: CodeTally(q.site.quantizer, is_weight=q.is_weight) for q in self.quantizers
-        }
+        self._tallies = {q: CodeTally(q.site) for q in self.quantizers}
         self._is_first = True
 
     def _leave_other_shapes(self, feeds: Mapping[str, Any]) -> None:

@@ -55,6 +55,11 @@ class Site(Region):
         known: Quantizer = meaning
         return known
 
+    @property
+    def is_decoder(self) -> bool:
+        """Whether its data are integer codes, which it decodes, and no real numbers."""
+        return self.x.dtype is not None and not self.x.dtype.is_floating_point()
+
     @cached_property
     def values(self) -> Array | None:
         """The quantized values of ``weight``, computed by the kernels of its operators."""
