@@ -65,6 +65,11 @@ def is_over() -> bool:
     return watch().is_over
 
 
+def seconds_left(most: float) -> float:
+    """Return the seconds until the computation has to end, and ``most`` if there are more."""
+    return max(0.0, min(most, watch().end - time.monotonic()))
+
+
 @contextmanager
 def watched(progress: Progress, seconds: float | None = None) -> Iterator[None]:
     """Watch the computations in the block.

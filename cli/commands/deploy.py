@@ -126,7 +126,8 @@ def command(
     """
     from qgraph.bound import Bounding
     from qgraph.cli import arrays
-    from qgraph.comparison.bench.measure import Timing, beside_float
+    from qgraph.comparison.bench.beside_float import beside_float
+    from qgraph.comparison.bench.measure import Timing
     from qgraph.comparison.check import Inputs
     from qgraph.model import load
     from qgraph.reporting.pages import page_of

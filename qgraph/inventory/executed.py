@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import json
 import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.errors import ExecutionError, UnsupportedError, word
-from qgraph.inventory.kernels import RunKernel, of_onnxruntime, of_openvino
+from qgraph.effort import seconds_left
+from qgraph.errors import ExecutionError, QGraphError, UnsupportedError, where, word
+from qgraph.execution.loading import LOADING_SECONDS, reason
+from qgraph.graph.scopes import graphs_of
+from qgraph.inventory.kernels import RunKernel
 from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.inventory.onnx_kernels import of_onnxruntime
 from qgraph.storage.files import save
 from qgraph.targets.layer import LAYERS
 
@@ -66,10 +73,15 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
 
     Raises:
         ExecutionError: the runtime refuses the model.
+        QGraphError: the runtime does not return.
         UnsupportedError: the runtime is not installed.
     """
     name = word(_READERS, runtime, "runtime")
-    module = _module(name)
+    if importlib.util.find_spec(name) is None:
+        raise UnsupportedError(
+            f"{name} is not installed, so the graph that it executes is not known. Install it with "
+            f"pip install {name}."
+        )
     copy = model.clone()
     layers = list(quantized_layers(copy))
     known = [each.description for each in layers]
@@ -78,10 +90,17 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
         path = Path(folder) / "model.onnx"
         save(copy, path)
         try:
-            nodes = _READERS[name](module, path)
+            version, nodes = _READERS[name](path)
+        except subprocess.TimeoutExpired as error:
+            raise QGraphError(
+                f"{_deepest(model.graph)}: {name} has not loaded it within {error.timeout:.3g} s, "
+                "expected the graph that it executes. Write it with fewer If, Loop and Scan inside "
+                "one another, or choose another target."
+            ) from error
         except Exception as error:  # the runtimes' exceptions have no common base
-            first = (str(error).splitlines() or [""])[0]
-            raise ExecutionError(f"{name} refuses the model: {first}") from error
+            raise ExecutionError(
+                f"{name} refuses the model: {reason(error, path.parent)}"
+            ) from error
     # OpenVINO computes some products in a subgraph of its own.
     products = [
         each
@@ -93,7 +112,6 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
         for layer, product in zip(known, _assigned(len(known), products), strict=True)
     )
     integers = sum(each.on_codes for each in products)
-    version = getattr(module, "__version__", "").split("-")[0]
     counts = dict(sorted(Counter(each.kind for each in products).items()))
     return ExecutedGraph(f"{name} {version}", kernels, counts, integers, len(products) - integers)
 
@@ -162,17 +180,18 @@ def _kernel(node: str, op: str, product: RunKernel | None) -> ExecutedKernel:
     return ExecutedKernel(node, op, product.kind, product.on_codes)
 
 
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{name} is not installed, so the graph that it executes is not known. Install it with "
-            f"pip install {name}."
-        ) from error
+def _deepest(graph: ir.Graph) -> str:
+    """Name the node that has the most graphs inside one another, for a message."""
+    depth, node = max(((_depth(each), each) for each in graph), key=lambda pair: pair[0])
+    return f"{where(node)}, graphs {depth} deep" if depth else f"graph {graph.name!r}"
 
 
-def _of_onnxruntime(module: Any, path: Path) -> list[RunKernel]:
+def _depth(node: ir.Node) -> int:
+    return max((1 + max(map(_depth, graph), default=0) for graph in graphs_of(node)), default=0)
+
+
+def _of_onnxruntime(path: Path) -> tuple[str, list[RunKernel]]:
+    module = importlib.import_module("onnxruntime")
     options = module.SessionOptions()
     options.log_severity_level = 4
     # The graph is the same, and no copy of the weights is made for kernels that never run.
@@ -180,14 +199,26 @@ def _of_onnxruntime(module: Any, path: Path) -> list[RunKernel]:
     optimized = path.with_name("optimized.onnx")
     options.optimized_model_filepath = str(optimized)
     module.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return of_onnxruntime(optimized)
+    return module.__version__, of_onnxruntime(optimized)
 
 
-def _of_openvino(module: Any, path: Path) -> list[RunKernel]:
-    return of_openvino(module.Core().compile_model(str(path), "CPU"))
+def _of_openvino(path: Path) -> tuple[str, list[RunKernel]]:
+    answer = path.with_name("kernels.json")
+    # A file in the current folder must not shadow a module.
+    command = [sys.executable, "-P", "-m", "qgraph.inventory.openvino_kernels"]
+    limit = seconds_left(LOADING_SECONDS)
+    paths = [str(path), str(answer)]
+    done = subprocess.run([*command, *paths], capture_output=True, timeout=limit, check=False)
+    if not answer.exists():
+        raise ExecutionError(f"its process ended with status {done.returncode}")
+    content = json.loads(answer.read_text())
+    if content["failure"] is not None:
+        raise ExecutionError(content["failure"])
+    kernels = [RunKernel(**each) for each in content["kernels"]]
+    return content["version"].split("-")[0], kernels
 
 
-_READERS: dict[str, Callable[[Any, Path], list[RunKernel]]] = {
+_READERS: dict[str, Callable[[Path], tuple[str, list[RunKernel]]]] = {
     "onnxruntime": _of_onnxruntime,
     "openvino": _of_openvino,
 }

@@ -204,7 +204,8 @@ def test_the_accuracy_is_that_of_both_models(tmp_path):
 
 @pytest.mark.slow
 def test_the_example_runs_in_integers_and_can_be_timed():
-    from qgraph.comparison.bench.measure import Timing, beside_float
+    from qgraph.comparison.bench.beside_float import beside_float
+    from qgraph.comparison.bench.measure import Timing
     from qgraph.transforms.deployment.float_network import float_network
 
     path = Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx"

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any, NoReturn, Self, TextIO, cast
 import numpy as np
 
 from qgraph.display import Displayed
+from qgraph.effort import seconds_left
 from qgraph.errors import (
     Choice,
     ExecutionError,
@@ -31,6 +33,7 @@ from qgraph.errors import (
     member,
     require,
 )
+from qgraph.execution.loading import LOADING_SECONDS
 from qgraph.execution.prepare import RandomBatches
 from qgraph.graph.interface import static
 from qgraph.inventory.kernels import Kernels
@@ -199,48 +202,6 @@ def bench(
     return BenchReport(f"{chosen} {timers[0].version}", timing, times)
 
 
-def beside_float(
-    plain: Source, result: Source, sources: Sequence[Source], timing: Timing
-) -> dict[str, Any]:
-    """Return the times of a deployed model beside those of its network in float, and of its input.
-
-    Args:
-        plain: the network in float.
-        result: the deployed model.
-        sources: what it was made of, and equal models in other dialects; the first that the runtime
-            takes is timed.
-        timing: how.
-
-    Raises:
-        UnsupportedError: the runtime is not installed.
-        ExecutionError: the runtime does not run the first two.
-    """
-    for index, source in enumerate(sources):
-        try:
-            times = bench([plain, result, source], timing)
-        except ExecutionError:
-            continue
-        return _beside(times, is_converted=index > 0)
-    return _beside(bench([plain, result], timing), is_converted=None)
-
-
-def _beside(times: BenchReport, *, is_converted: bool | None) -> dict[str, Any]:
-    first, own, *inputs = times.models
-    pairs = zip(own.rounds_ms, inputs[0].rounds_ms, strict=True) if inputs else ()
-    return {
-        "runtime": times.runtime,
-        "threads": times.timing.threads,
-        "integer_nodes": own.kernels.integer_nodes,
-        "float_nodes": own.kernels.float_nodes,
-        "milliseconds": own.median_ms,
-        "float_milliseconds": first.median_ms,
-        "ratio_to_float": own.ratio,
-        "input_milliseconds": inputs[0].median_ms if inputs else None,
-        "ratio_to_input": median(a / b for a, b in pairs) if inputs else None,
-        "input_is_converted": is_converted,
-    }
-
-
 def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Array]:
     """Return random inputs: those of the first model where they fit, so that all run on the same.
 
@@ -308,7 +269,7 @@ class _Timer:
         self._orders = cast(TextIO, self._process.stdin)
         self._answers = cast(TextIO, self._process.stdout)
         self._name = self._path or f"model {number + 1}"
-        self._start = self._answer()
+        self._start = self._loaded()
         if "failure" in self._start:
             self._close()
             reason = " ".join(str(self._start["failure"]).split())
@@ -367,8 +328,30 @@ class _Timer:
             self._fail()
         return float(self._answer()["seconds"])
 
-    def _answer(self) -> dict[str, Any]:
+    def _loaded(self) -> dict[str, Any]:
+        """Return what the process says of itself when it has run the model once.
+
+        Raises:
+            QGraphError: it does not, or not in time.
+        """
+        limit = seconds_left(LOADING_SECONDS)
+        late = threading.Timer(limit, self._process.kill)
+        late.start()
         line = self._answers.readline()
+        is_late = not line and not late.is_alive()
+        late.cancel()
+        if is_late:
+            self._close()
+            raise QGraphError(
+                f"{self._name}: the runtime has not loaded it and run it within {limit:.3g} s, "
+                "expected times. Make it smaller, or take another runtime."
+            )
+        return self._read(line)
+
+    def _answer(self) -> dict[str, Any]:
+        return self._read(self._answers.readline())
+
+    def _read(self, line: str) -> dict[str, Any]:
         if not line:
             self._fail()
         answer: dict[str, Any] = json.loads(line)

@@ -14,7 +14,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from qgraph.effort import seconds_left
 from qgraph.errors import QGraphError
+from qgraph.execution.loading import LOADING_SECONDS
 from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
 from qgraph.model import Model
 from qgraph.numerics import Array
@@ -23,7 +25,7 @@ Configuration = Mapping[str, Any]
 """Options of a runtime, as :mod:`qgraph.comparison.runtimes.worker` takes them."""
 
 _WORKER = "qgraph.comparison.runtimes.worker"
-_SECONDS = 900
+_MOST_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,15 @@ class RuntimeJobs:
         answer.unlink(missing_ok=True)
         # a file in the current folder must not shadow a module
         command = [sys.executable, "-P", "-m", _WORKER, str(self._path)]
+        limit = seconds_left(min(_MOST_SECONDS, LOADING_SECONDS * len(configurations)))
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SECONDS, check=False
+                command, capture_output=True, text=True, timeout=limit, check=False
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired:
+            text = f"it has not loaded and run the model within {limit:.3g} s"
+            return [Answer(failure=text) for _ in configurations]
+        except OSError as error:
             return [Answer(failure=str(error)) for _ in configurations]
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]

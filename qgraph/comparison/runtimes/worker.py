@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from qgraph.execution.loading import reason
 from qgraph.numerics import Array
 
 Feeds = Mapping[str, Array]
-_LONGEST = 300
-"""Maximum length of an error message, in characters."""
-
 Runner = Callable[[Feeds], Sequence[Any]]
 
 
@@ -46,15 +43,6 @@ def main(folder: Path) -> None:
     version = str(getattr(module, "__version__", ""))
     answer = {"version": version, "failures": results}
     (folder / "answer.json").write_text(json.dumps(answer))
-
-
-def reason(error: Exception, folder: Path) -> str:
-    """Return the message of a runtime's error, without places in its source, or in a folder."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    causes = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    text = " ".join((causes or lines or [type(error).__name__])[:3])
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    return text.replace(f"{folder}/", "")[:_LONGEST]
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Array]:

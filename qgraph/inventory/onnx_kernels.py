@@ -1,0 +1,64 @@
+"""Which kernels ONNX Runtime executes, read from the graph that it optimized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from qgraph.inventory.kernels import RunKernel
+
+INTEGER_LAYERS = frozenset(
+    {
+        "ConvInteger",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "QAttention",
+        "QGemm",
+        "QLinearConv",
+        "QLinearMatMul",
+    }
+)
+"""Operators of ONNX and ONNX Runtime that multiply and add integer codes."""
+
+FLOAT_LAYERS = frozenset(
+    {
+        "Attention",
+        "Conv",
+        "ConvTranspose",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "GRU",
+        "Gemm",
+        "GroupQueryAttention",
+        "LSTM",
+        "MatMul",
+        "MatMulBnb4",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "NhwcFusedConv",
+        "RNN",
+    }
+)
+"""Operators that multiply and add floats; the weights of some are codes."""
+
+
+def of_onnxruntime(path: Path) -> list[RunKernel]:
+    """Return the nodes of the optimized graph that ONNX Runtime wrote to a file."""
+    return of_graph(ir.load(path).graph)
+
+
+def of_graph(graph: ir.Graph) -> list[RunKernel]:
+    """Return the nodes of a graph as they are written, those of branches and loops included."""
+    return [
+        RunKernel(
+            node.op_type,
+            str(node.name),
+            node.op_type in INTEGER_LAYERS | FLOAT_LAYERS,
+            node.op_type in INTEGER_LAYERS,
+        )
+        for node in ir.traversal.RecursiveGraphIterator(graph)
+    ]
