@@ -39,7 +39,7 @@ _LAZY = frozenset(
 """Modules that qgraph, onnx and onnx_ir import, and use in few functions only. sympy, for
 arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
 
-_OBJECTS = 100_000
+_OBJECTS = 1_000_000
 """Number of new objects after which Python collects garbage."""
 
 
