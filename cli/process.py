@@ -37,7 +37,8 @@ _LAZY = frozenset(
     }
 )
 """Modules that qgraph, onnx and onnx_ir import, and use in few functions only. sympy, for
-arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
+arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes.
+A second import loads a module, so at most one module of qgraph imports one of them at its head."""
 
 _OBJECTS = 1_000_000
 """Number of new objects after which Python collects garbage."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import networkx as nx
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
@@ -214,6 +213,8 @@ def _classes(
     sides: Sequence[Sequence[Sequence[int | str | None] | None]], pairs: Sequence[tuple[int, int]]
 ) -> list[set[_Axis]]:
     """Return the sets of dimensions that are one size."""
+    import networkx as nx
+
     stated = {
         (side, number, axis): size
         for side, dims in enumerate(sides)

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import networkx as nx
 import onnx
 import onnx_ir as ir
 
@@ -327,6 +326,8 @@ def _check_calls(model: ir.Model) -> None:
     """Refuse functions that call each other in a circle, or so often that no memory holds them."""
     if not model.functions:
         return
+    import networkx as nx
+
     calls = nx.MultiDiGraph()
     sizes: dict[ir.OperatorIdentifier, int] = {}
     for key, function in model.functions.items():
