@@ -23,13 +23,14 @@ from qgraph.bound import Bounding
 from qgraph.comparison.bound_report import SegmentMeasure, SegmentTally
 from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint
 from qgraph.comparison.ideal import ideal
+from qgraph.comparison.moved_point import moved_point
 from qgraph.errors import ExecutionError
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
 from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
-from qgraph.proof.bounds.segment import Segment
+from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.bounds.segments import Pairing
-from qgraph.reasons import Undecidable
+from qgraph.reasons import NOT_COMPUTED, Undecidable
 
 _FLOAT64 = 2.0**-53
 
@@ -83,22 +84,10 @@ class BoundRuns:
         for segment in pairing.segments:
             step = _SegmentRun(segment, _tally(segment, self._request))
             if segment.roundings is not None:
-                points = [
-                    side.point(rounding)
-                    for side, rounding in zip(sides, segment.roundings, strict=True)
-                ]
-                pairs = zip(points, segment.roundings, strict=True)
-                reason = None
-                if any(rounding.is_moved for rounding in segment.roundings):
-                    reason = "its codes are moved before rounding in one model only"
-                elif any(point.rounding is not rounding for point, rounding in pairs):
-                    reason = "its codes are those of another segment, limited otherwise"
-                elif points[0].rounding.event.mantissa is not None:
-                    reason = "codes of minifloats are not compared on data"
-                else:
-                    step.points = points[0], points[1]
-                if reason is not None:
-                    step.tally.bound, step.tally.reason = None, reason
+                try:
+                    step.points = _points(segment, segment.roundings, sides)
+                except Undecidable as error:
+                    step.tally.bound, step.tally.reason = None, str(error.reason)
             steps.append(step)
         known: set[ir.Node] = set()
         for step in steps:
@@ -118,7 +107,11 @@ class BoundRuns:
         if values[0] is None or values[1] is None or (step.points or step.tally.bound) is None:
             return
         ends = values if step.points is None else tuple(p.before for p in step.points)
-        parts = [side.part(end) for side, end in zip(sides, ends, strict=True) if end is not None]
+        parts = [
+            side.part(end, is_end=step.points is None)
+            for side, end in zip(sides, ends, strict=True)
+            if end is not None
+        ]
         if not known.issuperset(node for part in parts for node in part.starts.values()):
             step.tally.reason = "it begins with codes that have no counterpart in the other model"
             return
@@ -210,6 +203,28 @@ class BoundRuns:
                 _measure_codes(step, step.points, (apart, codes, before), meant, self._chunk)
         except Undecidable as error:
             tally.reason = str(error.reason)
+
+
+def _points(
+    segment: Segment, roundings: tuple[RoundedData, RoundedData], sides: Sequence[CutModel]
+) -> tuple[QuantizedPoint, QuantizedPoint]:
+    """Return the end of a segment in both models.
+
+    Raises:
+        Undecidable: it is not compared on data.
+    """
+    points = []
+    for side, rounding, delta in zip(sides, roundings, (np.zeros(()), segment.delta), strict=True):
+        if rounding.origin is None:
+            points.append(side.point(rounding))
+        else:
+            points.append(moved_point(side, rounding, roundings[0].codes, delta))
+    pairs = zip(points, roundings, strict=True)
+    if any(point.rounding is not rounding for point, rounding in pairs):
+        raise Undecidable(NOT_COMPUTED("its codes are those of another segment, limited otherwise"))
+    if roundings[0].event.mantissa is not None:
+        raise Undecidable(NOT_COMPUTED("codes of minifloats are not compared on data"))
+    return points[0], points[1]
 
 
 def _real(array: Array) -> Float64:

@@ -141,24 +141,25 @@ class ModelPart:
             feeds: the inputs of the model, by name.
             fed: what gives the codes that it starts from, see :meth:`QuantizedPoint.feed`.
         """
-        if self.wanted.is_graph_input():
-            return np.asarray(feeds[str(self.wanted.name)])
+        known = self._known(feeds, fed)
+        if self.wanted in known:
+            return known[self.wanted]
         if self._executor is None:
             pairs = [(str(v.name), str(v.name)) for v in (*self.starts, *self.inputs)]
             name = str(self.wanted.name)
             self._executor = prepare(
                 excerpt(self.model.whole, pairs, (name, name), []), self.model.backend
             )
-        named = {str(value.name): x for value, x in self._known(feeds, fed).items()}
+        named = {str(value.name): x for value, x in known.items()}
         return np.asarray(self._executor.run(named)[str(self.wanted.name)])
 
     def ideal(
         self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array], means: Callable[..., Array]
     ) -> Array:
         """Return the value in real arithmetic, as :func:`qgraph.comparison.ideal.ideal` does."""
-        if self.wanted.is_graph_input():
-            return np.asarray(feeds[str(self.wanted.name)], np.float64)
         known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, fed).items()}
+        if self.wanted in known:
+            return known[self.wanted]
         if self._nodes is None:
             ends = {*known}
             reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
@@ -193,16 +194,13 @@ class CutModel:
         """Return a rounding, and cut the model there."""
         node = rounding.event.node
         if node not in self.points:
-            self.points[node] = self._point(rounding)
+            self.points[node] = self.uncut_point(rounding)
         return self.points[node]
 
-    def _point(self, rounding: RoundedData) -> QuantizedPoint:
+    def uncut_point(self, rounding: RoundedData) -> QuantizedPoint:
+        """Return a rounding whose codes are not fed."""
         node, output = rounding.event.node, rounding.event.node.outputs[0]
-        _, low, high = unlimited(rounding.event.before.meant)
-        shift = SHIFTS.get(rounding.event.kind, 0.0)
-        limits = np.maximum(low + shift, rounding.low), np.minimum(high + shift, rounding.high)
-        if rounding.event.kind == "Sign":
-            limits = low, high
+        limits = limits_of(rounding)
         value = self.evaluation.values.get(output)
         offset = value.offset if isinstance(value, Pending) else np.zeros(())
         line, before = self._line(rounding), node.inputs[0]
@@ -249,12 +247,27 @@ class CutModel:
         ends = np.abs(points[2] - points[1] - factor), _STRAIGHT * np.abs(points[2])
         return (factor, points[0]) if (ends[0] <= ends[1]).all() and factor.all() else None
 
-    def part(self, wanted: ir.Value) -> ModelPart:
-        """Return the part of the model that computes a value."""
+    def part(self, wanted: ir.Value, *, is_end: bool = False) -> ModelPart:
+        """Return the part of the model that computes a value.
+
+        Args:
+            wanted: the value.
+            is_end: whether codes are fed to it, too, if it is a cut.
+        """
         cuts = {point.cut: node for node, point in self.points.items()}
-        inputs = [] if wanted.is_graph_input() else frontier(self.whole.ir.graph, wanted, [*cuts])
+        is_known = wanted.is_graph_input() or (is_end and wanted in cuts)
+        inputs = [wanted] if is_known else frontier(self.whole.ir.graph, wanted, [*cuts])
         starts = {value: cuts[value] for value in inputs if value in cuts}
         return ModelPart(self, wanted, starts, [value for value in inputs if value not in cuts])
+
+
+def limits_of(rounding: RoundedData) -> tuple[Float64, Float64]:
+    """Return the ends to which the numbers before rounding are clipped."""
+    _, low, high = unlimited(rounding.event.before.meant)
+    if rounding.event.kind == "Sign":
+        return low, high
+    shift = SHIFTS.get(rounding.event.kind, 0.0)
+    return np.maximum(low + shift, rounding.low), np.minimum(high + shift, rounding.high)
 
 
 def _before(

@@ -100,4 +100,4 @@ def _moved(
     if event.kind == "Sign" or (low > 0).any() or (high < 0).any():
         return None
     rounding = rounding_of(Pending(event, low, high, ZERO))
-    return replace(rounding, codes=Combination.of(moved), is_moved=True)
+    return replace(rounding, codes=Combination.of(moved), origin=data.origin or data)

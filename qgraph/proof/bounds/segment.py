@@ -30,7 +30,7 @@ class RoundedData:
         clips: the first and the last code that limits leave.
         reach: the first and the last code without limits.
         codes: the function that the codes are.
-        is_moved: whether these are codes of the model that were moved behind its rounding.
+        origin: the rounding of the model whose codes are moved to get these; None for its own.
     """
 
     event: Event
@@ -41,7 +41,7 @@ class RoundedData:
     clips: tuple[Float64, Float64]
     reach: tuple[Float64, Float64]
     codes: Combination = field(default_factory=Combination)
-    is_moved: bool = False
+    origin: RoundedData | None = None
 
 
 @dataclass(frozen=True, eq=False)
