@@ -79,6 +79,18 @@ def test_what_needs_no_model_loads_no_model_library(arguments):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_libraries_for_few_functions_stay_unloaded():
+    code = (
+        "import sys; from qgraph.cli.main import main; main();"
+        "print(sorted({'networkx.algorithms', 'sympy.core'} & set(sys.modules)))"
+    )
+    model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "info", model], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_an_unknown_command_is_usage_and_the_nearest_is_named(qgraph):
     found = qgraph("conver", "model.onnx")
     assert found.status == 2
