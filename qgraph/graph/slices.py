@@ -11,7 +11,8 @@ chooses which ones count: all operands, those of elementwise nodes only, or user
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import functools
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,6 @@ import networkx as nx
 import onnx_ir as ir
 
 from qgraph.graph.scopes import graphs_of, operands
-
-_FOLLOWED = 128
 
 Step = Callable[[ir.Value], Iterable[ir.Value]]
 """Returns the values next to a value; none where a walk ends."""
@@ -121,11 +120,22 @@ def between(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ValueChain:
-    """A value and the values that every way to it passes, the nearest first."""
+    """A value and the values that every way to it passes, the nearest first.
+
+    Attributes:
+        value: the value.
+        rest: the chain behind it; None at its end.
+        far: a chain farther behind. Every place is a few such jumps away, as many as the logarithm
+            of the length. None at its end.
+        last: the farthest value.
+        length: the number of values.
+    """
 
     value: ir.Value
     rest: ValueChain | None
+    far: ValueChain | None
     last: ir.Value
+    length: int
 
     def __iter__(self) -> Iterator[ir.Value]:
         """Yield the values."""
@@ -148,57 +158,57 @@ class Dominators:
 
     def of(self, value: ir.Value) -> ValueChain:
         """Return the values that every way to ``value`` passes; see :func:`dominators`."""
-        passed: list[ir.Value] = []
-        while (chain := self._chains.get(value)) is None:
-            following = list(dict.fromkeys(self._step(value)))
-            if len(following) != 1:
-                chain = _linked(_parted(value, self._step) if following else [value])
-                self._chains[value] = chain
-                break
-            passed.append(value)
-            (value,) = following
-        for each in reversed(passed):
-            chain = self._chains[each] = ValueChain(each, chain, chain.last)
-        return chain
+        chains = self._chains
+        pending: list[tuple[ir.Value, list[ir.Value] | None]] = [(value, None)]
+        while pending:
+            each, following = pending.pop()
+            if each in chains:
+                continue
+            if following is None:
+                following = list(self._step(each))
+                pending += [(each, following), *((operand, None) for operand in following)]
+            else:
+                behind = [chains[operand] for operand in following]
+                chains[each] = _chain(each, functools.reduce(_meeting, behind) if behind else None)
+        return chains[value]
 
 
-def _linked(values: Sequence[ir.Value]) -> ValueChain:
-    chain = ValueChain(values[-1], None, values[-1])
-    for value in reversed(values[:-1]):
-        chain = ValueChain(value, chain, chain.last)
-    return chain
+def _chain(value: ir.Value, rest: ValueChain | None) -> ValueChain:
+    """Return a value in front of a chain, with a jump whose length follows from the place."""
+    if rest is None:
+        return ValueChain(value, None, None, value, 1)
+    jump = rest.far or rest
+    behind = jump.far or jump
+    is_even = rest.length - jump.length == jump.length - behind.length
+    return ValueChain(value, rest, behind if is_even else rest, rest.last, rest.length + 1)
+
+
+def _meeting(one: ValueChain | None, other: ValueChain | None) -> ValueChain | None:
+    """Return what two chains have in common; None if they end differently."""
+    if one is None or other is None:
+        return None
+    if one.length < other.length:
+        one, other = other, one
+    while one.far is not None and one.length > other.length:
+        one = one.far if one.far.length >= other.length else one.rest or one.far
+    while one is not other:
+        if one.far is None or other.far is None:
+            return None
+        if one.far is other.far:
+            one, other = one.rest or one.far, other.rest or other.far
+        else:
+            one, other = one.far, other.far
+    return one
 
 
 def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
     """Return the values that every way to ``value`` passes, it included, the nearest first.
-
-    From where the ways part, about a hundred values are followed; dominators that lie farther away
-    are not returned.
 
     Args:
         value: the end of all ways.
         step: what a value is computed from.
     """
     return list(Dominators(step).of(value))
-
-
-def _parted(value: ir.Value, step: Step) -> list[ir.Value]:
-    """Return the dominators of a value at which ways part."""
-    ways = reached([value], step, most=_FOLLOWED)
-    users = Counter(each for following in ways.values() for each in following)
-    # Every way passes one of the values that wait; those whose users are all behind are ready.
-    chain, waiting, ready = list[ir.Value](), {value}, [value]
-    while ready:
-        if len(waiting) == 1:
-            chain += waiting
-        each = ready.pop()
-        if not ways[each]:
-            break
-        waiting.remove(each)
-        waiting.update(ways[each])
-        users.subtract(ways[each])
-        ready += [operand for operand in ways[each] if not users[operand]]
-    return chain
 
 
 def _flow(ways: Mapping[ir.Value, Sequence[ir.Value]]) -> nx.DiGraph[Any]:

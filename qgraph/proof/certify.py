@@ -265,15 +265,14 @@ def _is_doubtful(claim: EqualityClaim) -> bool:
 
 
 def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matching, list[Shown]]:
-    """Discharge the claims of a matching, again without the hints of names if claims fail."""
+    """Discharge the claims of a matching; if some fail, those of other matchings of the models."""
     shown = discharge(matching, level, known)
-    failed = _failed(shown, level)
-    if failed and matching.is_hinted:
-        sides = matching.reference.normalised, matching.candidate.normalised
-        other = Matching(*sides, by_name=False)
+    for other in matching.others() if _failed(shown, level) else ():
         without = discharge(other, level, known)
-        if _failed(without, level) < failed:
+        if _failed(without, level) < _failed(shown, level):
             matching, shown = other, without
+        if not _failed(shown, level):
+            break
     return matching, shown
 
 

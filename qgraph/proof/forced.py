@@ -217,14 +217,13 @@ def establish(
     if not differing:
         return matching, list(shown), None
     pair = forced(matching, shown, level, known)
-    if pair is None and matching.is_hinted:
-        # hints of names may have made the regions too small
-        sides = matching.reference.normalised, matching.candidate.normalised
-        other = Matching(*sides, by_name=False)
+    for other in matching.others() if pair is None else ():
+        # regions may be too small or too large
         without = discharge(other, level, known)
         pair = forced(other, without, level, known)
         if pair is not None:
             matching, shown = other, without
+            break
     if pair is not None:
         nearest, forcing = pair
         return matching, [forcing if s is nearest else s for s in shown], None

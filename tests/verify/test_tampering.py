@@ -117,7 +117,7 @@ HARMLESS = {
     # none of its initializers can be fed; equal operators need no region; values are less than bits
     "half": NO_BOUNDS | {"keep_inputs: the opposite", "regions: 0 missing", "exactness: values"},
     "residual": NO_BOUNDS | {"keep_inputs: the opposite", "regions: 0 missing"},
-    "bounded": BOUNDED,
+    "bounded": BOUNDED | {"regions.0.bound.channels: 1 missing"},  # one row is for all channels
     "layers": BOUNDED,
     "kernel": BOUNDED,
 }

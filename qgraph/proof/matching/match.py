@@ -80,9 +80,12 @@ class Matching(ValueClasses):
         candidate: the other one.
         by_name: first try to prove that values of the same name are equal, which gives smaller
             regions.
+        splits: compare the operands of equal operators that join several values, instead of their
+            results.
 
     Attributes:
         is_hinted: whether names were used.
+        has_joins: whether ``splits`` makes a difference.
         claims: the claims to prove.
         notes: remarks, such as inputs that were matched by position.
         runs_graphs: pairs of results of nodes with subgraphs, each with the pairs of operands and
@@ -93,11 +96,16 @@ class Matching(ValueClasses):
     """
 
     def __init__(
-        self, reference: NormalisedModel, candidate: NormalisedModel, *, by_name: bool = True
+        self,
+        reference: NormalisedModel,
+        candidate: NormalisedModel,
+        *,
+        by_name: bool = True,
+        splits: bool = False,
     ) -> None:
         super().__init__(*(MatchedModel(p, KnownValues(p.imports)) for p in (reference, candidate)))
-        self._by_name = by_name
-        self.is_hinted = False
+        self._by_name, self._splits = by_name, splits
+        self.is_hinted = self.has_joins = False
         self.claims: list[EqualityClaim] = []
         self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
         self._chains = [Dominators(side.operands) for side in (self.reference, self.candidate)]
@@ -113,6 +121,14 @@ class Matching(ValueClasses):
                 self.claims.append(EqualityClaim(Kind.OPEN, a, b, reason=conflicting))
         for pair in self.interface.outputs:
             self._resolve_all(pair)
+
+    def others(self) -> Iterator[Matching]:
+        """Yield matchings of the same models with larger or smaller regions."""
+        sides = self.reference.normalised, self.candidate.normalised
+        if self.is_hinted:
+            yield Matching(*sides, by_name=False)
+        if self.has_joins:
+            yield Matching(*sides, by_name=False, splits=True)
 
     def _resolve_all(self, pair: Pair) -> None:
         """Resolve a pair after the pairs that it depends on."""
@@ -150,6 +166,9 @@ class Matching(ValueClasses):
             yield from self._namesakes(ours, theirs)
             if self.equal(pair):
                 return
+            if self._joins(pair):
+                yield from self._rest_on_operands(pair)
+                return
             if entries := self._common(ours, theirs):
                 self._settle(Kind.REGION, pair, entries)
                 return
@@ -170,6 +189,30 @@ class Matching(ValueClasses):
                 self.is_hinted = True
                 self._named.add((mine, other))
                 yield a, b
+
+    def _joins(self, pair: Pair) -> bool:
+        """Return whether the operands of two results are compared instead of the results.
+
+        Equal operators join several values, and either these have equal names or joined values are
+        always compared.
+        """
+        first, second = (value.producer() for value in pair)
+        if first is None or second is None or self.mismatch(pair) is not None:
+            return False
+        constant = self.reference.known.has, self.candidate.known.has
+        joined = {
+            (a, b)
+            for a, b in self._operand_pairs(first, second)
+            if not (constant[0](a) or constant[1](b))
+        }
+        if len(joined) < 2:
+            return False
+        is_named = self._by_name and all(
+            (a.name == b.name and a.dtype is b.dtype) or self.equal((a, b)) for a, b in joined
+        )
+        self.is_hinted |= is_named
+        self.has_joins |= not is_named
+        return is_named or self._splits
 
     def _resolve_codes(
         self, pair: Pair, ours: ValueChain, theirs: ValueChain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, Method, ProofVerdict
 from qgraph.proof.certify import certify
 from qgraph.proof.matching.classes import ValueClasses
 from qgraph.proof.matching.match import Kind, Matching
@@ -62,3 +62,41 @@ def test_a_long_chain_is_proved() -> None:
     certificate = certify(*chains(300)).certificate
     assert certificate.exactness is Exactness.BITS
     assert len(certificate.regions) == 300
+
+
+def residual(blocks: int, form: str, branch: str) -> ir.Model:
+    """Return blocks that add a quantized branch to what they begin with."""
+    head = HEAD.replace("21]", '21, "qonnx.custom_op.general": 2]')
+    lines, last = [], "x"
+    for i in range(blocks):
+        end = "y" if i == blocks - 1 else f"s{i}"
+        quantizer = form.format(x=last, c=f"c{i}", d=f"{branch}{i}")
+        lines.append(f"{quantizer} {end} = Add ({last}, {branch}{i})")
+        last = end
+    numbers = "<float s = {0.5}, int8 z = {0}, float zero = {0}, float bits = {8}> "
+    return ir.from_onnx_text(f"{head}{numbers}{{ {' '.join(lines)} }}")
+
+
+PIECES = "{c} = QuantizeLinear ({x}, s, z) {d} = DequantizeLinear ({c}, s, z)"
+QUANT = (
+    "{d} = qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "
+    '"ROUND"> ({x}, s, zero, bits)'
+)
+
+
+@pytest.mark.parametrize("branch", ["d", "e"])
+@pytest.mark.parametrize("blocks", [1, 3, 100])
+def test_branches_are_proved_where_they_are_joined(blocks: int, branch: str) -> None:
+    """The sum itself is no step function of what its branches begin with."""
+    models = residual(blocks, PIECES, "d"), residual(blocks, QUANT, branch)
+    certificate = certify(*models).certificate
+    assert certificate.exactness is Exactness.VALUES
+    assert len(certificate.regions) == blocks
+    assert all(each.method is Method.INTERVALS for each in certificate.regions)
+
+
+def test_a_difference_in_a_branch_is_found() -> None:
+    wider = residual(3, PIECES, "d")
+    wider.graph.initializers["s"].const_value = ir.tensor([0.25], name="s")
+    certificate = certify(residual(3, QUANT, "e"), wider).certificate
+    assert certificate.verdict is ProofVerdict.DIFFERENT
