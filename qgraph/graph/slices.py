@@ -11,7 +11,6 @@ chooses which ones count: all operands, those of elementwise nodes only, or user
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,8 +167,7 @@ class Dominators:
                 following = list(self._step(each))
                 pending += [(each, following), *((operand, None) for operand in following)]
             else:
-                behind = [chains[operand] for operand in following]
-                chains[each] = _chain(each, functools.reduce(_meeting, behind) if behind else None)
+                chains[each] = _chain(each, _meeting([chains[operand] for operand in following]))
         return chains[value]
 
 
@@ -183,22 +181,20 @@ def _chain(value: ir.Value, rest: ValueChain | None) -> ValueChain:
     return ValueChain(value, rest, behind if is_even else rest, rest.last, rest.length + 1)
 
 
-def _meeting(one: ValueChain | None, other: ValueChain | None) -> ValueChain | None:
-    """Return what two chains have in common; None if they end differently."""
-    if one is None or other is None:
-        return None
-    if one.length < other.length:
-        one, other = other, one
-    while one.far is not None and one.length > other.length:
-        one = one.far if one.far.length >= other.length else one.rest or one.far
-    while one is not other:
-        if one.far is None or other.far is None:
-            return None
-        if one.far is other.far:
-            one, other = one.rest or one.far, other.rest or other.far
-        else:
-            one, other = one.far, other.far
-    return one
+def _meeting(chains: Sequence[ValueChain]) -> ValueChain | None:
+    """Return what chains have in common; None if they end differently."""
+    meeting = None
+    for chain in chains:
+        one, other = sorted((meeting or chain, chain), key=lambda each: each.length)
+        while other.rest is not None and other.far is not None and other.length > one.length:
+            other = other.far if other.far.length >= one.length else other.rest
+        while one is not other:
+            if one.rest is None or one.far is None or other.rest is None or other.far is None:
+                return None
+            is_behind = one.far is not other.far
+            one, other = (one.far, other.far) if is_behind else (one.rest, other.rest)
+        meeting = one
+    return meeting
 
 
 def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:

@@ -325,7 +325,7 @@ def _integers(low: float, high: float) -> tuple[str, int | None]:
         for narrow in (False, True):
             for kind in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
                 # The ends of 25 bits and more are rounded to float32.
-                if (low, high) == (np.float32(kind.lo), np.float32(kind.hi)):
+                if [low, high] == [float(np.float32(end)) for end in (kind.lo, kind.hi)]:
                     return kind.name.lower(), bits
     width = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
     return f"{low:.0f} .. {high:.0f}", width
