@@ -111,11 +111,14 @@ class OperandReader:
         return None
 
     def result(self, site: Site) -> ReadOperand | None:
-        """Return what a quantizer gives."""
-        read = self._read(site.y)
+        """Return what a quantizer gives: behind its DequantizeLinear, real numbers are limited."""
+        names = [node.op_type for node in site.nodes]
+        read, end = self._read(site.y), site.y.producer()
+        if end is not None and end.op_type in _ACTIVATIONS and "DequantizeLinear" in names:
+            first = names.index("DequantizeLinear")
+            read, names = _decoded(site.nodes[first]), names[: first + 1]
         if read is None:
             return None
-        names = [node.op_type for node in site.nodes]
         while names[0] in _ACTIVATIONS:
             names.pop(0)
         return replace(read, found=replace(read.found, written="+".join(names)))

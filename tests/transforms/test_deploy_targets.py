@@ -138,3 +138,71 @@ def test_a_layer_that_is_no_layer_of_codes_afterwards_has_the_reason_of_what_it_
     assert layer.kernel is None
     assert "DynamicQuantizeLinear" in layer.reason
     assert layer.reason_id == "QG203"
+
+
+UNITS = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[N,2,6,6] x) => (float[N,2,2,2] y)
+    <float s = {0.05}, TYPE z = {ZERO}, float t = {0.01}, float[2] b = {0.1, -0.2},
+     float low = {0}, float high = {6}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear (w, t)
+        [first] c = Conv (d, v, b)
+        LIMITED
+        p = QuantizeLinear (r, s, z)
+        e = DequantizeLinear (p, s, z)
+        [second] f = Conv (e, v, b)
+        o = QuantizeLinear (f, s, z)
+        y = DequantizeLinear (o, s, z)
+    }"""
+
+
+@pytest.mark.parametrize(("kind", "zero"), [("int8", "0"), ("uint8", "128")])
+@pytest.mark.parametrize("limited", ["r = Relu (c)", "r = Clip (c, low, high)"])
+def test_qnn_gets_limits_between_quantizers_of_their_own(kind, zero, limited):
+    text = UNITS.replace("TYPE", kind).replace("ZERO", zero).replace("LIMITED", limited)
+    proto = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-127, 128, (2, 2, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "qnn-htp")
+    assert [layer.kernel for layer in found.layers] == ["convolution", "convolution"]
+    (clip,) = model.nodes("Clip")
+    assert clip.inputs[0].producer().op_type == "DequantizeLinear"
+    assert [node.op_type for node in clip.outputs[0].consumers()] == ["QuantizeLinear"]
+    for conv in model.nodes("Conv"):
+        assert [node.op_type for node in conv.outputs[0].consumers()] == ["QuantizeLinear"]
+    x = rng.normal(0, 3, (8, 2, 6, 6)).astype(np.float32)
+    before, after = (
+        each.run({"x": x}, backend="numpy")["y"] for each in (qgraph.load(proto), model)
+    )
+    np.testing.assert_array_equal(after, before)
+    once = model.to_proto()
+    qgraph.deploy(model, "qnn-htp")
+    assert model.to_proto() == once
+
+
+def test_a_model_of_which_no_layer_fits_is_only_converted_where_it_is_not_taken():
+    text = """<ir_version: 10, opset_import: ["": 20, "qonnx.custom_op.general": 1]>
+        net (float[1,2,4,4] x) => (float[1,2,2,2] y)
+        <float s = {0.3}, float z = {0}, float b = {8}, float t = {0.07}, float[2] n = {1, 2}> {
+            d = qonnx.custom_op.general.Quant <signed = 1> (x, s, z, b)
+            v = qonnx.custom_op.general.Quant <signed = 1, narrow = 1> (w, t, z, b)
+            [conv] c = Conv (d, v)
+            [norm] m = BatchNormalization (c, n, n, n, n)
+            y = qonnx.custom_op.general.Quant <signed = 1> (m, s, z, b)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).normal(0, 3, (2, 2, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "vitis-ai")  # its scales are no powers of two
+    assert [layer.kernel for layer in found.layers] == [None]
+    assert found.certificate.verdict == "proved"
+    assert {node.op_type for node in model.nodes()} == {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Conv",
+        "BatchNormalization",
+    }

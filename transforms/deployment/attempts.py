@@ -21,7 +21,7 @@ from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
-from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
+from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for, steps_for
 from qgraph.transforms.drafts.choice import label
 
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
@@ -184,6 +184,14 @@ def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
     report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
     same = reference.clone()
     return Attempt(same, report, proved(reference, same, request))
+
+
+def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
+    """Return the model with its quantizers in the dialect of a target, and nothing else changed."""
+    model = reference.clone()
+    report = model.apply(*conversion_for(profile))
+    report.notes.append("quantizers are only converted, since no form has integer layers")
+    return Attempt(model, report, proved(reference, model, request))
 
 
 def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:

@@ -26,7 +26,13 @@ from qgraph.targets.reader import profile_of
 from qgraph.targets.rules import Loads
 from qgraph.transforms.base import escaped
 from qgraph.transforms.deployment.accuracy import accuracy
-from qgraph.transforms.deployment.attempts import best_form, order_of, unchanged
+from qgraph.transforms.deployment.attempts import (
+    Attempt,
+    best_form,
+    converted,
+    order_of,
+    unchanged,
+)
 from qgraph.transforms.deployment.forms import Left, Preference, packed
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
 from qgraph.transforms.deployment.pipeline import as_pairs
@@ -100,17 +106,7 @@ def deploy(
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
         else:
-            attempt = best_form(*how)
-            after = listed(reference, attempt, runtime)
-            is_taken = _is_taken(reference, attempt.model, deployment, profile)
-            if is_taken and (worse := _worse(deployment, after)):
-                kept = [escaped(layer.node) for layer in worse]
-                attempt = best_form(reference, profile, request, [*keep, *kept])
-                after = listed(reference, attempt, runtime)
-            if is_taken and (_worse(deployment, after) or _is_idle(deployment, after)):
-                attempt = unchanged(
-                    reference, request, "no form has more layers in integer kernels"
-                )
+            attempt = _gaining(*how, deployment, runtime)
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
@@ -132,6 +128,41 @@ def deploy(
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return deployment
+
+
+def _gaining(
+    reference: Model,
+    profile: Profile,
+    request: Bounding,
+    keep: Sequence[str],
+    before: Deployment,
+    runtime: TargetRuntime,
+) -> Attempt:
+    """Return the best form if layers get kernels by it; else what is needed to load the model.
+
+    Args:
+        reference: the input.
+        profile: of the target.
+        request: the limits.
+        keep: patterns of layers that no factor and no bias is moved into.
+        before: the report on the input as it is.
+        runtime: of the target.
+    """
+    attempt = best_form(reference, profile, request, keep)
+    after = listed(reference, attempt, runtime)
+    if _is_taken(reference, attempt.model, before, profile):
+        if worse := _worse(before, after):
+            kept = [escaped(layer.node) for layer in worse]
+            attempt = best_form(reference, profile, request, [*keep, *kept])
+            after = listed(reference, attempt, runtime)
+        if _worse(before, after) or _is_idle(before, after):
+            return unchanged(reference, request, "no form has more layers in integer kernels")
+    elif not any(layer.kernel for layer in after.layers):
+        plain = converted(reference, profile, request)
+        loaded = listed(reference, plain, runtime)
+        if not plain.failing and _is_taken(plain.model, attempt.model, loaded, profile):
+            return plain
+    return attempt
 
 
 def _traps(model: Model, target: str | os.PathLike[str]) -> tuple[LintFinding, ...]:

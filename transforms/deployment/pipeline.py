@@ -76,13 +76,21 @@ def as_pairs() -> LowerIntegerOperators:
     return LowerIntegerOperators(form=SumForm.QDQ, exact=Exactness.NEAR)
 
 
+def conversion_for(profile: Profile) -> list[Transform]:
+    """Return the passes that write quantizers as a target reads them, equal in value."""
+    opset = wants.highest_opset(profile, HIGHEST_OPSET)
+    if not wants.takes(profile, "DequantizeLinear"):
+        return [as_pairs(), ConvertDialect(to="qonnx")]
+    qdq = ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
+    return [as_pairs(), qdq, FoldWeights(opset=opset)]
+
+
 def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
     """Yield what gives each quantizer the plain form, and each weight stored codes."""
     yield as_pairs()
     # Before conversion, since a bias would join the float operators around a quantizer.
     yield PlainPairs(values=values, opset=opset)
-    yield ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
-    yield FoldWeights(opset=opset)
+    yield from conversion_for(profile)[1:]
     if wants.needs_float32(profile):
         yield WidenFloats()
     yield PlainPairs(values=values, opset=opset)

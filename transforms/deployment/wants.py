@@ -45,13 +45,10 @@ def takes(profile: Profile, written: str) -> bool:
 
 
 def limits(profile: Profile) -> ActivationForm:
-    """Return where data are limited to fewer codes than their type has.
-
-    Between operators with quantizers of their own no Clip stands, so that codes stay limited there:
-    bounds of a unit that limits data are not known.
-    """
-    is_taken = takes(profile, "QuantizeLinear+Clip+DequantizeLinear")
-    return ActivationForm.CODES if is_taken or takes_units_only(profile) else ActivationForm.FLOATS
+    """Return where data are limited to fewer codes than their type has."""
+    if takes(profile, "QuantizeLinear+Clip+DequantizeLinear"):
+        return ActivationForm.CODES
+    return ActivationForm.UNITS if takes_units_only(profile) else ActivationForm.FLOATS
 
 
 def takes_units_only(profile: Profile) -> bool:
