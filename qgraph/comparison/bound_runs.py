@@ -88,6 +88,8 @@ class BoundRuns:
                     step.points = _points(segment, segment.roundings, sides)
                 except Undecidable as error:
                     step.tally.bound, step.tally.reason = None, str(error.reason)
+                    for side, rounding in zip(sides, segment.roundings, strict=True):
+                        side.point(rounding.origin or rounding)
             steps.append(step)
         known: set[ir.Node] = set()
         for step in steps:

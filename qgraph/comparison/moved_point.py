@@ -87,7 +87,8 @@ def moved_point(
     ((_, atom),) = codes.terms
     ends = _ends(side.evaluation, atom)
     if own is None or len(ends) != 1:
-        raise Undecidable(NOT_COMPUTED("its codes are moved in several places"))
+        reason = "its codes are moved in several places, or are a part of others in one model"
+        raise Undecidable(NOT_COMPUTED(reason))
     ((end, factor, offset),) = ends
     moves = _moves(end, own.event.node)
     node = end.producer()

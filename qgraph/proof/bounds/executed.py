@@ -134,7 +134,7 @@ def is_whole(atom: Atom) -> bool:
     match atom.kind:
         case "codes" | "integers" | "one" | "wrapped":
             return True
-        case "moved":
+        case "moved" | "placed":
             return all(is_whole(a) for _, a in atom.arguments[0].terms)
         case "sum" | "border":
             numbers = atom.numbers[0]

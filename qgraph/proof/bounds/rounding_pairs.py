@@ -22,7 +22,7 @@ def compared(
 ) -> list[tuple[Segment, Float64]]:
     """Return the bound of two roundings for each way in which their codes may correspond."""
     kinds = one.event.kind, other.event.kind
-    if kinds[0] != kinds[1] and "Sign" in kinds:
+    if not _fit(one, other) or (kinds[0] != kinds[1] and "Sign" in kinds):
         return []
     if one.event.mantissa != other.event.mantissa:
         return []
@@ -36,6 +36,18 @@ def compared(
     shifts = {0.0, float(bottom.min() - low.min()), float(top.max() - high.max())}
     deltas = sorted((shift for shift in shifts if np.isfinite(shift)), key=abs)
     return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
+
+
+def _fit(one: RoundedData, other: RoundedData) -> bool:
+    """Return whether two roundings may be of tensors of one shape."""
+    functions = one.function, other.function
+    shapes = [c.shape for function in functions for c, _ in function.terms]
+    shapes += [end.shape for data in (one, other) for end in (*data.ends, data.function.offset)]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        return False
+    return True
 
 
 def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:

@@ -25,6 +25,7 @@ from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import program_of
 from qgraph.proof.bounds.moved_cuts import MovingAtoms
 from qgraph.proof.bounds.numbering import moved_by, offset_of, source_of, zeros_of
+from qgraph.proof.bounds.places import part_of, parts_of, placed
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rounding_pairs import compared, counted_pair
 from qgraph.proof.bounds.roundings import rounding_of, unchanged
@@ -117,6 +118,7 @@ class Pairing:
             self.candidate.run()
             if not self._renumber():
                 break
+        self.segments = _worst_of_each_pair(self.segments)
         for pair, ours in zip(outputs, ends, strict=True):
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(_output(pair, ours, theirs))
@@ -207,6 +209,9 @@ class Pairing:
         atom = self._atoms.make("codes", self._serial, (), (low, high))
         rounding = replace(rounded, codes=Combination.of(atom))
         self._roundings.setdefault(rounded.function.form, []).append(rounding)
+        for place, part in parts_of(self._atoms, rounding):
+            codes = part_of(self._atoms, place, rounding.codes)
+            self._roundings.setdefault(part.function.form, []).append(replace(part, codes=codes))
         self._atoms.follow(atom, rounding)
         return Quantity(rounding.codes, low, high, unit=np.ones(()))
 
@@ -227,7 +232,7 @@ class Pairing:
         if same is not None:
             self._settled[key] = same
         elif key not in self._settled:
-            meant = self._partner(rounding)
+            meant = self._partner(rounding) or self._of_parts(rounding)
             if meant is None:
                 self._settled[key] = self._unpaired(rounding)
             else:
@@ -249,6 +254,18 @@ class Pairing:
         segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
         self.segments.append(replace(segment, counted=counted_pair(partner, rounded, float(delta))))
         return partner.codes.plus(Combination.constant(delta))
+
+    def _of_parts(self, rounded: RoundedData) -> Combination | None:
+        """Return codes of tensors side by side that the reference rounds one by one, or None."""
+        segments = list(self.segments)
+        codes = []
+        for place, part in parts_of(self._atoms, rounded):
+            own = self._partner(part)
+            if own is None:
+                self.segments = segments
+                return None
+            codes.append((place, own))
+        return placed(self._atoms, codes) if codes else None
 
     def _unpaired(self, data: RoundedData) -> Quantity:
         node = data.event.node
@@ -291,6 +308,14 @@ def _shifted(codes: Quantity, offset: Float64) -> Quantity:
 
 def _size(segment: Segment) -> float:
     return float(np.max(segment.deviation + segment.extra))
+
+
+def _worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
+    """Return one segment for each pair of ends: several parts of codes may be paired with one."""
+    worst: dict[Hashable, Segment] = {}
+    for segment in segments:
+        worst[segment.values] = max(worst.get(segment.values, segment), segment, key=_size)
+    return list(worst.values())
 
 
 def _alike(one: ir.Value, other: ir.Value) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
+from qgraph.proof.bounds.places import placed, places, spread
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 
@@ -36,19 +36,8 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
         sizes: of these along the axis.
         axis: counted from the last.
     """
-    atoms, total = call.tracer.atoms, sum(sizes)
-    meant, start = Combination(), 0
-    for x, size in zip(parts, sizes, strict=True):
-        part = _Place(axis, start, size, total)
-        for coefficient, atom in x.meant.terms:
-            ends = part.of(atom.low), part.of(atom.high)
-            key = axis, start, size, total
-            placed = atoms.make("placed", key, (Combination.of(atom),), ends)
-            term = coefficient if coefficient.size == 1 else part.of(coefficient)
-            meant = meant.plus(Combination(((term, placed),)))
-        offset = Combination((), part.of(x.meant.offset), part.of(x.meant.size))
-        meant = meant.plus(offset)
-        start += size
+    functions = [x.meant for x in parts]
+    meant = placed(call.tracer.atoms, list(zip(places(sizes, axis), functions, strict=True)))
     names = "low", "high", "absolute", "relative"
     low, high, absolute, relative = (
         side_by_side([getattr(x, name) for x in parts], sizes, axis) for name in names
@@ -59,27 +48,12 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
     return Quantity(meant, low, high, absolute, relative, unit)
 
 
-class _Place:
-    """Where a part lies along an axis."""
-
-    def __init__(self, axis: int, start: int, size: int, total: int) -> None:
-        self._axis, self._size = axis, size
-        self._before, self._behind = start, total - start - size
-
-    def of(self, array: Float64) -> Float64:
-        """Return an array that broadcasts to the part as one of the whole, with zeros."""
-        wide = _spread(array, self._size, self._axis)
-        edges = [(0, 0)] * wide.ndim
-        edges[self._axis] = self._before, self._behind
-        return np.pad(wide, edges)
-
-
 def side_by_side(arrays: Sequence[Float64], sizes: Sequence[int], axis: int) -> Float64:
     """Return arrays that broadcast to tensors as one that broadcasts to these side by side."""
     first = arrays[0].reshape(-1)[0]
     if all(array.size == 1 and (array == first).all() for array in arrays):
         return arrays[0].reshape(())
-    wide = [_spread(array, size, axis) for array, size in zip(arrays, sizes, strict=True)]
+    wide = [spread(array, size, axis) for array, size in zip(arrays, sizes, strict=True)]
     rank = max(array.ndim for array in wide)
     wide = [array.reshape(*(1,) * (rank - array.ndim), *array.shape) for array in wide]
     along = axis % rank
@@ -90,11 +64,3 @@ def side_by_side(arrays: Sequence[Float64], sizes: Sequence[int], axis: int) -> 
         for array in wide
     ]
     return np.concatenate(full, axis=along)
-
-
-def _spread(array: Float64, size: int, axis: int) -> Float64:
-    """Return an array with its full size along an axis, counted from the last."""
-    wide = array.reshape(*(1,) * (-axis - array.ndim), *array.shape)
-    shape = list(wide.shape)
-    shape[axis] = size
-    return np.broadcast_to(wide, shape)

@@ -1,0 +1,157 @@
+"""Functions of tensors side by side, as Concat makes them, and the parts of such functions.
+
+Each atom of a part is an atom of the whole that is 0 outside of the part::
+
+    whole = placed(part one) + placed(part two)
+
+So a rounding of tensors side by side is also one rounding for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.ops.approximation import ZERO
+from qgraph.proof.bounds.combination import Atoms, Combination
+from qgraph.proof.bounds.events import Pending
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.roundings import rounding_of
+from qgraph.proof.bounds.segment import RoundedData
+
+_PLACED, _PART = "placed", "part"
+
+
+class Place(NamedTuple):
+    """Where a part lies along an axis, which is counted from the last."""
+
+    axis: int
+    start: int
+    size: int
+    total: int
+
+    def of(self, array: Float64) -> Float64:
+        """Return an array that broadcasts to the part as one of the whole, with zeros."""
+        wide = spread(array, self.size, self.axis)
+        edges = [(0, 0)] * wide.ndim
+        edges[self.axis] = self.start, self.total - self.start - self.size
+        return np.pad(wide, edges)
+
+    def part(self, array: Float64) -> Float64:
+        """Return an array that broadcasts to the whole as one of the part."""
+        if array.ndim < -self.axis or array.shape[self.axis] == 1:
+            return array
+        return np.take(array, range(self.start, self.start + self.size), self.axis)
+
+
+def places(sizes: Sequence[int], axis: int) -> list[Place]:
+    """Return the places of tensors with some sizes along an axis."""
+    starts = np.cumsum([0, *sizes]).tolist()
+    return [
+        Place(axis, start, size, sum(sizes)) for start, size in zip(starts, sizes, strict=False)
+    ]
+
+
+def spread(array: Float64, size: int, axis: int) -> Float64:
+    """Return an array with its full size along an axis, counted from the last."""
+    wide = array.reshape(*(1,) * (-axis - array.ndim), *array.shape)
+    shape = list(wide.shape)
+    shape[axis] = size
+    return np.broadcast_to(wide, shape)
+
+
+def placed(atoms: Atoms, parts: Sequence[tuple[Place, Combination]]) -> Combination:
+    """Return functions of tensors as one of these side by side."""
+    whole = _whole_of(parts)
+    meant = Combination() if whole is None else whole
+    for place, function in parts:
+        offset = Combination((), place.of(function.offset), place.of(function.size))
+        meant = meant.plus(offset)
+        for coefficient, atom in function.terms if whole is None else ():
+            ends = place.of(atom.low), place.of(atom.high)
+            each = atoms.make(_PLACED, place, (Combination.of(atom),), ends)
+            term = coefficient if coefficient.size == 1 else place.of(coefficient)
+            meant = meant.plus(Combination(((term, each),)))
+    return meant
+
+
+def _whole_of(parts: Sequence[tuple[Place, Combination]]) -> Combination | None:
+    """Return the atom whose parts stand side by side again; None if there is none."""
+    wholes = []
+    for place, function in parts:
+        for _, atom in function.terms:
+            if len(function.terms) == 1 and (atom.kind, atom.attributes) == (
+                "moved",
+                (_PART, place),
+            ):
+                wholes.append(atom.arguments[0].terms[0][1])
+    if len(wholes) != len(parts) or any(atom is not wholes[0] for atom in wholes):
+        return None
+    factor = ZERO
+    for place, function in parts:
+        factor = factor + place.of(function.terms[0][0])
+    return Combination(((factor, wholes[0]),))
+
+
+def part_of(atoms: Atoms, place: Place, codes: Combination) -> Combination:
+    """Return the codes of a part of codes side by side."""
+    ((_, atom),) = codes.terms
+    ends = place.part(atom.low), place.part(atom.high)
+    return Combination.of(atoms.make("moved", (_PART, place), (codes,), ends))
+
+
+def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[Place, RoundedData]]:
+    """Return the roundings of the parts of tensors side by side; nothing if it is none of these."""
+    before, event = data.event.before, data.event
+    beside = sorted(_places(before.meant))
+    if len(beside) < 2 or event.mantissa is not None:
+        return []
+    if beside != places([place.size for place in beside], beside[0].axis):
+        return []
+    parts = []
+    for place in beside:
+        own = Quantity(
+            _part(atoms, place, before.meant),
+            place.part(before.low),
+            place.part(before.high),
+            place.part(before.absolute),
+            place.part(before.relative),
+            None if before.unit is None else place.part(before.unit),
+        )
+        limits = place.part(data.low), place.part(data.high)
+        rounding = rounding_of(Pending(replace(event, before=own), *limits, ZERO))
+        parts.append((place, replace(rounding, origin=data)))
+    return parts
+
+
+def _places(function: Combination) -> set[Place]:
+    """Return the places of the parts of a function; nothing if it has terms without a place."""
+    found: set[Place] = set()
+    for _, atom in function.terms:
+        own = {atom.attributes} if atom.kind == _PLACED else set()
+        inner = _places(atom.arguments[0]) if atom.kind == "clip" else own
+        if not inner:
+            return set()
+        found |= {place for place in inner if isinstance(place, Place)}
+    return found
+
+
+def _part(atoms: Atoms, place: Place, function: Combination) -> Combination:
+    """Return the part of a function at a place."""
+    terms = []
+    for coefficient, atom in function.terms:
+        if atom.kind == "clip":
+            ends = place.part(atom.low), place.part(atom.high)
+            numbers = [place.part(number) for number in atom.numbers]
+            inner = _part(atoms, place, atom.arguments[0])
+            atom = atoms.make("clip", None, (inner,), ends, numbers)
+        elif atom.attributes == place:
+            ((_, atom),) = atom.arguments[0].terms
+        else:
+            continue
+        terms.append((place.part(coefficient), atom))
+    return Combination(tuple(terms), place.part(function.offset), place.part(function.size))
