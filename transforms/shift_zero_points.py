@@ -34,6 +34,7 @@ class ShiftZeroPoints(Transform):
 
     1. ``activations``: all codes that a QuantizeLinear gives and DequantizeLinear decodes, also
        over Clip, Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128.
+       Without ``symmetric``, codes with zero point 0 are left.
     2. ``weights``: stored codes likewise. As ``int8``, codes with zero point 128 need none.
     3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if
        the limits of the codes, such as 0 to 15, then lie in the type.
@@ -43,6 +44,7 @@ class ShiftZeroPoints(Transform):
 
     activations: CodeSign = option(CodeSign.UINT8, help="type of the codes of data")
     weights: CodeSign = option(CodeSign.INT8, help="type of stored codes")
+    symmetric: bool = option(True, help="shift codes of data with zero point 0 too")
     products: bool = option(False, help="make first factors of products of data int8")
     centre: bool = option(False, help="make zero points of data 0 where codes fit")
 
@@ -50,7 +52,8 @@ class ShiftZeroPoints(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Shift the codes of data, then those of weights."""
-        shift_activations(model, self.activations.upper(), report, centre=self.centre)
+        kind = self.activations.upper()
+        shift_activations(model, kind, report, symmetric=self.symmetric, centre=self.centre)
         if self.products:
             shift_activations(model, "INT8", report, products=True)
         if self.weights is not CodeSign.KEEP:

@@ -111,3 +111,29 @@ def test_weights_of_an_lstm_become_numbers(tmp_path):
     found = openvino.Core().compile_model(str(tmp_path / "out.onnx"), "CPU", hint)(x)[0]
     expected = qgraph.load(proto).run({"x": x}, backend="numpy")["y"]
     np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_signed_data_with_a_zero_point_become_unsigned():
+    """On processors with AMX, OpenVINO runs the signed form slower than float."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+    net (float[1,4,6,6] x) => (float[1,4,2,2] y)
+    <float s = {0.05}, int8 z = {-7}, int8 o = {0}, float t = {0.01}> {
+        q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear (w, t)
+        c = Conv (d, v)
+        p = QuantizeLinear (c, s, o)    e = DequantizeLinear (p, s, o)
+        f = Conv (e, v)
+        r = QuantizeLinear (f, s, z)    y = DequantizeLinear (r, s, z)
+    }""")
+    codes = np.random.default_rng(0).integers(-127, 128, (4, 4, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "openvino-cpu")
+    assert not found.left
+    assert str(found.certificate.verdict) == "proved"
+    encoders = list(model.nodes("QuantizeLinear"))
+    assert [str(model.constant(n.inputs[2]).dtype) for n in encoders] == ["uint8", "int8", "uint8"]
+    assert [int(model.constant(n.inputs[2])) for n in encoders] == [121, 0, 121]
+    once = model.to_proto()
+    qgraph.deploy(model, "openvino-cpu")
+    assert model.to_proto() == once

@@ -179,3 +179,14 @@ def test_weights(check_pass, name):
     if name == "middle":
         (entry,) = load(ir.from_onnx_text(text)).apply(SymmetricWeights(narrow=True)).sites
         assert "expected -127 to 127" in entry.reason
+
+
+@pytest.mark.parametrize(("point", "kind"), [(0, "int8"), (-100, "uint8")])
+def test_codes_with_zero_point_0_can_be_left(check_pass, point, kind):
+    text = chain("int8", point, FORMS["pair"])
+    step = ShiftZeroPoints(activations="uint8", symmetric=False)
+    model, report = check_pass(step, text, exactly=BITS)
+    assert report.count(SiteStatus.CHANGED) == (kind != "int8")
+    assert {constant(node.inputs[2]).dtype for node in model.nodes("QuantizeLinear")} == {
+        np.dtype(kind)
+    }

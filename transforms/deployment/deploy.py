@@ -33,7 +33,7 @@ from qgraph.transforms.deployment.attempts import (
     order_of,
     unchanged,
 )
-from qgraph.transforms.deployment.forms import Left, Preference, packed
+from qgraph.transforms.deployment.forms import Left, Preference, marked_slower, packed
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
 from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.preferences import preferred
@@ -101,7 +101,12 @@ def deploy(
     deployment = listed(reference, attempt, runtime)
     if not deployment.layers and deployment.is_executed:
         attempt = unchanged(reference, request, "there is no quantized layer to rewrite")
-    elif deployment.left or not deployment.layers or runtime.refuses(reference):
+    elif (
+        deployment.left
+        or not deployment.layers
+        or marked_slower(reference, profile)
+        or runtime.refuses(reference)
+    ):
         how = reference, profile, request, list(keep)
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
@@ -155,7 +160,9 @@ def _gaining(
             kept = [escaped(layer.node) for layer in worse]
             attempt = best_form(reference, profile, request, [*keep, *kept])
             after = listed(reference, attempt, runtime)
-        if _worse(before, after) or _is_idle(before, after):
+        slower = [len(marked_slower(each, profile)) for each in (reference, attempt.model)]
+        is_idle = len(after.left) + slower[1] >= len(before.left) + slower[0]
+        if _worse(before, after) or is_idle:
             return unchanged(reference, request, "no form has more layers in integer kernels")
     elif not any(layer.kernel for layer in after.layers):
         plain = converted(reference, profile, request)
@@ -197,11 +204,6 @@ def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
     """Return the layers that have lost their kernels, if both models are run, or neither is."""
     is_alike = before.is_executed == after.is_executed
     return [layer for layer in after.layers if is_alike and layer.before and not layer.kernel]
-
-
-def _is_idle(before: Deployment, after: Deployment) -> bool:
-    """Return whether no layer gets an integer kernel."""
-    return len(after.left) >= len(before.left)
 
 
 def _sign(model: Model, profile: Profile, reference: Model) -> None:

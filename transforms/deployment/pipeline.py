@@ -132,6 +132,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     yield ShiftZeroPoints(
         activations=wants.data_type(profile),
         weights=wants.weight_type(profile),
+        symmetric=not wants.has_slow_signed(profile),
         products=wants.symmetric_factors(profile),
         centre=not wants.takes_zero_points(profile, weights=False),
     )

@@ -78,9 +78,17 @@ def data_type(profile: Profile) -> CodeSign:
     free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
     if "INT8" in free and not takes_zero_points(profile, weights=False):
         return CodeSign.INT8
-    if "INT8" in free:
+    if "INT8" in free and ("UINT8" not in free or not has_slow_signed(profile)):
         return CodeSign.KEEP if "UINT8" in free else CodeSign.INT8
     return CodeSign.UINT8 if "UINT8" in free else CodeSign.KEEP
+
+
+def has_slow_signed(profile: Profile) -> bool:
+    """Return whether signed codes of data with a zero point were measured to be slower."""
+    return any(
+        set(form.x_types or ()) == {"INT8"} and ZeroPoint.EQUAL in (form.x_zero or ())
+        for form in profile.slower
+    )
 
 
 def weight_type(profile: Profile) -> CodeSign:

@@ -254,7 +254,13 @@ def is_same_width(one: str, other: str) -> bool:
 
 
 def shift_activations(
-    model: Model, kind: str, report: Report, *, centre: bool = False, products: bool = False
+    model: Model,
+    kind: str,
+    report: Report,
+    *,
+    symmetric: bool = True,
+    centre: bool = False,
+    products: bool = False,
 ) -> None:
     """Shift all codes of data that have the width of ``kind``; do nothing if it names no type.
 
@@ -262,6 +268,7 @@ def shift_activations(
         model: is changed.
         kind: the type.
         report: gets an entry for each QuantizeLinear.
+        symmetric: whether codes with zero point 0 are shifted too.
         centre: whether zero points become 0.
         products: whether only first factors of products of data are shifted.
     """
@@ -269,6 +276,8 @@ def shift_activations(
     for chain in list(code_chains(model)):
         step: int | ExplainedReason | None = None
         if products and not (chain.obstacle is None and chain.is_first_factor):
+            continue
+        if not symmetric and not any(_points(node).any() for node in chain.encoders):
             continue
         if centre and kind in FORMATS:
             step = chain.obstacle
