@@ -206,7 +206,7 @@ class Model(Displayed):
         """Run passes one after the other; if one fails, the model stays as it was.
 
         Domains that nodes use are declared, initializers dropped from the graph inputs, and
-        parameters of quantizers that follow from static dimensions or casts made constants first.
+        parameters that follow from static dimensions, casts or Expand made constants first.
 
         Args:
             steps: passes of qgraph or of onnx_ir; only the former report sites.
@@ -230,7 +230,7 @@ class Model(Displayed):
             report.frozen_inputs = freeze_inputs(draft)
         if settled := freeze_static_parameters(draft):
             report.notes.append(
-                f"parameters that follow from static dimensions or casts: {settled}"
+                f"parameters that follow from static dimensions, casts or Expand: {settled}"
             )
         for step in steps:
             draft = _run_step(step, draft, report)

@@ -26,6 +26,7 @@ from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import nodes_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
+from qgraph.ops.expanded_parameters import expanded_parameters
 from qgraph.ops.operator import is_defined
 
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
@@ -52,12 +53,13 @@ def freeze_static_parameters(model: ir.Model) -> int:
     """Put constants in the place of parameters that static dimensions determine; return how many.
 
     Parameters are the inputs of quantizers but the first, in the main graph and the graphs in it;
-    also constants behind a Cast that keeps them.
+    also constants behind a Cast that keeps them, or an Expand
+    (:func:`.expanded_parameters.expanded_parameters`).
     A logarithm counts as known only if the parameter is the same for every result within a
     relative 2**-12 of it. What feeds nothing else goes. No shapes are inferred for a model none of
     whose parameters asks for a size.
     """
-    arrays = static_parameters(model)
+    arrays = static_parameters(model) | expanded_parameters(model)
     if arrays:
         editor = Editor(model)
         editor.replace_all([_constant(editor, value, array) for value, array in arrays.items()])
@@ -70,7 +72,8 @@ def settled(model: ir.Model) -> ir.Model:
     Initializers are no graph inputs in it, and parameters of quantizers that follow from static
     dimensions are constants.
     """
-    if not overridable(model.graph) and not static_parameters(model):
+    constants = static_parameters(model) or expanded_parameters(model)
+    if not overridable(model.graph) and not constants:
         return model
     copy = model.clone()
     freeze_inputs(copy)

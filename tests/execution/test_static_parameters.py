@@ -145,7 +145,7 @@ def test_such_a_quantizer_is_converted_and_proved() -> None:
     model = qgraph.load(source.clone())
     report = model.apply(ConvertDialect(to="qdq"))
     assert [site.outcome for site in report.sites] == [SiteStatus.CHANGED]
-    assert "parameters that follow from static dimensions or casts: 1" in report.notes
+    assert "parameters that follow from static dimensions, casts or Expand: 1" in report.notes
     assert qgraph.prove(source, model).verdict is ProofVerdict.PROVED
     other = model_of(PICKED.replace("two", "one") + "scale = Div (unit, f)")
     assert qgraph.prove(other, model).verdict is ProofVerdict.DIFFERENT

@@ -46,8 +46,8 @@ WHY_NONE = {
     "quark/mx": "Quark's own operators, which convert replaces; info names them",
     "quark/matmul_nbits": "Quark quantizes nothing here",
     "tf/fake_quant4": "TensorFlow's own operators, which convert replaces; info names them",
-    "hgq/": "HGQ2 wraps data at its limits unless overflow_mode is SAT, no dialect does; each "
-    "weight has bits of its own, and the graph computes all limits from the shape of the data",
+    "hgq/wrap": "codes wrap around at their limits, as without overflow_mode=SAT; no dialect has "
+    "such a quantizer",
 }
 """Why no quantizer is found, by how the file's name begins."""
 

@@ -142,6 +142,10 @@ class Builder:
             return operands[0]
         if name == "Where" and (branch := _chosen(operands)) is not None:
             return branch
+        if name == "Sub" and operands[0] is operands[1] and dtype == FLOAT:
+            # 0, or NaN for infinities and NaN: intervals of a product show it, of a difference not.
+            magnitude = self._call("Abs", operands[:1], {})
+            return self._call("Mul", [magnitude, self.constant(np.float32(0))], {})
         shape = _result_shape(name, operands)
         for operand in operands:
             if operand.op not in (CONSTANT, TABLE):

@@ -177,6 +177,8 @@ def _value_after(steps: list[Step], value: Array) -> Array | None:
 
 def _arithmetic(e: Expr) -> LastSteps | None:
     left, right = e.inputs
+    if e.op == "Add" and _is_nothing(right):
+        return [], left
     if right.op == CONSTANT:
         return [ArithmeticStep(e.op, known(right))], left
     if left.op == CONSTANT and e.op in ("Add", "Mul"):
@@ -190,6 +192,13 @@ def _arithmetic(e: Expr) -> LastSteps | None:
         if last is not None:
             return last
     return None
+
+
+def _is_nothing(e: Expr) -> bool:
+    """Return whether an expression is ``v - v``, which straight-through estimators leave."""
+    if e.op != "Mul" or e.inputs[0].op != "Abs" or e.inputs[1].op != CONSTANT:
+        return False
+    return not known(e.inputs[1]).any()
 
 
 def _bound(e: Expr) -> LastSteps | None:

@@ -148,16 +148,29 @@ def _readers(steps: Sequence[Step], notation: Notation) -> list[Callable[[], Qua
     parts = plain[: rounded[0]], plain[rounded[0]], plain[rounded[0] + 1 :]
     return [
         partial(affine, *parts, notation),
+        partial(affine, *parts[:2], _with_product(parts[2]), notation),
         partial(ranged, *parts, notation),
         partial(regridded, *parts, steps),
     ]
 
 
 def _scales(steps: Sequence[Step]) -> bool:
-    """Return whether ``steps`` divide before they round, and multiply afterwards."""
+    """Return whether ``steps`` multiply or divide before they round, and afterwards."""
     names = [step.name if isinstance(step, ArithmeticStep) else "" for step in steps]
     rounded = [i for i, step in enumerate(steps) if isinstance(step, Rounded)]
-    return not {"Div", "Mul"}.isdisjoint(names[: rounded[0]]) and "Mul" in names[rounded[-1] :]
+    return not any(
+        {"Div", "Mul"}.isdisjoint(part) for part in (names[: rounded[0]], names[rounded[-1] :])
+    )
+
+
+def _with_product(outer: Sequence[Step]) -> list[Step]:
+    """Return steps with a product in place of a quotient of powers of two, which is the same."""
+    return [
+        ArithmeticStep("Mul", ONE / constant_of(step))
+        if is_step(step, "Div") and (np.frexp(constant_of(step))[0] == 0.5).all()
+        else step
+        for step in outer
+    ]
 
 
 def affine(
@@ -174,7 +187,7 @@ def affine(
     zero_point = before.offset if offset_first else after.added
     shift = ZERO if offset_first else after.added
     decoded = after.zero_point if offset_first else after.taken
-    limits = _limits(before, scale, both(before.codes, after.codes))
+    limits = _limits(before, scale, both(before.codes, after.codes), rounding.mode)
     if is_bounded(after.real):
         # A clamp of the result that narrows the codes is read like one of the data.
         result = BeforeRounding(offset=after.zero_point, real=after.real)
@@ -184,7 +197,9 @@ def affine(
     recipe = Recipe.ROUND_FIRST if round_first else Recipe.OFFSET_FIRST
     decoding = None
     if not (same(scale, out_scale) and same(zero_point, decoded)):
-        require(notation.is_pair)
+        # Half a step before a Floor rounds to nearest, and is no zero point.
+        is_half = rounding.mode is Rounding.FLOOR and same(before.offset, 0.5)
+        require(notation.is_pair or (is_half and same(scale, out_scale) and same(decoded, 0)))
         decoding = Decoding(float32(out_scale), float32(decoded))
     for end in before.ends:
         # Large numbers become the value of the last code.
@@ -193,13 +208,17 @@ def affine(
     return Affine(float32(scale), float32(zero_point), lo, hi, rounding.mode, recipe, decoding)
 
 
-def _limits(before: BeforeRounding, scale: Array, codes: list[Array]) -> list[Array]:
+def _limits(
+    before: BeforeRounding, scale: Array, codes: list[Array], mode: Rounding = Rounding.ROUND
+) -> list[Array]:
     """Return the smallest and largest rounded number; a clamp of the data counts if it narrows."""
     lo, hi = codes
     for bounds, needed in ((before.range, bool(before.ends)), (before.real, False)):
         if is_bounded(bounds):
             require(all(np.isfinite(end).all() for end in bounds))
             ends = [end / scale + before.offset for end in bounds]
+            if mode is Rounding.FLOOR:
+                ends = [np.floor(end) for end in ends]
             low, high = np.minimum(*ends), np.maximum(*ends)
             require(needed or not ((low <= lo).all() and (high >= hi).all()))
             lo, hi = np.maximum(lo, low), np.minimum(hi, high)

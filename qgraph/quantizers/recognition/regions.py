@@ -276,6 +276,12 @@ class UseDefGraph:
         if operator_of(node) is not None and node.op_type != "Clip":
             return [0]
         varying = [i for i, value in enumerate(node.inputs) if self._varies(value)]
+        if varying and node.op_type == "Where":
+            # A constant that is compared with its limits is data.
+            test = self._expressions.get(inputs[0])
+            compared = () if test is None else test.inputs
+            others = (i for i, value in enumerate(inputs) if i not in varying)
+            varying += [i for i in others if self._expressions.get(inputs[i]) in compared]
         if varying or not inputs:
             return varying
         if node.op_type in _COMMUTATIVE:

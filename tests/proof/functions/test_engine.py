@@ -24,6 +24,16 @@ def test_the_same_expression_is_not_evaluated() -> None:
     assert (finding.boxes, finding.differing, finding.undecided) == (0, 0, None)
 
 
+def test_a_number_minus_itself_is_zero_unless_it_is_infinite() -> None:
+    b = Builder()
+    x, clamped = b.input, b.Min(b.Max(b.input, -8.0), 7.0)
+    assert evaluate(b.Sub(x, x), np.array([-2, -0.0, 3e38], np.float32)).tobytes() == bytes(12)
+    assert np.isnan(evaluate(b.Sub(x, x), np.array([np.inf, np.nan], np.float32))).all()
+    finding = decide(b.Add(b.Floor(clamped), b.Sub(clamped, clamped)), b.Floor(clamped))
+    assert _equal(finding)
+    assert decide(b.Add(b.Floor(x), b.Sub(x, x)), b.Floor(x)).infinity_differs
+
+
 def test_signed_pair_differs_in_the_sign_of_zero_only(cones: SimpleNamespace) -> None:
     """The count is that of an enumeration of all 2**32 inputs."""
     b = Builder()
