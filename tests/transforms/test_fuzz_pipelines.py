@@ -118,13 +118,21 @@ def _results(model: Any, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         runs = [model.run(given, backend="numpy", taps=names) for given in feeds]
     outputs = {value.name for value in model.outputs}
     return [
-        {} if any(map(changing.has_nan, run.values())) else {n: run[n] for n in outputs}
+        {}
+        if any(map(changing.has_nan, run.values())) or _divides_by_zero(model, run)
+        else {n: run[n] for n in outputs}
         for run in runs
     ]
 
 
+def _divides_by_zero(model: Any, run: dict[str, Any]) -> bool:
+    """Return whether a zero that the model computes is a divisor."""
+    divisors = {node.inputs[-1].name for node in model.nodes("Div", "Reciprocal")}
+    return any((run[name] == 0).any() for name in divisors & run.keys())
+
+
 def _differ(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> bool:
-    """Compare the runs in which no NaN occurs, which reports set apart."""
+    """Compare the runs without NaN and without divisors whose sign of zero reports leave open."""
     pairs = [pair for pair in zip(before, after, strict=True) if all(pair)]
     return any(changing.differ(a[name], b[name]) for a, b in pairs for name in a)
 

@@ -129,6 +129,9 @@ IGNORED = re.compile(
 )
 """Changes of what is not known, of codes that differ where no input does, and of percents."""
 
+NAMES = re.compile(r"regions\.\d+\.(reference|candidate)_nodes: \d+ (missing|twice)")
+"""Changes that leave the nodes of a region by name, but not all, or not each once."""
+
 MAKERS = {
     "chain": lambda: chain(differs=False),
     "different": lambda: chain(differs=True),
@@ -293,7 +296,11 @@ def test_changes_in_certificates_of_real_models(real_models: dict[str, Path], na
     changed.apply(transforms.ConvertDialect(to=to))
     document = certificate((model, changed))
     assert verify(document, model, changed) == "proved"
-    assert survivors(document, (model, changed), step=97)[1] == []
+    found = survivors(document, (model, changed), step=97)[1]
+    if model.ir.opset_imports[""] != changed.ir.opset_imports[""]:
+        # Rules that give both one opset may have split nodes, or left some out.
+        found = [change for change in found if not NAMES.fullmatch(change)]
+    assert found == []
 
 
 @pytest.mark.cases(fast=0, slow=20)
