@@ -220,12 +220,18 @@ class Transform(ir.passes.InPlacePass):
                 report.notes.append(f"{ABOUT_RUNTIME}{reason} ({weights})")
         asked, present = getattr(self, "opset", None), model.opset_imports.get("", 0)
         if asked is not None and asked < present and not report.notes:
-            logger.warning(
-                "opset=%s limits what is written, and does not lower the model's opset %s; for "
-                "ONNX Runtime -p raise-microsoft{opset=%s} does, where all nodes exist there",
-                *(asked, present, asked),
+            _warn_once(
+                f"opset={asked} limits what is written, and does not lower the model's opset "
+                f"{present}; for ONNX Runtime -p raise-microsoft{{opset={asked}}} does, where all "
+                "nodes exist there"
             )
         return TransformResult(model, report.modified, report.under(self.name))
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Warn of what several passes of a pipeline have in common."""
+    logger.warning(text)
 
 
 def _coded_products(model: Model) -> int:
