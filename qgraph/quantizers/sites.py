@@ -57,7 +57,7 @@ _KNOWN_ALONE = frozenset(name for name, dialect in _CORES.items() if dialect != 
 _WRAPS = (
     "its codes wrap around at their limits (overflow: wrap, as of HGQ2), and no dialect has such a "
     "quantizer. Leave it, as its float operators compute it, or quantize with saturation "
-    "(overflow_mode='SAT' in HGQ2) and write QuantizeLinear, Quant or FakeQuantize"
+    "(overflow_mode=SAT in HGQ2) and write QuantizeLinear, Quant or FakeQuantize"
 )
 
 _PAIRS = [

@@ -76,6 +76,24 @@ def test_quantizers_that_saturate_are_converted(mode: str, dialect: str) -> None
     assert qgraph.prove(model, candidate).verdict == "proved"
 
 
+@pytest.mark.parametrize("mode", ROUNDINGS)
+def test_weights_with_bits_of_their_own_become_codes(mode: str) -> None:
+    text = SATURATED.format(rounding=ROUNDINGS[mode])
+    text = text.replace("Shape (x)", "Shape (w)").replace("(x,", "(w,").replace(", x)", ", w)")
+    text = text.replace("y = Where (has, d, zeros)", "q = Where (has, d, zeros) y = Add (x, q)")
+    numbers = ", ".join(map(str, X.reshape(-1)))
+    model = qgraph.load(
+        ir.from_onnx_text(text.replace("float two", f"float[4,3] w = {{{numbers}}}, float two"))
+    )
+    folded = model.clone()
+    (site,) = folded.apply(transforms.FoldWeights()).sites
+    assert (site.outcome, str(site.verdict.exactness)) == ("changed", "bits")
+    assert {node.op_type for node in folded.nodes()} <= {"DequantizeLinear", "Add", "Constant"}
+    zeros = np.zeros((4, 3), np.float32)
+    assert folded.run({"x": zeros}, backend="numpy")["y"].tolist() == EXPECTED[mode]
+    assert qgraph.prove(model, folded).verdict == "proved"
+
+
 def test_info_reads_the_format() -> None:
     (quantizer,) = qgraph.info(qgraph.load(saturated("TRN"))).quantizers
     assert (quantizer.format, quantizer.rounding) == ("int4", "FLOOR")

@@ -40,7 +40,7 @@ from qgraph.quantizers.dialects.parts import (
     range_values,
     split_top,
 )
-from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged
+from qgraph.quantizers.quantizer import Affine, Bipolar, Decoding, Floating, Ranged
 from qgraph.quantizers.weights.codes_job import (
     LEAST_BYTES,
     CodesJob,
@@ -118,10 +118,11 @@ class _Packer:
     def drafts(self) -> Iterator[Draft]:
         """Yield all forms."""
         match self.site.quantizer:
-            case Affine(decoding=None) as meaning:
+            case Affine() as meaning:
                 margin = 0.5 if meaning.rounding is Rounding.ROUND else 1.0
                 ends = float(meaning.lo.min()), float(meaning.hi.max())
-                yield from self._affine(meaning.scale, meaning.zero_point, ends, margin)
+                decoding = meaning.decoding or Decoding(meaning.scale, meaning.zero_point)
+                yield from self._affine(decoding.scale, decoding.zero_point, ends, margin)
             case Bipolar(scale):
                 yield from self._affine(scale, ZERO, (-1.0, 1.0), 0.5)
             case Floating() as meaning:
