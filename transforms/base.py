@@ -228,12 +228,6 @@ class Transform(ir.passes.InPlacePass):
         return TransformResult(model, report.modified, report.under(self.name))
 
 
-@functools.cache
-def _warn_once(text: str) -> None:
-    """Warn of what several passes of a pipeline have in common."""
-    logger.warning(text)
-
-
 def _coded_products(model: Model) -> int:
     """Return the number of weights for whose products ONNX Runtime may quantize the data."""
     forms = map(weight_form, model.nodes("DequantizeLinear"))
@@ -242,6 +236,7 @@ def _coded_products(model: Model) -> int:
 
 
 logger = logging.getLogger(__name__)
+_warn_once = functools.cache(logger.warning)
 
 TRANSFORMS: Registry[type[Transform]] = Registry("pass", "qgraph.transforms", "passes")
 
