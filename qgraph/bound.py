@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from qgraph.errors import Choice, OptionError, meant, member, require, shown
 from qgraph.text import read_fields, read_json
 
@@ -24,6 +27,61 @@ class Against(Choice):
 
     EXECUTION = "execution"
     IDEAL = "ideal"
+
+
+@dataclass(frozen=True)
+class SeenCodes:
+    """Codes or inputs of the reference that a segment starts from.
+
+    Attributes:
+        value: name of the value that holds them.
+        fill: the code of all elements but those listed.
+        elements: indices of the others.
+        codes: their codes.
+        levels: if it is not 0, element number ``i`` in row-major order has the code
+            ``fill + (40503 * i % 65521) % levels`` instead of ``fill``.
+    """
+
+    value: str
+    fill: float
+    elements: tuple[tuple[int, ...], ...] = ()
+    codes: tuple[float, ...] = ()
+    levels: int = 0
+
+    def array(self, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+        """Return the codes as a tensor of a shape."""
+        codes = np.full(shape, self.fill)
+        if self.levels:
+            numbers = np.arange(codes.size).reshape(shape)
+            codes += 40503 * numbers % 65521 % self.levels
+        for element, code in zip(self.elements, self.codes, strict=True):
+            codes[element] = code
+        return codes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the codes as they stand in a certificate."""
+        elements = [list(each) for each in self.elements]
+        return vars(self) | {"elements": elements, "codes": list(self.codes)}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The largest difference at the end of a segment that a few runs showed, from equal codes.
+
+    Attributes:
+        difference: number of steps; at an output that is not quantized, in real units.
+        element: index of the element at the end that differs.
+        starts: what the runs began with.
+    """
+
+    difference: float
+    element: tuple[int, ...]
+    starts: tuple[SeenCodes, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was seen as it stands in a certificate."""
+        starts = [start.to_json() for start in self.starts]
+        return vars(self) | {"element": list(self.element), "starts": starts}
 
 
 @dataclass(frozen=True)
@@ -47,6 +105,7 @@ class Bound:
         ulps: the same in units in the last place of its largest number.
         code_shift: the codes of the candidate are those of the reference plus this number.
         channels: ``[reference_error, candidate_error, ideal_shift]`` of each channel.
+        seen: how far the codes lie apart at least; None if the models were not run.
     """
 
     deviation_steps: float
@@ -63,16 +122,17 @@ class Bound:
     ulps: float | None = None
     code_shift: int = 0
     channels: tuple[tuple[float, float, float], ...] = ()
+    seen: Seen | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the bound as it stands in a certificate."""
         lists = {"conditions": list(self.conditions), "channels": list(map(list, self.channels))}
-        return vars(self) | lists
+        return vars(self) | lists | {"seen": self.seen and self.seen.to_json()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Bound:
         """Return what :meth:`to_json` gave."""
-        return read_fields(cls, {"code_shift": 0, **document})
+        return read_fields(cls, {"code_shift": 0, "seen": None, **document})
 
 
 @dataclass(frozen=True)

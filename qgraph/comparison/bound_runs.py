@@ -39,7 +39,7 @@ _Fed = dict[ir.Node, Array]
 
 
 @dataclass(eq=False)
-class _SegmentRun:
+class SegmentRun:
     """A segment, and what computes it in both models."""
 
     segment: Segment
@@ -59,6 +59,8 @@ class BoundRuns:
 
     Attributes:
         conditions: what the bounds take for granted.
+        steps: the segments, in their order.
+        names: names of the inputs of the candidate, by those of the reference.
 
     Raises:
         OptionError: an option names no input or output.
@@ -67,13 +69,13 @@ class BoundRuns:
     def __init__(self, models: tuple[ir.Model, ir.Model], request: Bounding, backend: str) -> None:
         pairing = paired(models, request)
         self._request = request
-        self._names = {str(a.name): str(b.name) for a, b in pairing.inputs}
-        self._ranges = request.ranges
+        self.names = {str(a.name): str(b.name) for a, b in pairing.inputs}
+        self.ranges = request.ranges
         self._chunk = request.chunk or 1
         self.conditions = bound_conditions(request, pairing.conditions)
-        self._steps = self._prepared(pairing, backend)
+        self.steps = self._prepared(pairing, backend)
 
-    def _prepared(self, pairing: Pairing, backend: str) -> list[_SegmentRun]:
+    def _prepared(self, pairing: Pairing, backend: str) -> list[SegmentRun]:
         sides = [
             CutModel(model, evaluation, backend)
             for model, evaluation in zip(
@@ -82,7 +84,7 @@ class BoundRuns:
         ]
         steps = []
         for segment in pairing.segments:
-            step = _SegmentRun(segment, _tally(segment, self._request))
+            step = SegmentRun(segment, _tally(segment, self._request))
             if segment.roundings is not None:
                 try:
                     step.points = _points(segment, segment.roundings, sides)
@@ -97,7 +99,7 @@ class BoundRuns:
         _mark_last(steps)
         return steps
 
-    def _cut(self, step: _SegmentRun, sides: Sequence[CutModel], known: set[ir.Node]) -> None:
+    def _cut(self, step: SegmentRun, sides: Sequence[CutModel], known: set[ir.Node]) -> None:
         """Cut out what computes the ends of a segment.
 
         Args:
@@ -129,7 +131,7 @@ class BoundRuns:
         Raises:
             ExecutionError: an input lies outside the range for which bounds were computed.
         """
-        for name, (low, high) in self._ranges.items():
+        for name, (low, high) in self.ranges.items():
             codes = np.asarray(feeds[name])
             if codes.size and not (low <= codes.min() and codes.max() <= high):
                 raise ExecutionError(
@@ -139,7 +141,7 @@ class BoundRuns:
                 )
         fed: tuple[_Fed, _Fed, _Fed] = {}, {}, {}
         holds = True
-        for step in self._steps:
+        for step in self.steps:
             self._run(step, feeds, fed)
             holds &= step.tally.violated is None
             for node in step.last:
@@ -149,10 +151,10 @@ class BoundRuns:
 
     def results(self) -> list[SegmentMeasure]:
         """Return what was found of each segment, in their order."""
-        return [step.tally.result(self._request) for step in self._steps]
+        return [step.tally.result(self._request) for step in self.steps]
 
     def _run(
-        self, step: _SegmentRun, feeds: Mapping[str, Any], fed: tuple[_Fed, _Fed, _Fed]
+        self, step: SegmentRun, feeds: Mapping[str, Any], fed: tuple[_Fed, _Fed, _Fed]
     ) -> None:
         """Run a segment on codes of the reference, in both models, and on those of the candidate.
 
@@ -166,7 +168,7 @@ class BoundRuns:
             return
         (ours, theirs), tally = step.parts, step.tally
         own, equal, grown = fed
-        renamed = {self._names.get(name, name): x for name, x in feeds.items()}
+        renamed = {self.names.get(name, name): x for name, x in feeds.items()}
         executed, there = ours.run(feeds, own), theirs.run(renamed, equal)
         accumulated = None
         if any(node in grown for node in theirs.starts.values()):
@@ -252,9 +254,9 @@ def _tally(segment: Segment, request: Bounding) -> SegmentTally:
     )
 
 
-def _mark_last(steps: Sequence[_SegmentRun]) -> None:
+def _mark_last(steps: Sequence[SegmentRun]) -> None:
     """Note after which segment codes are needed no more."""
-    used: dict[ir.Node, _SegmentRun] = {}
+    used: dict[ir.Node, SegmentRun] = {}
     for step in steps:
         for point in step.points or ():
             used[point.node] = step
@@ -280,7 +282,7 @@ def _own_error(segment: Segment, chunk: int, reach: Float64) -> Float64:
 
 
 def _measure_codes(
-    step: _SegmentRun,
+    step: SegmentRun,
     points: tuple[QuantizedPoint, QuantizedPoint],
     measured: tuple[Array, Array, Float64 | None],
     ideal_before: Float64,
@@ -326,7 +328,7 @@ def _finite(distance: Float64) -> Float64:
     return distance if np.isfinite(distance).all() else np.nan_to_num(distance)
 
 
-def _measure_output(step: _SegmentRun, there: Array, meant: Array, chunk: int) -> None:
+def _measure_output(step: SegmentRun, there: Array, meant: Array, chunk: int) -> None:
     segment, tally = step.segment, step.tally
     with np.errstate(invalid="ignore"):
         distance = _finite(np.abs(_real(there) - meant))

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qgraph.bound import Bounding, Within
 from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
+from qgraph.comparison.seen import with_seen
 from qgraph.errors import (
     EquivalenceError,
     ExecutionError,
@@ -97,6 +98,8 @@ def prove(
         evidence=evidence,
         demonstrate=demonstrate,
     )
+    if not keep_inputs:
+        certificate = with_seen(certificate, (models[0].ir, models[1].ir))
     certificate = replace(certificate, reference=first, candidate=second)
     if not runs or certificate.verdict is not ProofVerdict.DIFFERENT:
         return certificate
@@ -364,8 +367,10 @@ def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate)
 
 
 def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
-    """Return what a region states but the wording of a reason and evidence that another lacks."""
+    """Return what a region states but the wording of a reason, runs, and evidence it may lack."""
     kept = replace(region, boxes=like.boxes and region.boxes, cases=like.cases and region.cases)
+    if region.bound is not None:
+        kept = replace(kept, bound=replace(region.bound, seen=None))
     return dict(json.loads(json_text(kept.to_json()))) | {"reason": None}
 
 

@@ -168,13 +168,14 @@ def bounded_sections(document: Entry, charts: Charts) -> Iterator[Section]:
                 _other(*(region_name(region, side) for side in ("reference", "candidate"))),
                 amount(bound["deviation_steps"], 3),
                 str(bound["max_steps"]),
+                amount((bound.get("seen") or {}).get("difference"), 3),
                 amount(bound["tie_distance_steps"], 3),
                 _terms(bound),
                 amount(bound["absolute"], 3),
                 verdict if document["limits"] else "",
             ]
         )
-    columns: Columns = [*_NAMES, *numbers("apart at most", "codes apart", "from a tie")]
+    columns: Columns = [*_NAMES, *numbers("apart at most", "codes apart", "seen", "from a tie")]
     columns += ["because of, largest first", *numbers("real units", spare=True), "limit"]
     table = Table("bounds in steps, before rounding", columns, rows)
     yield Section("Bounded", _hints(document, regions), tables=[table], charts=[bars])
