@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import click
 
 from qgraph.bound import Against, Bounding
 from qgraph.cli import options
 
 
-def bounding_options(*, question: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _bounding(
+    within: tuple[str, ...],
+    order: str,
+    accumulate: str,
+    ranges: tuple[str, ...],
+    against: str = Against.EXECUTION,
+) -> Bounding:
+    return Bounding(within, against, order, accumulate, dict(map(named_range, ranges)))
+
+
+def bounding_options(*, question: bool) -> options.Decorator:
     """Return a decorator that adds the options of bounds, which the command gets as ``request``.
 
     Args:
         question: also add options that only matter for what is proved.
     """
     more = [_AGAINST] if question else []
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def command(
-            within: tuple[str, ...],
-            order: str,
-            accumulate: str,
-            ranges: tuple[str, ...],
-            against: str = Against.EXECUTION,
-            **others: Any,
-        ) -> Any:
-            request = Bounding(within, against, order, accumulate, dict(map(named_range, ranges)))
-            return function(request=request, **others)
-
-        for option in reversed([_WITHIN, *more, _ORDER, _ACCUMULATE, _RANGE]):
-            command = option(command)
-        return command
-
-    return decorate
+    return options.gathered("request", _bounding, _WITHIN, *more, _ORDER, _ACCUMULATE, _RANGE)
 
 
 _WITHIN = click.option(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,27 +204,17 @@ def deliver(
     show_document(talk, document, page_of, models)
 
 
-def view_options(*kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def view_options(*kinds: str) -> options.Decorator:
     """Return a decorator that adds options such as ``--html``; the command gets them as ``views``.
 
     Args:
         kinds: fields of :class:`Views`.
     """
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def command(**others: Any) -> Any:
-            views = Views(**{kind: others.pop(kind) for kind in kinds})
-            return function(views=views, **others)
-
-        for kind in reversed(kinds):
-            option = click.option(
-                f"--{kind}", type=options.report_path, metavar="FILE", help=_HELP[kind]
-            )
-            command = option(command)
-        return command
-
-    return add
+    files = [
+        click.option(f"--{kind}", type=options.report_path, metavar="FILE", help=_HELP[kind])
+        for kind in kinds
+    ]
+    return options.gathered("views", Views, *files)
 
 
 def some_batches(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,84 +141,75 @@ class FixOptions:
         return fixed.before if self.diff else fixed.after
 
 
-def fix_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of fixes, which the command gets as ``fixing``."""
-
-    @click.option("--fix", is_flag=True, help="Apply the passes that findings name; needs -o.")
-    @click.option("--diff", is_flag=True, help="Show what --fix would change; write no model.")
-    @click.option(
+fix_options = options.gathered(
+    "fixing",
+    FixOptions,
+    click.option("--fix", is_flag=True, help="Apply the passes that findings name; needs -o."),
+    click.option("--diff", is_flag=True, help="Show what --fix would change; write no model."),
+    click.option(
         "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
-    )
-    @click.option("--in-place", is_flag=True, help="Replace each MODEL.")
-    @click.option(
+    ),
+    click.option("--in-place", is_flag=True, help="Replace each MODEL."),
+    click.option(
         "--within",
         multiple=True,
         metavar="LIMIT",
         help="Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable.",
+    ),
+)
+
+
+def _lint_options(
+    target: str | None,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    fail_on: str | None,
+    baseline: Path | None,
+    write_baseline: Path | None,
+) -> LintOptions:
+    settings = project_settings(Path.cwd())
+    stated = settings.get("baseline") if write_baseline is None else None
+    return LintOptions(
+        target or settings.get("target"),
+        select or tuple(settings.get("select", ())),
+        (*settings.get("ignore", ()), *ignore),
+        fail_on or str(settings.get("fail-on", "warning")),
+        baseline or (None if stated is None else Path(stated)),
+        write_baseline,
     )
-    @functools.wraps(function)
-    def command(
-        fix: bool, diff: bool, out: Path | None, in_place: bool, within: tuple[str, ...],
-        **others: Any,
-    ) -> Any:  # fmt: skip
-        return function(fixing=FixOptions(fix, diff, out, in_place, within), **others)
-
-    return command
 
 
-def lint_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options, which the command gets as ``lint``."""
-
-    @click.option(
+lint_options = options.gathered(
+    "lint",
+    _lint_options,
+    click.option(
         "--target",
         metavar="TARGET",
         shell_complete=completion.targets,
         help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--select",
         multiple=True,
         metavar="IDS",
         help="Only these rules: ids such as QG112, beginnings such as QG4, or names, with commas.",
-    )
-    @click.option("--ignore", multiple=True, metavar="IDS", help="Not these rules.")
-    @click.option(
+    ),
+    click.option("--ignore", multiple=True, metavar="IDS", help="Not these rules."),
+    click.option(
         "--fail-on",
         type=options.Word(_LEVELS),
         help="Least severity with exit status 1: error, warning, info or never [warning].",
-    )
-    @click.option(
+    ),
+    click.option(
         "--baseline", type=options.file_path, metavar="FILE", help="Leave out findings of FILE."
-    )
-    @click.option(
+    ),
+    click.option(
         "--write-baseline",
         type=options.file_path,
         metavar="FILE",
         help="Write all findings to FILE, for --baseline; the exit status is 0 then.",
-    )
-    @functools.wraps(function)
-    def command(
-        target: str | None,
-        select: tuple[str, ...],
-        ignore: tuple[str, ...],
-        fail_on: str | None,
-        baseline: Path | None,
-        write_baseline: Path | None,
-        **others: Any,
-    ) -> Any:
-        settings = project_settings(Path.cwd())
-        stated = settings.get("baseline") if write_baseline is None else None
-        lint = LintOptions(
-            target or settings.get("target"),
-            select or tuple(settings.get("select", ())),
-            (*settings.get("ignore", ()), *ignore),
-            fail_on or str(settings.get("fail-on", "warning")),
-            baseline or (None if stated is None else Path(stated)),
-            write_baseline,
-        )
-        return function(lint=lint, **others)
-
-    return command
+    ),
+)
 
 
 def project_settings(folder: Path) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -21,7 +22,33 @@ from qgraph.exactness import Exactness
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 LEVELS = [str(level) for level in Exactness if level is not Exactness.DIFFERENT]
+
+
+def gathered(name: str, build: Callable[..., Any], *decorators: Decorator) -> Decorator:
+    """Return a decorator that adds options, whose values the command gets as one argument.
+
+    Args:
+        name: of the argument.
+        build: returns it. Its parameters are named like the options; it gets those that there are.
+        decorators: add the options, the first one first.
+    """
+    parameters = inspect.signature(build).parameters
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:
+            own = {key: values.pop(key) for key in parameters if key in values}
+            return function(**values, **{name: build(**own)})
+
+        command: Callable[..., Any] = call
+        for add in reversed(decorators):
+            command = add(command)
+        return command
+
+    return decorate
 
 
 class Word(click.Choice[str]):
@@ -244,7 +271,7 @@ class InputOptions:
     probes: int = 0
 
 
-def shape_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def shape_option(text: str) -> Decorator:
     """Return the option for shapes of inputs, which the command gets as ``shapes``.
 
     Args:
@@ -270,10 +297,29 @@ metric_option = click.option(
 """Which rows are right: labels, and the metric that counts them."""
 
 
-def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for inputs, which the command gets as ``inputs``."""
+def _inputs(
+    files: tuple[tuple[str, Path], ...],
+    bundle: Path | None,
+    random: int | None,
+    seed: int | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    batch: int | None,
+    probes: int = 0,
+) -> InputOptions:
+    options = {"--random": random, "--seed": seed, "--shape": shapes or None}
+    chosen = [name for name, value in options.items() if value is not None]
+    if (files or bundle) and chosen:
+        raise click.UsageError(
+            f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
+        )
+    arrays, sizes = _once("-i", files), _once("--shape", shapes)
+    return InputOptions(arrays, bundle, random, seed or 0, sizes, batch, probes)
 
-    @click.option(
+
+input_options = gathered(
+    "inputs",
+    _inputs,
+    click.option(
         "-i",
         "--input",
         "files",
@@ -281,52 +327,31 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME=FILE",
         multiple=True,
         help="File with the array of one input (.npy); repeat for others.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--inputs",
         "bundle",
         type=file_path,
         metavar="FILE",
         help="File with the arrays of all inputs (.npz).",
-    )
-    @click.option(
+    ),
+    click.option(
         "--random",
         type=click.IntRange(1, 1 << 30),
         metavar="N",
         help="Number of random batches [1].",
-    )
-    @click.option(
+    ),
+    click.option(
         "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of the random batches [0]."
-    )
-    @shape_option("Shape of a random input, such as NAME:1,3,224,224.")
-    @click.option(
+    ),
+    shape_option("Shape of a random input, such as NAME:1,3,224,224."),
+    click.option(
         "--batch",
         type=click.IntRange(min=1),
         metavar="N",
         help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
-    )
-    @functools.wraps(function)
-    def command(
-        files: tuple[tuple[str, Path], ...],
-        bundle: Path | None,
-        random: int | None,
-        seed: int | None,
-        shapes: tuple[tuple[str, tuple[int, ...]], ...],
-        batch: int | None,
-        probes: int = 0,
-        **others: Any,
-    ) -> Any:
-        options = {"--random": random, "--seed": seed, "--shape": shapes or None}
-        chosen = [name for name, value in options.items() if value is not None]
-        if (files or bundle) and chosen:
-            raise click.UsageError(
-                f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
-            )
-        arrays, sizes = _once("-i", files), _once("--shape", shapes)
-        inputs = InputOptions(arrays, bundle, random, seed or 0, sizes, batch, probes)
-        return function(inputs=inputs, **others)
-
-    return command
+    ),
+)
 
 
 probes_option = click.option(

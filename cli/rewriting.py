@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,72 +30,73 @@ EPILOG = (
     "are listed with the reason; the exit status is still 0."
 )
 
-_SETTINGS = ("keep_inputs", "in_place", "prove", "shard_bytes", "size_threshold", "safetensors")
-
 
 @dataclass(frozen=True)
 class RewriteFiles:
-    """Where the result of convert, fold and transform goes.
+    """What convert, fold and transform read and write, and how.
 
     Attributes:
         model: the model file.
-        out: the file to write.
+        out: the file to write; None to replace the model.
         report: where the JSON report goes.
-        settings: other arguments of :func:`qgraph.transforms.rewrite`, by name.
+        keep_inputs, prove: see :func:`qgraph.transforms.rewrite`.
+        in_place, shard_bytes, size_threshold, safetensors: see :class:`qgraph.transforms.Writing`.
     """
 
     model: Path
-    out: Path
+    out: Path | None
     report: Path | None
-    settings: Mapping[str, Any]
+    keep_inputs: bool
+    prove: bool
+    in_place: bool
+    shard_bytes: int | None
+    size_threshold: int | None
+    safetensors: bool
+
+    def __post_init__(self) -> None:
+        if self.out is None and not self.in_place:
+            raise click.UsageError(
+                "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
+            )
 
 
-def rewrite_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add MODEL and the options for its result, which the command gets as ``files``."""
-
-    @several_models
-    @output_folder
-    @click.option(
+rewrite_options = options.gathered(
+    "files",
+    RewriteFiles,
+    several_models,
+    output_folder,
+    click.option(
         "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
-    )
-    @options.report_option
-    @options.table_options()
-    @click.option("--in-place", is_flag=True, help="Replace MODEL.")
-    @options.keep_inputs_option
-    @click.option(
+    ),
+    options.report_option,
+    options.table_options(),
+    click.option("--in-place", is_flag=True, help="Replace MODEL."),
+    options.keep_inputs_option,
+    click.option(
         "--prove",
         is_flag=True,
         help="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--shard-size",
         "shard_bytes",
         type=options.byte_size,
         metavar="SIZE",
         help="Maximum size of a data file for weights, such as 2GB [no limit].",
-    )
-    @click.option(
+    ),
+    click.option(
         "--external-threshold",
         "size_threshold",
         type=options.byte_size,
         metavar="SIZE",
         help="Move weights of at least SIZE to data files [1KB, if data files are written].",
-    )
-    @click.option(
+    ),
+    click.option(
         "--safetensors",
         is_flag=True,
         help="Write the data files as safetensors files.",
-    )
-    @functools.wraps(function)
-    def command(model: Path, out: Path | None, report: Path | None, **others: Any) -> Any:
-        settings = {name: others.pop(name) for name in _SETTINGS}
-        if out is None and not settings["in_place"]:
-            raise click.UsageError(
-                "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
-            )
-        return function(files=RewriteFiles(model, out or model, report, settings), **others)
-
-    return command
+    ),
+)
 
 
 def run(
@@ -108,24 +108,25 @@ def run(
     from qgraph.transforms import Writing, rewrite
 
     views.check()
+    out = files.out or files.model
     is_printed = files.report == options.STDOUT
     others = [*views.paths, options.STDOUT] if is_printed else views.paths
     with _report_file(talk, files, views) as written, planned(others) as outputs:
         with ProgressBar(talk) as bar:
             report = rewrite(
                 files.model,
-                files.out,
+                out,
                 *steps,
                 report=written,
                 command=command,
-                keep_inputs=files.settings["keep_inputs"],
-                prove=files.settings["prove"],
+                keep_inputs=files.keep_inputs,
+                prove=files.prove,
                 writing=Writing(
-                    in_place=files.settings["in_place"],
-                    external_data=None if files.settings["size_threshold"] is None else True,
-                    shard_bytes=files.settings["shard_bytes"],
-                    safetensors=files.settings["safetensors"],
-                    size_threshold=files.settings["size_threshold"],
+                    in_place=files.in_place,
+                    external_data=None if files.size_threshold is None else True,
+                    shard_bytes=files.shard_bytes,
+                    safetensors=files.safetensors,
+                    size_threshold=files.size_threshold,
                     progress=bar.tell_bytes,
                     outputs=outputs,
                 ),
@@ -135,20 +136,19 @@ def run(
                 document = json.loads(outputs.written(written).read_text("utf-8"))
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
-                views.write(document, (files.model, outputs.written(files.out)), outputs)
+                views.write(document, (files.model, outputs.written(out)), outputs)
         if is_printed:
             outputs.write_text(options.STDOUT, json_text(document))
         if talk.quiet:
             if refused := report.count("refused"):
                 talk.warn(f"{counted(refused, 'quantizer')} left unchanged; the report says why")
             return
-        is_proved = files.settings["prove"]
-        models = () if is_proved else (files.model, files.out)
+        models = () if files.prove else (files.model, out)
         show_document(talk, document, page_of, models)
-        if talk.form == "table" and is_proved:
+        if talk.form == "table" and files.prove:
             show_paragraph("proved equal for every input", Tone.GOOD)
         if talk.form == "table":
-            show_paragraph(f"wrote {files.out}")
+            show_paragraph(f"wrote {out}")
 
 
 @contextmanager
