@@ -132,6 +132,24 @@ def test_stored_codes_are_not_clipped() -> None:
     assert found["channels"]["fewest_codes"] == {"channel": 0, "unused": 254}
 
 
+def test_weights_that_a_cast_decodes_are_quantizers() -> None:
+    codes = """g (float[N,2] x) => (float[N,2] y)
+    <float[2,2] w = {0.6, -0.4, 0.3, 0.9}, int8[2,2] c = {5, -3, 2, 7},
+     int32[1] k = {8}, float[1] s = {0.125}> {
+        a = MatMul (x, w)
+        r = Relu (a)
+        d = Cast <to = 1> (c)
+        h = Cast <to = 1> (k)
+        z = Sub (d, h)
+        [weights] v = Mul (z, s)
+        y = MatMul (r, v)
+    }"""
+    (cost,) = why(model(FLOAT), model(codes), {"x": X}, backend="numpy").quantizers
+    there = np.array([[5, -3], [2, 7]], np.float32) * np.float32(0.125) - 1
+    assert cost.is_weight
+    assert cost.local_sqnr_db == pytest.approx(decibels(W, there), abs=1e-3)
+
+
 def _between(a: float, b: float) -> range:
     return range(int(min(a, b)), int(max(a, b)))
 
@@ -238,7 +256,7 @@ def test_a_quantizer_without_a_counterpart_tells_so() -> None:
 
 
 def test_what_cannot_be_asked() -> None:
-    with pytest.raises(UnsupportedError, match="no quantizer in its main graph"):
+    with pytest.raises(UnsupportedError, match="no quantizer of constant scale in its main graph"):
         why(model(FLOAT), model(FLOAT), {"x": X})
     with pytest.raises(OptionError, match="Labels are given without inputs"):
         why(model(FLOAT), model(QUANTIZED), labels=np.zeros(1))

@@ -16,9 +16,11 @@ from difflib import SequenceMatcher
 
 import onnx_ir as ir
 
+from qgraph.graph.edit import Editor
 from qgraph.graph.interface import Pair, fixed_sizes
 from qgraph.graph.scopes import inline_functions, operands
 from qgraph.ops.static_parameters import settled
+from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
 
@@ -129,12 +131,18 @@ class Skeleton:
 def prepared(model: ir.Model) -> ir.Model:
     """Return a copy of a model without functions, whose initializers are constants.
 
+    DequantizeLinear decodes the weights that Cast, Sub and Mul decode, where the opset has it.
+
     Raises:
         UnsupportedError: a function cannot be inlined.
     """
     copy = model.clone()
     inline_functions(copy)
-    return settled(copy)
+    copy = settled(copy)
+    editor, opset = Editor(copy), copy.opset_imports.get("", 1)
+    weights = [weight for weight in decompressed(copy, opset) if weight.opset <= opset]
+    editor.replace_all([weight.draft(editor) for weight in weights])
+    return copy
 
 
 def paired_quantizers(

@@ -161,8 +161,9 @@ class _Study:
         ]
         if not self.quantizers:
             raise UnsupportedError(
-                "The candidate has no quantizer in its main graph, expected one or more. Write "
-                "operators on codes in standard operators first, as with 'qgraph convert --to qdq'."
+                "The candidate has no quantizer of constant scale in its main graph, expected one "
+                "or more. 'qgraph info' lists what it has; write operators on codes, and weights "
+                "in pieces, as quantizers first, as with 'qgraph convert --to qdq'."
             )
         self.reasons = {q: q.reason for q in self.quantizers}
         for quantizer in self.quantizers:
