@@ -18,6 +18,9 @@ from qgraph.proof.bounds.segment import RoundedData
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """What makes the thresholds of a rounding those of the nearest whole number."""
 
+_HALF = 0.5 - 2.0**-20
+"""Less than half a step, by more than these sums are rounded."""
+
 
 def rounding_of(codes: Pending) -> RoundedData:
     """Return a rounding with all limits of its data moved behind it."""
@@ -83,10 +86,12 @@ def unchanged(data: RoundedData) -> Quantity | None:
     """Return the codes that data is decoded from, if it is rounded to these again."""
     terms = [(c, atom) for c, atom in data.event.before.meant.terms if c.any()]
     program = program_of(data.event.before)
-    if program is None or len(terms) != 1 or not _are_codes(terms[0][1]):
+    if len(terms) != 1 or not _are_codes(terms[0][1]):
         return None
-    ((_, atom),) = terms
+    ((factor, atom),) = terms
     low, high = atom.low, atom.high
+    if program is None:
+        return _near_codes(data, factor, atom)
     rounded = finished(program, limited_codes(data, 0.0), (data.low, data.high))
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
@@ -99,3 +104,18 @@ def unchanged(data: RoundedData) -> Quantity | None:
     own = program_of(codes)
     counted = None if own is None else compare(rounded, finished(own))
     return codes if counted is not None and not counted.differing else None
+
+
+def _near_codes(data: RoundedData, factor: Float64, atom: Atom) -> Quantity | None:
+    """Return codes that data stays nearer to than half a step, however it is executed."""
+    before = data.event.before
+    offset = before.meant.offset
+    shift = np.rint(offset).reshape(-1)[0]
+    reach = np.maximum(np.abs(atom.low), np.abs(atom.high))
+    far = product(np.abs(factor - 1), reach) + np.abs(offset - shift) + before.error
+    low, high = atom.low + shift, atom.high + shift
+    is_inside = (low >= data.low).all() and (high <= data.high).all()
+    if data.event.kind != "Round" or not (is_inside and (far < _HALF).all()):
+        return None
+    meant = Combination.of(atom).plus(Combination.constant(shift))
+    return Quantity(meant, low, high, unit=np.ones(()))

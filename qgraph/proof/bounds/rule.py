@@ -194,5 +194,9 @@ def sizes_of(value: ir.Value | None, axes: Sequence[int]) -> list[int]:
     shape = shape_of(value)
     sizes = [shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
-        raise Undecidable(AT_RUN_TIME("the number of elements of a mean or sum is not known"))
+        raise Undecidable(
+            AT_RUN_TIME(
+                "the number of elements of a mean or sum is not known; fix the sizes of inputs"
+            )
+        )
     return sizes

@@ -22,6 +22,7 @@ from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.integer_products import codes_of
 from qgraph.proof.rules.joins import joined
 from qgraph.proof.rules.means import mean_over, pooled, reduced_axes, without_axes
+from qgraph.proof.rules.softmax import OF_ONE_AXIS, softmax_of
 
 _ROUNDINGS = 8
 
@@ -42,6 +43,21 @@ def function_of_codes(call: NodeCall) -> Operand:
     name = call.node.op_type.removeprefix("QLinear")
     known = {"alpha": call.number("alpha", 0.01)} if name == "LeakyRelu" else {}
     return _encoded(call, applied(call.tracer, name, _decoded(call, 0), known), 3)
+
+
+@bound_rule(OpKey(MICROSOFT, "QLinearSoftmax"))
+def softmax_of_codes(call: NodeCall) -> Operand:
+    """Softmax of decoded codes.
+
+    The powers are a table of codes, rounded to float32, and are added in sequence: their errors are
+    below those of a Softmax. They are multiplied by the steps in 1, rounded down to a whole number.
+    """
+    steps = np.float32(1) / _single(call, 3).numbers.astype(np.float32)
+    if (steps != np.floor(steps)).any():
+        raise call.refusal("a scale that does not divide 1")
+    is_new = call.whole("opset") >= OF_ONE_AXIS
+    x = _decoded(call, 0)
+    return _encoded(call, softmax_of(call, "Softmax", x, call.whole("axis", -1), is_new=is_new), 3)
 
 
 @bound_rule(OpKey(MICROSOFT, "QLinearAveragePool"))

@@ -20,7 +20,6 @@ REFUSED: dict[str | OpKey, str] = {
     OpKey(MICROSOFT, "DynamicQuantizeMatMul"): _DYNAMIC,
     OpKey(MICROSOFT, "DynamicQuantizeLSTM"): _DYNAMIC,
     OpKey(MICROSOFT, "QAttention"): _CODES,
-    OpKey(MICROSOFT, "QLinearSoftmax"): _CODES,
 }
 """Why an operator has no bound."""
 

@@ -22,23 +22,36 @@ from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.rules.means import reduced_axes, without_axes
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
-_OF_ONE_AXIS = 13
+OF_ONE_AXIS = 13
 """From this opset on, Softmax runs along one axis; before, along all from an axis on."""
 
 
 @bound_rule("Softmax", "LogSoftmax")
 def softmax(call: NodeCall) -> Operand:
     """Powers of e divided by their sum, or the logarithm of that."""
-    is_new = call.imports.get("", 0) >= _OF_ONE_AXIS
-    axis = call.place(call.whole("axis", -1 if is_new else 1), call.rank())
+    is_new = call.imports.get("", 0) >= OF_ONE_AXIS
+    axis = call.whole("axis", -1 if is_new else 1)
+    return softmax_of(call, call.node.op_type, call.quantity(0), axis, is_new=is_new)
+
+
+def softmax_of(call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: bool) -> Quantity:
+    """Return the Softmax or LogSoftmax of numbers of the shape of the first operand.
+
+    Args:
+        call: the node.
+        name: Softmax or LogSoftmax.
+        x: the numbers.
+        axis: of the sums, or the first of these.
+        is_new: whether the sums run along one axis, and not along all that follow it.
+    """
+    axis = call.place(axis, call.rank())
     axes = [axis] if is_new else list(range(axis, call.rank()))
     count = math.prod(sizes_of(call.value(0), axes))
-    x = call.quantity(0)
     width, share = _width(x), _share(call, count)
-    key = call.node.op_type, shape_of(call.value(0)), axis, is_new or axis == call.rank() - 1
+    key = name, shape_of(call.value(0)), axis, is_new or axis == call.rank() - 1
     unit = call.tracer.arithmetic.unit
     error = float(np.max(x.error)) + unit * width  # the difference from the largest is rounded
-    if call.node.op_type == "Softmax":
+    if name == "Softmax":
         ends = np.zeros(()), np.ones(())
         off = error / 2 + (2 * FUNCTION_ERROR + share) / (1 - share) + 2 * unit
         slope = 0.5

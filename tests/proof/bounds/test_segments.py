@@ -216,3 +216,29 @@ def test_against_the_ideal_ties_are_those_of_what_the_reference_means():
     ties = [abs((int(each) * unit) % 1 - Fraction(1, 2)) < 1e-4 for each in sums]
     assert ((executed == meant) | ties).all()
     assert np.mean(ties) < 0.01
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [("0.05", "bounded"), ("0.0505", "undecided")])
+def test_a_product_by_one_step_on_codes_is_no_segment(scale, verdict):
+    """QLinearMul by 250 * 0.002 with steps of 0.1 before and 0.05 behind gives the codes back.
+
+    With steps of 0.0505 codes from 50 on are other ones.
+    """
+    weights = ", ".join(map(str, np.random.default_rng(0).integers(-127, 128, 8)))
+    bodies = (
+        """c = com.microsoft.QLinearMul (a, s, z, k, t, z, r, z)
+        y = QLinearMatMul (c, r, z, w, t, o, s, z)""",
+        """d = DequantizeLinear (a, s, z) v = DequantizeLinear (w, t) m = MatMul (d, v)
+        n = Mul (m, f) y = QuantizeLinear (n, s, z)""",
+    )
+    models = [
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        net (uint8[N,8] a) => (uint8[N,1] y)
+        <float s = {{0.1}}, float t = {{0.002}}, float r = {{{scale}}}, float f = {{0.5}},
+         uint8 z = {{0}}, uint8 k = {{250}}, int8 o = {{0}}, int8[8,1] w = {{{weights}}}> {{
+            {body}
+        }}""")
+        for body in bodies
+    ]
+    found = qgraph.prove(*models, within="1step")
+    assert found.verdict == verdict

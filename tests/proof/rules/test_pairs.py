@@ -132,6 +132,12 @@ PAIRS = {
         "y = com.microsoft.QLinearSigmoid (x, s, p, v, p)",
         "a = DequantizeLinear (x, s, p) c = Sigmoid (a) y = QuantizeLinear (c, v, p)",
     ),
+    "QLinearSoftmax": (
+        "uint8[2,6] x",
+        "float s = {0.03}, float v = {0.0625}, uint8 p = {3}, uint8 o = {0}",
+        "y = com.microsoft.QLinearSoftmax <axis = 1, opset = 13> (x, s, p, v, o)",
+        "a = DequantizeLinear (x, s, p) c = Softmax <axis = 1> (a) y = QuantizeLinear (c, v, o)",
+    ),
     "QLinearMatMul": (
         "int8[2,3] x, int8[3,2] z",
         "float s = {0.03}, float u = {0.05}, float v = {0.17}, int8 p = {3}, int8 q = {-7}",
