@@ -15,6 +15,7 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset import versions
+from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.ops.steps import code_type
 from qgraph.reports import Report, SiteStatus
@@ -119,7 +120,7 @@ def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
 def _factors(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
     del facts, opset
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
-    x, w, bias = (*node.inputs, None)[:3]
+    x, w, bias = inputs_of(node, 3)
     if alpha == beta == 1 or x is None or w is None or not _decodes(x):
         return None
     draft = editor.draft(Region(x, node.outputs[0], (node,)))
@@ -160,7 +161,7 @@ def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
     x, y = node.inputs[0], node.outputs[0]
     rank = None if x is None else facts.get(x, UNKNOWN).rank
     if opset >= _AXES_SINCE:
-        axes = constant_expression(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = constant_expression(input_of(node, 1))
         reduced = None if axes is None else axes.tolist()
     else:
         reduced = node.attributes.get_ints("axes", None)
@@ -265,7 +266,7 @@ def _is_sum(value: ir.Value) -> bool:
     """Return whether a layer gives a value, or what an Add makes of its result."""
     node = value.producer()
     if node is not None and node.op_type == "Add" and not node.domain:
-        makers = [None if v is None else v.producer() for v in node.inputs]
+        makers = [producer_of(v) for v in node.inputs]
         node = next((maker for maker in makers if maker is not None), None)
     is_layer = node is not None and node.op_type in LAYERS and not node.domain
     return is_layer and len(value.uses()) == 1 and not value.is_graph_output()

@@ -15,7 +15,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.model import Model
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.quantizers.dialects.dialect import Site
@@ -205,7 +205,7 @@ class _Planner:
 
         It has a BatchNormalization, or begins at a graph input or a quantizer.
         """
-        before = None if head.source is None else head.source.producer()
+        before = producer_of(head.source)
         is_norm = any(node.op_type == _NORM for node in head.nodes)
         decodes = before is None or before.op_type == "DequantizeLinear"
         return is_norm or decodes or before in self._reader.closed
@@ -282,7 +282,7 @@ def _is_worth(chain: ChannelAffine, *, may_be_bias: bool = False) -> bool:
 def _position(node: ir.Node) -> str:
     """Return why a BatchNormalization is in no chain."""
     value = node.inputs[0]
-    before = None if value is None else value.producer()
+    before = producer_of(value)
     if before is None:
         return "no operator comes before it"
     if before.op_type in OPERATORS:

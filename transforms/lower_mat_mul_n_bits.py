@@ -16,6 +16,7 @@ from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import input_of
 from qgraph.graph.streaming import Stream
 from qgraph.model import Model
 from qgraph.numerics import Array
@@ -210,7 +211,7 @@ def _rows(draft: Draft, table: Operand, rows: ir.Value) -> ir.Value:
 
 
 def _product(draft: Draft, node: ir.Node, weights: Operand) -> ir.Value:
-    a, bias = node.inputs[0], [*node.inputs, *[None] * 6][5]
+    a, bias = node.inputs[0], input_of(node, 5)
     kind = _data_type(node)
     narrow = kind is not None and kind is not _REAL
     operands = [_cast(draft, a, _REAL) if narrow else a, weights]

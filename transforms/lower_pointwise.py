@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
 from qgraph.reasons import UNSUITED_WEIGHT
@@ -72,7 +73,7 @@ def _is_pointwise(layer: FoundLayer) -> bool:
     if node.op_type != "Conv" or rank is None or rank < _LEAST_RANK:
         return False
     get, weights = node.attributes.get_ints, node.inputs[1]
-    decode = None if weights is None else weights.producer()
+    decode = producer_of(weights)
     codes = None if decode is None else decode.inputs[0]
     sizes = () if codes is None or codes.shape is None else codes.shape[2:]
     kernel = get("kernel_shape", sizes)
@@ -93,8 +94,8 @@ _MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Tra
 
 
 def _product(node: ir.Node, rank: int, editor: Editor) -> Draft | None:
-    x, weights, bias = [*node.inputs, None][:3]
-    decode = None if weights is None else weights.producer()
+    x, weights, bias = inputs_of(node, 3)
+    decode = producer_of(weights)
     if x is None or decode is None or decode.op_type != _DECODER:
         return None
     parameters = [None if v is None else constant_expression(v) for v in decode.inputs]

@@ -16,6 +16,7 @@ from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -126,7 +127,7 @@ class _Limited:
             return sharing
         kind = (code_type(encode) or ir.DataType.UINT8).name
         form = FORMATS.get(kind)
-        operands = [constant_expression(value) for value in (*encode.inputs, None)[1:3]]
+        operands = [constant_expression(value) for value in inputs_of(encode, 3)[1:]]
         scale, zero = operands[0], operands[1]
         if not isinstance(form, IntFormat) or scale is None:
             return NO_OPERATOR(f"its codes are {kind} or its scale is no constant; only codes of "
@@ -178,10 +179,10 @@ class _Limited:
     def _follows_a_pair(self) -> bool:
         """Whether the limited data are decoded from codes with the same parameters."""
         value = self.before[0].inputs[_data(self.before[0])]
-        decode = None if value is None else value.producer()
+        decode = producer_of(value)
         if decode is None or decode.op_type != "DequantizeLinear":
             return False
-        scale, zero = (constant_expression(each) for each in (*decode.inputs, None)[1:3])
+        scale, zero = (constant_expression(each) for each in inputs_of(decode, 3)[1:])
         zero = np.zeros_like(self.zero_point) if zero is None else zero
         pairs = (scale, self.scale), (zero, self.zero_point)
         return all(a is not None and np.array_equal(a, b) for a, b in pairs)

@@ -19,7 +19,7 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.schema import MICROSOFT
-from qgraph.graph.scopes import nodes_of
+from qgraph.graph.scopes import input_of, nodes_of
 from qgraph.model import Model
 from qgraph.ops.steps import code_type, element_type
 from qgraph.quantizers.dialects.dialect import Refusal
@@ -128,7 +128,7 @@ class RaiseMicrosoft(Transform):
                 way += ", or give each row one scale first with -p repack{blocks=rows}"
             reason = f"{where(node)}: com.microsoft has no attribute {others[0]!r}; {way}"
             return Refusal(node, NO_OPERATOR(reason))
-        has_zero = len(node.inputs) > 2 and node.inputs[2] is not None
+        has_zero = input_of(node, 2) is not None
         zero = None
         if not has_zero and node.op_type == "QuantizeLinear" and codes is not ir.DataType.UINT8:
             scale = constant_expression(node.inputs[1])

@@ -12,7 +12,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.ops.steps import code_type
@@ -85,9 +85,9 @@ def _parameters(node: ir.Node) -> tuple[Array, Array]:
     Raises:
         Stuck: they are computed at run time.
     """
-    scale, stored = (constant_expression(value) for value in (*node.inputs, None)[1:3])
+    scale, stored = (constant_expression(value) for value in inputs_of(node, 3)[1:])
     kind = code_type(node)
-    has_point = len(node.inputs) > 2 and node.inputs[2] is not None
+    has_point = input_of(node, 2) is not None
     if scale is None or kind is None or (has_point and stored is None):
         raise Stuck(
             f"the scales of {title(node)} are computed at run time; export the model with "

@@ -13,6 +13,7 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import takes_data
+from qgraph.graph.scopes import producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
@@ -173,9 +174,9 @@ class _Mover:
     def encode_earlier(self, encode: ir.Node) -> None:
         """Exchange a QuantizeLinear and the movement before it."""
         value = encode.inputs[0]
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         parts = [] if node is None else _parts(node)
-        makers = [None if v is None else v.producer() for v in parts]
+        makers = [producer_of(v) for v in parts]
         if value is None or node is None or not parts or None in makers:
             return
         if any(maker is not None and maker.op_type == _DQ for maker in makers):

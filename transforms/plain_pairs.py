@@ -14,6 +14,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.quantizers.compare import Comparer
@@ -135,7 +136,7 @@ def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
 
 def _has_zero_point(node: ir.Node, constants: Mapping[ir.Value, Array]) -> bool:
     """Return whether an operator of QONNX has a zero point other than 0."""
-    point = (*node.inputs, None, None)[2]
+    point = input_of(node, 2)
     if point is None:
         return False
     known = constants[point] if point in constants else constant_expression(point)

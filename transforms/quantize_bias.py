@@ -15,7 +15,7 @@ from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import input_of, nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -286,7 +286,7 @@ def _largest_sums(layer: WeightedSum, data: ir.Node, weights: ir.Node, facts: Fa
         raise Stuck(NO_OPERATOR(f"the codes of {title(layer.node)} are no known integers"))
     points = []
     for decoder in (data, weights):
-        value = decoder.inputs[2] if len(decoder.inputs) > 2 else None
+        value = input_of(decoder, 2)
         bias = np.zeros(1) if value is None else constant_expression(value)
         if bias is None:
             raise Stuck(f"the zero point of {title(decoder)} is computed at run time")

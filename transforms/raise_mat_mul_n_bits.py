@@ -12,6 +12,7 @@ from qgraph.errors import OperatorError, OptionError, where
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -87,7 +88,7 @@ class RaiseMatMulNBits(Transform):
             ]
             kind = ir.DataType.from_numpy(inputs[1].dtype)
             y = draft.node("MatMulNBits", operands, attributes, domain=DOMAIN, dtype=kind)
-            added = node.inputs[2] if len(node.inputs) > 2 else None
+            added = input_of(node, 2)
             return y if added is None else draft.node("Add", [y, added], dtype=kind)
 
         return Rebuild(node, (node,), verdict, write)
@@ -95,7 +96,7 @@ class RaiseMatMulNBits(Transform):
 
 def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
     """Return the DequantizeLinear of constant codes before a value, and if it is transposed."""
-    node = None if weights is None else weights.producer()
+    node = producer_of(weights)
     turned = False
     if node is not None and node.domain == "" and node.op_type == "Transpose":
         order = node.attributes.get_ints("perm", [1, 0])
@@ -145,7 +146,7 @@ class _Decoded:
             operator is None
             or codes is None
             or scale is None
-            or (zero is None and len(decode.inputs) > 2 and decode.inputs[2] is not None)
+            or (zero is None and input_of(decode, 2) is not None)
         ):
             raise OperatorError(f"{where(decode)}: its scale or zero point is not constant")
         rank = node.inputs[0].shape if node.inputs[0] is not None else None

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus
@@ -57,7 +58,7 @@ class SplitGemm(Transform):
 
 
 def _split(node: ir.Node, editor: Editor) -> Draft:
-    x, w, bias = [*node.inputs, None][:3]
+    x, w, bias = inputs_of(node, 3)
     y = node.outputs[0]
     draft = editor.draft(Region(x or y, y, (node,)))
     if node.attributes.get_int("transB", 0):
@@ -70,7 +71,7 @@ def _split(node: ir.Node, editor: Editor) -> Draft:
 
 def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
     """Return weights with their axes exchanged."""
-    maker = None if w is None else w.producer()
+    maker = producer_of(w)
     if maker is not None and maker.op_type in _QUANTIZERS:
         arrays = [None if v is None else constant_expression(v) for v in maker.inputs]
         if all(array is not None and array.ndim <= _SIDES for array in arrays):

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.scopes import inputs_of
+
 MODERATE = 2.0**30
 """A magnitude far below the largest float, and far above usual inputs of networks."""
 
@@ -41,7 +43,7 @@ def is_conformant(node: ir.Node) -> bool:
         return not _overflows(node, ir.DataType(node.attributes.get_int("to", 1)))
     if node.op_type != "QuantizeLinear":
         return True
-    x, scale, zero_point = (*node.inputs, None, None)[:3]
+    x, scale, zero_point = inputs_of(node, 3)
     dtype = ir.DataType(node.attributes.get_int("output_dtype", 0))
     if zero_point is not None and zero_point.dtype is not None:
         dtype = zero_point.dtype

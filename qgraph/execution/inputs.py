@@ -17,6 +17,7 @@ from qgraph.errors import ExecutionError, OperatorError, OptionError, meant
 from qgraph.execution.input_shapes import describe, input_shapes
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.interface import fits, fixed_sizes
+from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.operator import operator_of
 
@@ -174,7 +175,7 @@ def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:
     node, moved = value.producer(), False
     while node is not None and node.domain == "" and node.op_type in _SHAPE_ONLY:
         source = node.inputs[0]
-        node, moved = None if source is None else source.producer(), True
+        node, moved = producer_of(source), True
     parameters = None if node is None else _parameters(node)
     if node is None or parameters is None or node.op_type in ("FloatQuant", "QuantizeLinear"):
         return None

@@ -99,6 +99,28 @@ def operands(node: ir.Node) -> list[ir.Value]:
     return [value for value in used if value is not None]
 
 
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an input of a node; None if it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def inputs_of(node: ir.Node, count: int) -> list[ir.Value | None]:
+    """Return the first inputs of a node; None for those that are left out."""
+    return [input_of(node, index) for index in range(count)]
+
+
+def producer_of(value: ir.Value | None, *names: str) -> ir.Node | None:
+    """Return the node that computes a value, or None.
+
+    Args:
+        value: the value.
+        names: standard operators that it may be; none for any node.
+    """
+    node = None if value is None else value.producer()
+    is_other = node is None or (names and (node.domain or node.op_type not in names))
+    return None if is_other else node
+
+
 def remove_unused(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     """Remove unused ``nodes``, and the nodes that only they used.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.opset.history import QDQ_SINCE
-from qgraph.graph.scopes import node_name
+from qgraph.graph.scopes import node_name, producer_of
 from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
@@ -145,7 +145,7 @@ def _unused(nodes: set[ir.Node]) -> set[ir.Node]:
     gone, waiting = set(nodes), list(nodes)
     while waiting:
         for value in waiting.pop().inputs:
-            producer = None if value is None else value.producer()
+            producer = producer_of(value)
             if producer is None or producer in gone:
                 continue
             if all(_only_read_by(output, gone) for output in producer.outputs):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import Facts
-from qgraph.graph.scopes import node_name, nodes_of, owners
+from qgraph.graph.scopes import input_of, node_name, nodes_of, owners
 from qgraph.inventory.operands import OperandReader
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
@@ -151,7 +151,7 @@ def _data_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
 def _summand(node: ir.Node, reader: OperandReader) -> ir.Value | None:
     """Return the bias of a layer; that of a MatMul is the constant of an Add behind it."""
     if node.op_type != "MatMul":
-        return node.inputs[2] if len(node.inputs) > 2 else None
+        return input_of(node, 2)
     result = node.outputs[0]
     uses = [use.node for use in result.uses()]
     if len(uses) != 1 or uses[0].op_type != "Add" or uses[0].domain:

@@ -13,7 +13,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
-from qgraph.graph.scopes import graphs_of, nodes_of, owners
+from qgraph.graph.scopes import graphs_of, input_of, nodes_of, owners
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import IntFormat
 from qgraph.ops.steps import element_type
@@ -139,7 +139,7 @@ class OperandReader:
         read, decode = _decoded(uses[0].node), uses[0].node
         if read is None:
             return None
-        zero = constant_expression(decode.inputs[2]) if len(decode.inputs) > 2 else None
+        zero = constant_expression(input_of(decode, 2))
         least, most = _LIMITS[read.found.codes]
         ends = -math.inf, math.inf
         if read.scale is not None:
@@ -214,8 +214,8 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
     operand = CodedOperand(
         kind,
         "+".join(names),
-        zero=_zero(zero, kind, has_input=len(node.inputs) > 2 and node.inputs[2] is not None),
-        has_zero_input=len(node.inputs) > 2 and node.inputs[2] is not None,
+        zero=_zero(zero, kind, has_input=input_of(node, 2) is not None),
+        has_zero_input=input_of(node, 2) is not None,
         scale="FLOAT" if stated is None else stated.name,
         is_direct=is_pair and is_direct and uses == 1,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.scopes import producer_of
 from qgraph.lint.facts import Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -73,7 +74,7 @@ def _of(facts: ModelFacts, node: ir.Node) -> BiasFacts | None:
     if node.op_type == "Gemm":
         exact = exact * (node.attributes.get_float("alpha", 1.0) or 0.0)
     bias = facts.bias_of(node)
-    maker = None if bias is None else bias.producer()
+    maker = producer_of(bias)
     decoder = None
     reals = codes = None
     if maker is not None and maker.op_type == "DequantizeLinear":

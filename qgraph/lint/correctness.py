@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qgraph.graph.scopes import node_name
+from qgraph.graph.scopes import input_of, inputs_of, node_name
 from qgraph.lint.arithmetic import bias_facts, listed, misfit, ulps_between
 from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, ModelFacts, nodes_of_site, scale_nodes
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -235,7 +235,7 @@ def lost_bias(facts: ModelFacts) -> Iterator[Found]:
 def reversed_range(facts: ModelFacts) -> Iterator[Found]:
     """The limits of a FakeQuantize are reversed or equal."""
     for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
-        low, high = (facts.constant(value) for value in [*node.inputs, None, None][1:3])
+        low, high = (facts.constant(value) for value in inputs_of(node, 3)[1:])
         if low is None or high is None:
             continue
         with np.errstate(invalid="ignore"):
@@ -303,7 +303,7 @@ def integer_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """A bit width has an integer type that overflows."""
     for name in ("Quant", "IntQuant"):
         for node in facts.in_domain(name, *QONNX):
-            bits = facts.constant(node.inputs[3]) if len(node.inputs) > 3 else None
+            bits = facts.constant(input_of(node, 3))
             if bits is None or bits.dtype.kind not in "iu" or not bits.size:
                 continue
             room = bits.dtype.itemsize * 8 - (bits.dtype.kind == "i")

@@ -13,7 +13,7 @@ from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import declare_domains
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
 from qgraph.lint.codes import CodeCounts, count_codes
@@ -159,7 +159,7 @@ class ModelFacts:
     def before_moves(value: ir.Value | None) -> ir.Value | None:
         """Return the value whose elements a value has, before operators that move data."""
         for _ in range(_MOST_STEPS):
-            node = None if value is None else value.producer()
+            node = producer_of(value)
             if node is None or node.op_type not in MOVES or node.domain or not node.inputs:
                 break
             if node.op_type == "Concat":
@@ -202,7 +202,7 @@ class ModelFacts:
     def coder(self, node: ir.Node) -> Coder:
         """Return the parameters of a QuantizeLinear or DequantizeLinear."""
         if node not in self._coders:
-            scale, zero = [*node.inputs, None, None][1:3]
+            scale, zero = inputs_of(node, 3)[1:]
             steps, points = (
                 None if array is None or not array.size else array
                 for array in (self.constant(scale), self.constant(zero))
@@ -223,14 +223,14 @@ class ModelFacts:
     def decoder_of(self, value: ir.Value | None) -> Coder | None:
         """Return the DequantizeLinear that gives the elements of a value, or None."""
         source = self.before_moves(value)
-        node = None if source is None else source.producer()
+        node = producer_of(source)
         is_coder = node is not None and node.op_type == DECODE and node.domain in _DOMAINS
         return self.coder(node) if is_coder and node is not None else None
 
     def encoder_of(self, decoder: Coder) -> Coder | None:
         """Return the QuantizeLinear whose codes a DequantizeLinear takes directly, or None."""
         codes = decoder.node.inputs[0]
-        node = None if codes is None else codes.producer()
+        node = producer_of(codes)
         return self.coder(node) if node is not None and node.op_type == QUANTIZE else None
 
     @cached_property

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.scopes import graphs_of
+from qgraph.graph.scopes import graphs_of, producer_of
 from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, Coder, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintLevel, rule
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -33,7 +33,7 @@ def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
     """Two equal quantizers follow each other."""
     for encoder in facts.encoders:
         source = encoder.node.inputs[0]
-        first = None if source is None else source.producer()
+        first = producer_of(source)
         if first is None or first.op_type != DECODE or encoder.scale is None:
             continue
         earlier = facts.coder(first)

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -29,7 +30,7 @@ def double_pairs(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime merges two pairs with different parameters into one with a new scale."""
     for encoder, decoder in facts.pairs:
         before = encoder.node.inputs[0]
-        first = None if before is None else before.producer()
+        first = producer_of(before)
         if first is None or first.op_type != DECODE or first.inputs[0] is None:
             continue
         earlier = first.inputs[0].producer()
@@ -45,7 +46,7 @@ def double_pairs(facts: ModelFacts) -> Iterator[Found]:
 def float_weights(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime quantizes float weights between quantized data and a quantizer to INT8."""
     for node in facts.of("Conv", "ConvTranspose", "Gemm"):
-        weights = facts.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        weights = facts.constant(input_of(node, 1))
         if weights is None or weights.dtype.kind != "f" or not weights.size:
             continue
         if facts.decoder_of(node.inputs[0]) is None or _quantizer_after(facts, node) is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.layers import FoundLayer, product_role
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -230,7 +231,7 @@ def flatten_before_product(facts: ModelFacts) -> Iterator[Found]:
     for layer in facts.layers:
         if "Flatten" in layer.description.x.before:
             source = layer.node.inputs[0]
-            node = None if source is None else source.producer()
+            node = producer_of(source)
             if node is not None and node.op_type == "Flatten":
                 is_pair = facts.decoder_of(source) is not None
                 text = "Flatten hides codes; Reshape does not"
@@ -253,7 +254,7 @@ def mean_of_map(facts: ModelFacts) -> Iterator[Found]:
     """A ReduceMean over a whole map is no GlobalAveragePool."""
     for node in facts.of("ReduceMean"):
         shape = facts.shape(node.inputs[0])
-        axes = facts.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = facts.constant(input_of(node, 1))
         attribute = node.attributes.get("axes")
         reduced = list(attribute.as_ints()) if attribute is not None else []
         reduced = reduced if axes is None else [int(axis) for axis in axes.reshape(-1)]

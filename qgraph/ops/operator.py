@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, forms, where
 from qgraph.graph.schema import OpKey, OpSchema
+from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array
 from qgraph.ops import steps
 from qgraph.ops.steps import Stages
@@ -70,7 +71,7 @@ class Operator:
         """
         arguments = self.schema.attributes_of(node)
         if node.op_type == "QuantizeLinear":
-            zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+            zero_point = input_of(node, 2)
             kind = steps.element_type(zero_point) or arguments["output_dtype"]
             arguments["to"] = kind or ir.DataType.UINT8
         return arguments

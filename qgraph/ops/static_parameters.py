@@ -23,7 +23,7 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.schema import versions_of
-from qgraph.graph.scopes import nodes_of
+from qgraph.graph.scopes import nodes_of, producer_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
 from qgraph.ops.expanded_parameters import expanded_parameters
@@ -87,7 +87,7 @@ def static_parameters(model: ir.Model) -> dict[ir.Value, Array]:
     arrays: dict[ir.Value, Array] = {}
     for node in nodes_of(model.graph):
         for value in node.inputs[1:]:
-            maker = None if value is None else value.producer()
+            maker = producer_of(value)
             if value is None or maker is None or value in arrays or maker.op_type not in _FOLLOWED:
                 continue
             bounds = sizes.bounds(value) if is_defined(node) else None

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.float32 import representatives
 from qgraph.numerics.rounding import Rounding
@@ -105,7 +106,7 @@ def element_type(value: ir.Value | None) -> ir.DataType | None:
 
 def code_type(node: ir.Node) -> ir.DataType | None:
     """Return the type of the codes of a QuantizeLinear or DequantizeLinear."""
-    x, _, zero_point = [*node.inputs, None, None][:3]
+    x, _, zero_point = inputs_of(node, 3)
     kind = element_type(zero_point)
     if kind is not None:
         return kind
@@ -120,7 +121,7 @@ def code_type(node: ir.Node) -> ir.DataType | None:
 def coded_type(value: ir.Value | None) -> ir.DataType | None:
     """Return the element type of a value, or that of the QuantizeLinear that computes it."""
     kind = element_type(value)
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     if kind is not None or node is None:
         return kind
     return code_type(node) if node.op_type == "QuantizeLinear" else None

@@ -25,7 +25,7 @@ from qgraph.graph.constants import constant, constant_expression, constant_strea
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import LATEST
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import Minifloat
@@ -179,8 +179,8 @@ class _WeightReader:
     def _parameter(self, value: ir.Value | None) -> Array | None:
         """Return a constant, or what a Cast makes of constant codes."""
         array = constant_expression(value)
-        cast = None if value is None else value.producer()
-        if array is not None or cast is None or cast.op_type != "Cast" or cast.domain:
+        cast = producer_of(value, "Cast")
+        if array is not None or cast is None:
             return array
         kind = ir.DataType(cast.attributes.get_int("to", 0))
         codes = constant_expression(cast.inputs[0])

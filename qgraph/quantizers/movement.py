@@ -27,7 +27,7 @@ from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.schema import MICROSOFT
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.ops.static_parameters import settled
 from qgraph.ops.windows import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
@@ -102,7 +102,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
 def encoder_of(codes: ir.Value | None) -> ir.Node | None:
     """Return the QuantizeLinear of one scale whose codes ``codes`` are, moved or not."""
     start = _unmoved(codes)
-    node = None if start is None else start.producer()
+    node = producer_of(start)
     is_encoder = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
     return node if is_encoder else None
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.scopes import inputs_of
 from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array
 from qgraph.ops.integer.products import SIGNATURES
@@ -104,7 +105,7 @@ def has_codes(node: ir.Node) -> bool:
 
 def coded_pair(node: ir.Node) -> CodedTensor:
     """Return the codes of a QuantizeLinear or DequantizeLinear that is not part of a pair."""
-    scale, zero_point = [*node.inputs, None][1:3]
+    scale, zero_point = inputs_of(node, 3)[1:]
     return _data(node, scale, zero_point)
 
 

@@ -14,7 +14,7 @@ from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import element_type, is_declared
-from qgraph.graph.scopes import node_name, nodes_of, owners
+from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -121,7 +121,7 @@ def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool
 
 
 def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
-    x, scale, zero_point = [*node.inputs, None, None, None][:3]
+    x, scale, zero_point = inputs_of(node, 3)
     block = node.attributes.get_int("block_size", 0) or 0
     granularity = Granularity.TENSOR
     if block:
@@ -148,7 +148,7 @@ def type_of_codes(node: ir.Node) -> str:
 
     It is that of the zero point, of the input, or what the attribute says.
     """
-    values = [*node.inputs, None, None, None][:3]
+    values = inputs_of(node, 3)
     candidates = [values[2]]
     if node.op_type == "DequantizeLinear":
         candidates.append(values[0])

@@ -17,6 +17,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.opset.versions import ceiling, minimum_ir_version
+from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.sums import cast, without_trailing_none
@@ -190,9 +191,10 @@ def _takes(node: ir.Node, zero: int) -> bool:
 
 def _zero_point(encode: ir.Node) -> int | None:
     """Return the one zero point of a QuantizeLinear; None if it has several."""
-    if len(encode.inputs) < 3 or encode.inputs[2] is None:
+    point = input_of(encode, 2)
+    if point is None:
         return 0
-    zero = constant_expression(encode.inputs[2])
+    zero = constant_expression(point)
     return None if zero is None or zero.size != 1 else int(zero.reshape(()))
 
 
@@ -201,7 +203,7 @@ def _decoded(
 ) -> Draft:
     """Return a DequantizeLinear of scale 1, plus ``added``: exact, as all are whole numbers."""
     draft = editor.draft(Region(ir.Value(name=""), nodes[-1].outputs[0], nodes))
-    zero = [*encode.inputs, None][2]
+    zero = input_of(encode, 2)
     y: ir.Value = draft.node(
         "DequantizeLinear",
         without_trailing_none([nodes[0].inputs[0], np.ones(_ones(encode), np.float32), zero]),

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
 from qgraph.ops.integer.decoded import (
     is_of_decoded,
@@ -246,7 +247,7 @@ def _bounds(clamp: ir.Node) -> tuple[Any, Any]:
 
 def only_source(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
     """Return the standard node that computes ``value`` for ``reader`` alone."""
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     if value is None or node is None or node.domain or value.is_graph_output():
         return None
     return node if set(value.consumers()) == {reader} and node.graph is reader.graph else None

@@ -16,7 +16,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
-from qgraph.graph.scopes import nodes_of, owners, remove_constant
+from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
@@ -132,7 +132,7 @@ def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 def _is_stored(value: ir.Value | None) -> bool:
     """Return whether a value is constant, or decoded from constant codes."""
-    maker = None if value is None else value.producer()
+    maker = producer_of(value)
     codes = maker.inputs[0] if maker is not None and maker.op_type == "DequantizeLinear" else value
     return constant_stream(codes) is not None
 

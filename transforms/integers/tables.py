@@ -14,6 +14,7 @@ from qgraph.errors import OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.scopes import inputs_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.integer.definitions import read_average
@@ -72,8 +73,7 @@ def _concat(node: ir.Node, reals: bool) -> Lowered:
 
 
 def _where(node: ir.Node, reals: bool) -> Lowered:
-    inputs: list[ir.Value | None] = [*node.inputs, *[None] * (9 - len(node.inputs))]
-    condition, *rest = inputs
+    condition, *rest = inputs_of(node, 9)
     x, y = read_single(node, *rest[:3]), read_single(node, *rest[3:6])
     encoding = read_encoding(node, rest[6], rest[7], x.dtype)
     if condition is None:
@@ -219,7 +219,7 @@ def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
 
 def _read(node: ir.Node) -> tuple[Factor, Encoding]:
     """Read ``x, s_x, z_x, s_y, z_y``: codes, and scale and zero point of the result."""
-    x, s_x, z_x, s_y, z_y = [*node.inputs, *[None] * (5 - len(node.inputs))][:5]
+    x, s_x, z_x, s_y, z_y = inputs_of(node, 5)
     codes = read_single(node, x, s_x, z_x, z_y)
     return codes, read_encoding(node, s_y, z_y, codes.dtype)
 

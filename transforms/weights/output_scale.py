@@ -17,6 +17,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
+from qgraph.graph.scopes import input_of
 from qgraph.graph.slices import nearest_cut
 from qgraph.numerics import Float32, Float64
 from qgraph.ops.steps import TO_FLOAT32
@@ -237,7 +238,7 @@ def _operand(
 def _weights(node: ir.Node, weight: Float64, bias: Float64, moved: Scaling) -> None:
     """Multiply the weight, input 1, and the bias, input 2, if there is one."""
     _operand(node, 1, weight, moved)
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
+    if input_of(node, 2) is not None:
         _operand(node, 2, bias, moved, grows=node.op_type == "Gemm")
     moved.absorbers.append(node)
 

@@ -20,6 +20,7 @@ from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
+from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.numerics import Array, Float64, Mask
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.matching.known_values import KnownValues
@@ -141,7 +142,7 @@ class WeightScaling:
 
     def _dequantize(self, node: ir.Node, factor: Float64) -> ir.Value:
         """``(codes - z) * s * f``; one scale for a tensor becomes one for each channel."""
-        codes, zero = present(node, 0), node.inputs[2] if len(node.inputs) > 2 else None
+        codes, zero = present(node, 0), input_of(node, 2)
         before = real_constant(node.inputs[1], f"the scale of {title(node)}")
         axis = (node.attributes.get_int("axis", 1) or 0) % max(factor.ndim, 1)
         varying = [i for i, size in enumerate(factor.shape) if size > 1]
@@ -190,8 +191,8 @@ class WeightScaling:
 
     def _negated(self, node: ir.Node, signs: Float64, axis: int) -> ir.Value:
         """Return the codes, and ``2 * zero_point - codes`` in channels with a negative sign."""
-        codes, zero = (constant_expression(v) for v in (*node.inputs, None, None)[:3:2])
-        has_zero = len(node.inputs) > 2 and node.inputs[2] is not None
+        codes, zero = (constant_expression(v) for v in inputs_of(node, 3)[::2])
+        has_zero = input_of(node, 2) is not None
         if codes is None or (has_zero and zero is None) or signs.ndim > 1:
             raise Stuck(f"the codes of {title(node)} cannot be negated; use negative=scales")
         sizes = [-1 if i == axis else 1 for i in range(codes.ndim)]

@@ -11,6 +11,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.quantizers.compare import Comparer
@@ -79,7 +80,7 @@ def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
             value = draft.node("Clip", [value, *bounds], dtype=ir.DataType[kind])
             continue
         scale = node.inputs[1]
-        point = node.inputs[2] if len(node.inputs) > 2 else None
+        point = input_of(node, 2)
         if scale is None or (point is None and scale.shape is None):
             return None
         moved = _moved(draft, point, step, kind, "zero_point")
@@ -104,7 +105,7 @@ def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
 
 def _kind(node: ir.Node) -> object:
     """Return the format of the codes of a QuantizeLinear, or None."""
-    point = node.inputs[2] if len(node.inputs) > 2 else None
+    point = input_of(node, 2)
     if point is not None:
         return FORMATS.get(point.dtype.name) if point.dtype is not None else None
     dtype = node.attributes.get_int("output_dtype", 0)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.scopes import producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.model import Model
 from qgraph.numerics import Array, blocks
@@ -122,8 +123,8 @@ def _read(node: ir.Node) -> Stored | None:
     value = node.inputs[0]
     nodes: tuple[ir.Node, ...] = (node,)
     bounds = None
-    clip = None if value is None else value.producer()
-    if clip is not None and clip.op_type == "Clip" and not clip.domain:
+    clip = producer_of(value, "Clip")
+    if clip is not None:
         bounds = _bounds(clip)
         value = clip.inputs[0]
         nodes = (clip, node)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
+from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.numerics import Array, Float64
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import UNKNOWN_TYPE
@@ -207,10 +208,10 @@ def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     pair = []
     for index in (0, 1):
         value = node.inputs[index]
-        decoder = None if value is None else value.producer()
+        decoder = producer_of(value)
         while index == 0 and decoder is not None and decoder.op_type in _MOVES:
             source = decoder.inputs[0]
-            decoder = None if source is None else source.producer()
+            decoder = producer_of(source)
         if decoder is None or decoder.op_type != "DequantizeLinear":
             return None
         pair.append(decoder)
@@ -222,8 +223,8 @@ def _decoded(value: ir.Value) -> Float64 | None:
     node = value.producer()
     if node is None or node.op_type != "DequantizeLinear":
         return None
-    codes, scale, zero = (constant_expression(v) for v in (*node.inputs, None)[:3])
-    has_zero = len(node.inputs) > 2 and node.inputs[2] is not None
+    codes, scale, zero = (constant_expression(v) for v in inputs_of(node, 3))
+    has_zero = input_of(node, 2) is not None
     if codes is None or scale is None or (has_zero and zero is None) or codes.ndim != 1:
         return None
     points = 0.0 if zero is None else zero.astype(np.float64)

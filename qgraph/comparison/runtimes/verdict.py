@@ -39,7 +39,7 @@ from qgraph.errors import QGraphError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
 from qgraph.graph.constants import constant, constant_expression, overridable
-from qgraph.graph.scopes import bodies
+from qgraph.graph.scopes import bodies, input_of
 from qgraph.model import Model
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.standardize import standardize
@@ -304,7 +304,7 @@ def _width(node: ir.Node) -> int | None:
     codes = node.outputs[0].dtype
     if codes is not None:
         return codes.bitwidth
-    zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    zero = constant(input_of(node, 2))
     if zero is not None:
         return ir.DataType.from_numpy(zero.dtype).bitwidth
     kind = node.attributes.get_int("output_dtype", ir.DataType.UINT8.value)

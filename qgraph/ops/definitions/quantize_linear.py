@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant
 from qgraph.graph.schema import Attribute, OpSchema
+from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array, blocks, chunks, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, container, numpy_dtype
 from qgraph.ops import steps
@@ -44,7 +45,7 @@ def resolve(node: ir.Node) -> dict[str, ir.DataType]:
     steps.require_float32("data", steps.element_type(node.inputs[0]))
     require_float32_scale(node)
     steps.require_float32("precision", ir.DataType(node.attributes.get_int("precision", 0)))
-    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+    zero_point = input_of(node, 2)
     if zero_point is None:
         named = ir.DataType(node.attributes.get_int("output_dtype", 0))
         return {"to": named if named != ir.DataType.UNDEFINED else ir.DataType.UINT8}
@@ -245,7 +246,7 @@ def resolve_dequantize(node: ir.Node) -> dict[str, Any]:
     require_float32_scale(node)
     result = ir.DataType(node.attributes.get_int("output_dtype", 0))
     steps.require_float32("output_dtype", result)
-    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+    zero_point = input_of(node, 2)
     if steps.element_type(zero_point) == ir.DataType.INT32:
         stored = constant(zero_point)
         if stored is None or stored.any():

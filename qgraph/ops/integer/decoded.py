@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.numerics import Array
 from qgraph.ops.integer.codes import single
 from qgraph.ops.integer.products import Product, Result, code_type
@@ -80,7 +80,7 @@ def parameters(node: ir.Node) -> tuple[Array, Array]:
     Raises:
         OperatorError: they are not constant, or not of the types of integer operators.
     """
-    values = [*node.inputs, None][:3]
+    values = inputs_of(node, 3)
     scale, zero = (constant_expression(value) for value in values[1:])
     if scale is None or (zero is None and values[2] is not None):
         raise OperatorError(f"{where(node)}: its scale or zero point is not constant")
@@ -108,8 +108,7 @@ def result_parameters(encode: ir.Node) -> tuple[Array, Array]:
 
 def decoder(value: ir.Value | None) -> ir.Node | None:
     """Return the DequantizeLinear that computes a value."""
-    node = None if value is None else value.producer()
-    return node if node is not None and OpKey.of(node) == OpKey("", "DequantizeLinear") else None
+    return producer_of(value, "DequantizeLinear")
 
 
 def scale_axis(total: ir.Node, rank: int) -> int:
@@ -147,9 +146,9 @@ def _decoded(total: ir.Node, side: int) -> Factor:
 
 def _whole(value: ir.Value | None) -> Factor | None:
     """Read codes less their zero point: ``Cast (codes) - zero_point``, or ``Cast (codes)``."""
-    node = None if value is None else value.producer()
+    node = producer_of(value, "Sub")
     zero: Parameter | None = None
-    if node is not None and OpKey.of(node) == OpKey("", "Sub"):
+    if node is not None:
         minuend, subtrahend = node.inputs
         zero = constant_expression(subtrahend)
         if zero is None:
@@ -173,10 +172,9 @@ def _whole(value: ir.Value | None) -> Factor | None:
 
 def _cast_from(value: ir.Value | None) -> ir.Value | None:
     """Return what a Cast to float32 or float64 that computes ``value`` takes."""
-    node = None if value is None else value.producer()
-    if node is None or OpKey.of(node) != OpKey("", "Cast"):
-        return None
-    return node.inputs[0] if node.attributes.get_int("to", 0) in _EXACT else None
+    node = producer_of(value, "Cast")
+    is_exact = node is not None and node.attributes.get_int("to", 0) in _EXACT
+    return node.inputs[0] if node is not None and is_exact else None
 
 
 def _bias(total: ir.Node, unit: Array) -> tuple[Parameter | None, bool]:
@@ -184,7 +182,7 @@ def _bias(total: ir.Node, unit: Array) -> tuple[Parameter | None, bool]:
 
     It is an int32 value, or constant int32 codes if the graph has none.
     """
-    value = total.inputs[2] if len(total.inputs) > 2 else None
+    value = input_of(total, 2)
     if value is None:
         return None, True
     decode = decoder(value)

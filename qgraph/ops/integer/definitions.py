@@ -12,7 +12,7 @@ from qgraph.conditions import SUMS_OF_CODES, WHOLE_SUMS
 from qgraph.errors import OperatorError, where
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT, OpKey
-from qgraph.graph.scopes import nodes_of
+from qgraph.graph.scopes import inputs_of, nodes_of
 from qgraph.ops.composite import differing, write_out
 from qgraph.ops.integer.forms import draft_codes, draft_exact
 from qgraph.ops.integer.pairs import OPERATIONS, read_pair
@@ -105,7 +105,7 @@ def read_average(node: ir.Node) -> tuple[int, Callable[[Draft], Operand]]:
     Raises:
         OperatorError: a parameter or the number is unknown, or there are several windows.
     """
-    codes, s_x, z_x, s_y, z_y = [*node.inputs, *[None] * (5 - len(node.inputs))][:5]
+    codes, s_x, z_x, s_y, z_y = inputs_of(node, 5)
     x = read_single(node, codes, s_x, z_x, z_y)
     step, zero = read_encoding(node, s_y, z_y, x.dtype)
     if x.codes.shape is None:

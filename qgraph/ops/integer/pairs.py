@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.scopes import inputs_of
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import multiply_add
 from qgraph.ops.integer.codes import fused_in_double, ratio, saturated, shifted
@@ -35,8 +36,7 @@ def read_pair(node: ir.Node) -> Pair | None:
     if operation is None:
         return None
     refuse_references(node)
-    inputs: list[ir.Value | None] = [*node.inputs, *[None] * (8 - len(node.inputs))]
-    a, s_a, z_a, b, s_b, z_b, s_y, z_y = inputs
+    a, s_a, z_a, b, s_b, z_b, s_y, z_y = inputs_of(node, 8)
     left = read_single(node, a, s_a, z_a, b, z_b, z_y)
     right = read_single(node, b, s_b, z_b, a, z_a, z_y)
     return Pair(operation, left, right, *read_encoding(node, s_y, z_y, left.dtype))

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_elements
 from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import nodes_of
+from qgraph.graph.scopes import input_of, inputs_of, nodes_of
 from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
 from qgraph.proof.matching.known_values import KnownValues
@@ -74,8 +74,7 @@ def write_products(model: ir.Model) -> None:
 
 
 def _write_packed(node: ir.Node) -> None:
-    inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
-    x, packed, bias = inputs[0], inputs[1:5], inputs[5]
+    x, *packed, bias = inputs_of(node, 6)
     codes, scales, points, groups = streams = [constant_elements(value) for value in packed]
     if x is None or codes is None or scales is None:
         return
@@ -123,7 +122,7 @@ def _widened(value: ir.Value, node: ir.Node) -> ir.Value:
 def _write_gemm(node: ir.Node) -> None:
     get = node.attributes
     has_factors = get.get_float("alpha", 1.0) != 1 or get.get_float("beta", 1.0) != 1
-    x, matrix, bias = [*node.inputs, None][:3]
+    x, matrix, bias = inputs_of(node, 3)
     if has_factors or get.get_int("transA", 0) != 0 or x is None or matrix is None:
         return
     if get.get_int("transB", 0):
@@ -208,7 +207,7 @@ def _may_have_bias(node: ir.Node) -> bool:
 
 
 def _bias(node: ir.Node) -> ir.Value | None:
-    return node.inputs[2] if len(node.inputs) > 2 else None
+    return input_of(node, 2)
 
 
 def _is_added_to(node: ir.Node) -> bool:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.exactness import Witness
 from qgraph.graph.constants import constant_elements
+from qgraph.graph.scopes import input_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array
 from qgraph.numerics.values import Comparison, compare_pieces, compare_values
@@ -212,7 +213,7 @@ class _Compiler:
         return int(missing == 0 and sizes[0] > 1)
 
     def _reshaped(self, node: ir.Node, shape: tuple[int, ...], per: int) -> tuple[int, ...] | None:
-        target = node.inputs[1] if len(node.inputs) > 1 else None
+        target = input_of(node, 1)
         wanted = None if target is None else self._known.array(target)
         if wanted is None or 0 in wanted:
             return None

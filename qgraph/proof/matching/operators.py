@@ -18,6 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant
 from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import Imports
@@ -203,7 +204,7 @@ def rewritten_sum(reference: ir.Node, candidate: ir.Node) -> str | None:
     """
     first, second = _moved(reference), _moved(candidate)
     names = frozenset({first.op_type, second.op_type})
-    biases = {len(node.inputs) > 2 and node.inputs[2] is not None for node in (first, second)}
+    biases = {input_of(node, 2) is not None for node in (first, second)}
     if names not in _PAIRS and not (names <= _PRODUCTS and len(names) == 1 and len(biases) == 2):
         return None
     return (

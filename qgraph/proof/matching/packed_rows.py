@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_elements
+from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.packed_matrix import transpose
@@ -138,14 +139,14 @@ def has_same_codes(packed: PackedRows, decode: ir.Node) -> bool:
         return False
     if (get("axis", 1), get("block_size", 0)) not in ((0, form.size), (-2, form.size)):
         return False
-    codes, scales, points = (constant_elements(value) for value in [*decode.inputs, None][:3])
+    codes, scales, points = (constant_elements(value) for value in inputs_of(decode, 3))
     kinds = f"UINT{form.bits}", f"INT{form.bits}"
     if codes is None or scales is None or codes.kind not in kinds:
         return False
     if codes.shape != (form.k, form.n) or scales.shape != (form.blocks, form.n):
         return False
     is_float = get("output_dtype", 0) in (0, ir.DataType.FLOAT.value)
-    has_points = len(decode.inputs) > 2 and decode.inputs[2] is not None
+    has_points = input_of(decode, 2) is not None
     if scales.kind != "FLOAT" or not is_float or has_points != (points is not None):
         return False
     middle = 1 << (form.bits - 1) if codes.kind == kinds[1] else 0

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.proof.normal.rewriter import Rewriter, sizes_of
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -80,8 +81,8 @@ def write_factor(graph: Rewriter, node: ir.Node) -> bool:
 
 def join_negations(graph: Rewriter, node: ir.Node) -> bool:
     """Remove two negations that follow each other."""
-    inner = None if not node.inputs or node.inputs[0] is None else node.inputs[0].producer()
-    if inner is None or (inner.domain, inner.op_type) != ("", "Neg"):
+    inner = producer_of(input_of(node, 0), "Neg")
+    if inner is None:
         return False
     x = inner.inputs[0]
     if x is None or (x.dtype is not None and not _is_negated(x.dtype)):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.scopes import input_of
 from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, write
 from qgraph.proof.normal.rewriter import Rewriter, Sizes, has_elements, sizes_of, static_count
@@ -92,7 +93,7 @@ def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
 def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
     """Return the axes of a reduction in ascending order; None where they are not known."""
     attribute = node.attributes.get("axes")
-    operand = node.inputs[1] if len(node.inputs) > 1 else None
+    operand = input_of(node, 1)
     if attribute is not None:
         axes = [int(axis) for axis in attribute.as_ints()]
     elif operand is not None:
@@ -164,7 +165,7 @@ def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:
         return False
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints()) == axes
-    array = graph.array(node.inputs[1]) if len(node.inputs) > 1 else None
+    array = graph.array(input_of(node, 1))
     return array is not None and array.tolist() == axes
 
 

@@ -34,7 +34,7 @@ import onnx_ir as ir
 
 from qgraph.conditions import SUMS_OF_CODES
 from qgraph.graph.schema import MICROSOFT, OpKey
-from qgraph.graph.scopes import nodes_of
+from qgraph.graph.scopes import inputs_of, nodes_of
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import multiply_add
 from qgraph.ops.integer.codes import fused_in_double, ratio, saturated
@@ -66,7 +66,7 @@ def shared_operators(models: Iterable[ir.Model]) -> frozenset[OpKey]:
 
 def write_code_product(graph: Rewriter, node: ir.Node) -> bool:
     """Write a QLinearMul as its definition."""
-    a, s_a, z_a, b, s_b, z_b, s_y, z_y = [*node.inputs, None][:8]
+    a, s_a, z_a, b, s_b, z_b, s_y, z_y = inputs_of(node, 8)
     read = _read(graph, [(a, s_a, z_a), (b, s_b, z_b)], s_y, z_y)
     if read is None:
         return False
@@ -83,7 +83,7 @@ def write_code_product(graph: Rewriter, node: ir.Node) -> bool:
 
 def write_code_sum(graph: Rewriter, node: ir.Node) -> bool:
     """Write a QLinearAdd as its definition, if float64 has all its results."""
-    a, s_a, z_a, b, s_b, z_b, s_y, z_y = [*node.inputs, None][:8]
+    a, s_a, z_a, b, s_b, z_b, s_y, z_y = inputs_of(node, 8)
     read = _read(graph, [(a, s_a, z_a), (b, s_b, z_b)], s_y, z_y)
     if read is None:
         return False
@@ -138,7 +138,7 @@ def write_code_average(graph: Rewriter, node: ir.Node) -> bool:
 
 def _write_average(graph: Rewriter, node: ir.Node, axes: Sequence[int]) -> bool:
     """Write an average over whole axes."""
-    x, s_x, z_x, s_y, z_y = [*node.inputs, None][:5]
+    x, s_x, z_x, s_y, z_y = inputs_of(node, 5)
     read = _read(graph, [(x, s_x, z_x)], s_y, z_y)
     sizes = None if x is None else sizes_of(x)
     if read is None or sizes is None:
@@ -164,7 +164,7 @@ def _write_average(graph: Rewriter, node: ir.Node, axes: Sequence[int]) -> bool:
 
 def write_code_windows(graph: Rewriter, node: ir.Node) -> bool:
     """Write a QLinearAveragePool as its definition."""
-    x, s_x, z_x, s_y, z_y = [*node.inputs, None][:5]
+    x, s_x, z_x, s_y, z_y = inputs_of(node, 5)
     read = _read(graph, [(x, s_x, z_x)], s_y, z_y)
     sizes = None if x is None else sizes_of(x)
     kernel = node.attributes.get_ints("kernel_shape", [])

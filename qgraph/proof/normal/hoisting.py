@@ -32,6 +32,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
 from qgraph.proof.matching.operators import is_elementwise
@@ -152,7 +153,7 @@ def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
     numbers, so that the function is the same for each element, wherever it stands.
     """
     value = node.inputs[0]
-    inner = None if value is None else value.producer()
+    inner = producer_of(value)
     if is_written(graph, node) or value is None or inner is None or graph.known.has(value):
         return False
     data = list(dict.fromkeys(x for x in inner.inputs if x is not None and not graph.known.has(x)))
@@ -206,10 +207,10 @@ def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:
 
 def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
     value = node.inputs[0]
-    inner = None if value is None else value.producer()
+    inner = producer_of(value, "Concat")
     if not isinstance(last, Permutation) or inner is None or graph.known.has(inner.outputs[0]):
         return False
-    if (inner.domain, inner.op_type) != ("", "Concat") or "axis" not in inner.attributes:
+    if "axis" not in inner.attributes:
         return False
     rank, axis = len(last.order), inner.attributes["axis"].as_int()
     if not -rank <= axis < rank:
@@ -306,8 +307,8 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
     ):
         steps.append(graph.movements[maker])
         value = maker.inputs[0]
-    gather = None if value is None else value.producer()
-    if gather is None or (gather.domain, gather.op_type) != ("", "Gather"):
+    gather = producer_of(value, "Gather")
+    if gather is None:
         return False
     table, indices = gather.inputs
     sizes = None if table is None else sizes_of(table)
@@ -337,8 +338,7 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
 def _source(graph: Rewriter, node: ir.Node, name: str) -> ir.Node | None:
     """Return the operator ``name`` that gives the only data of a function of elements."""
     data = _only_data(graph, node)
-    source = None if data is None else data.producer()
-    return source if source is not None and (source.domain, source.op_type) == ("", name) else None
+    return producer_of(data, name)
 
 
 def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.scopes import input_of
 from qgraph.proof.normal.movements import (
     Expansion,
     Movement,
@@ -142,7 +143,7 @@ def _split(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
     size, count = sizes[axis], len(node.outputs)
     if not isinstance(size, int) or size > _MOST_INDICES:
         return None
-    operand = node.inputs[1] if len(node.inputs) > 1 else None
+    operand = input_of(node, 1)
     parts = _numbers(graph, operand)
     if parts is None:
         if operand is not None or ("num_outputs" not in node.attributes and size % count):

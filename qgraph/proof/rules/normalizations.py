@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import onnx_ir as ir
 
 from qgraph.conditions import VARIANCE_OF_DIFFERENCES
 from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.scopes import producer_of
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
@@ -132,14 +132,14 @@ def division(call: NodeCall) -> Operand:
 
 def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
     """Return the mean and the epsilon of ``sqrt(mean(x * x) + epsilon)``, by which x is divided."""
-    root = _made_by(call.value(1), "Sqrt")
-    total = None if root is None else _made_by(root.inputs[0], "Add")
+    root = producer_of(call.value(1), "Sqrt")
+    total = None if root is None else producer_of(root.inputs[0], "Add")
     if total is None:
         return None
     for value, other in (total.inputs, total.inputs[::-1]):
-        mean, number = _made_by(value, "ReduceMean"), call.array(other)
+        mean, number = producer_of(value, "ReduceMean"), call.array(other)
         square = None if mean is None else mean.inputs[0]
-        power = _made_by(square, "Pow") or _made_by(square, "Mul")
+        power = producer_of(square, "Pow") or producer_of(square, "Mul")
         if mean is None or power is None or number is None or number.size != 1:
             continue
         base, factor = power.inputs
@@ -148,11 +148,6 @@ def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
         if is_square and base is call.value(0):
             return replace(call, node=mean), float(number.reshape(()))
     return None
-
-
-def _made_by(value: ir.Value | None, name: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and (node.domain, node.op_type) == ("", name) else None
 
 
 def normalized(

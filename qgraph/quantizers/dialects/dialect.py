@@ -16,6 +16,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.dispatch import evaluate
@@ -147,7 +148,7 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> Float32:
 
 def _decoded(value: ir.Value | None) -> Array | None:
     """Return a parameter that is itself stored as codes: a DequantizeLinear of constants."""
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     if node is None or node.op_type != "DequantizeLinear":
         return None
     arrays = [constant_expression(operand) for operand in node.inputs]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_stream
+from qgraph.graph.scopes import producer_of
 
 
 def around_constants(
@@ -39,7 +40,7 @@ def _takes_constant(node: ir.Node) -> bool:
 
 def _neighbours(node: ir.Node) -> Iterator[ir.Node]:
     for value in node.inputs:
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if producer is not None:
             yield producer
     for value in node.outputs:

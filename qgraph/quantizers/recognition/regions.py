@@ -20,6 +20,7 @@ from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of, constant_expression, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
 from qgraph.graph.interface import fixed_sizes
+from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined, operator_of
@@ -310,7 +311,7 @@ class UseDefGraph:
 
     def _is_alone(self, node: ir.Node) -> bool:
         """Return whether ``node`` is not connected to another elementwise node."""
-        producers = (None if value is None else value.producer() for value in node.inputs)
+        producers = (producer_of(value) for value in node.inputs)
         if any(producer is not None and self._is_elementwise(producer) for producer in producers):
             return False
         users = (user for value in node.outputs for user in value.consumers())

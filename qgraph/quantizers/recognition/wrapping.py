@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from qgraph.graph.scopes import producer_of
+
 _ROUNDING = ("Round", "Floor", "Ceil")
 _BETWEEN = ("Add", "Cast", "Div", "Mul", "Identity")
 _FURTHEST = 6
@@ -19,7 +21,7 @@ _FURTHEST = 6
 
 def wraps_around(node: ir.Node) -> bool:
     """Return whether a node is the Floor that limits the codes of such a quantizer."""
-    quotient = _maker(node.inputs[0], "Div") if _is(node, "Floor") else None
+    quotient = producer_of(node.inputs[0], "Div") if _is(node, "Floor") else None
     if quotient is None:
         return False
     a, m = quotient.inputs
@@ -29,7 +31,7 @@ def wraps_around(node: ir.Node) -> bool:
     rest = _user(product.outputs[0], "Sub")
     if rest is None or list(rest.inputs) != [a, product.outputs[0]]:
         return False
-    moved, back = _maker(a, "Add"), _user(rest.outputs[0], "Sub")
+    moved, back = producer_of(a, "Add"), _user(rest.outputs[0], "Sub")
     if moved is None or back is None or back.inputs[1] not in moved.inputs:
         return False
     return any(_is_rounded(value) for value in moved.inputs if value is not back.inputs[1])
@@ -48,11 +50,6 @@ def _is_rounded(value: ir.Value | None) -> bool:
 
 def _is(node: ir.Node, *names: str) -> bool:
     return not node.domain and node.op_type in names
-
-
-def _maker(value: ir.Value | None, name: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and _is(node, name) else None
 
 
 def _user(value: ir.Value, name: str) -> ir.Node | None:
