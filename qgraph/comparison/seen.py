@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_SEGMENTS = 16
 """Maximum number of segments that are run, the loosest bounds first."""
+_MOST_BITS = 16
+"""Integers of more bits are indices or sizes, most of which no operator takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +170,8 @@ def _input(value: ir.Value, ranges: Mapping[str, tuple[float, float]]) -> _Start
     dtype = value.dtype or ir.DataType.FLOAT
     ends = ranges.get(str(value.name))
     if ends is None:
+        if dtype.is_integer() and dtype.bitwidth > _MOST_BITS:
+            raise KeyError(f"no range of {value.name}")
         limits = np.iinfo(dtype.numpy()) if dtype.is_integer() else None
         ends = (-1.0, 1.0) if limits is None else (float(limits.min), float(limits.max))
     name = str(value.name)

@@ -231,4 +231,9 @@ class Direct:
                 return None
         if self._unused:
             inputs = {name: array for name, array in inputs.items() if name not in self._unused}
-        return dict(zip(self._names, self._session.run(None, inputs), strict=True))
+        try:
+            results = self._session.run(None, inputs)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base of their own
+            logger.info("not run at once: %s", error)
+            return None
+        return dict(zip(self._names, results, strict=True))

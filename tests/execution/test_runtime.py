@@ -174,6 +174,17 @@ def test_a_genuine_fault_is_reported_with_the_node() -> None:
         run(model(body), inputs, backend="ort")
 
 
+def test_a_fault_of_a_later_run_is_reported_with_the_node() -> None:
+    model = qgraph.load(
+        ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (int64[N] i) => (float[N] y) <float[3] t = {1, 2, 3}> { [pick] y = Gather (t, i) }""")
+    )
+    assert model.run({"i": np.asarray([0, 2])}, backend="ort")["y"].tolist() == [1, 3]
+    with pytest.raises(ExecutionError, match="pick"):
+        model.run({"i": np.asarray([0, 7])}, backend="ort")
+
+
 def test_without_onnx_runtime_the_backend_is_refused_and_auto_is_numpy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
