@@ -15,6 +15,7 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset import versions
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.ops.steps import code_type
@@ -23,7 +24,6 @@ from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import entry
 from qgraph.transforms.ranges.grids import carry_over
-from qgraph.transforms.weights.stored_codes import DOMAINS
 
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _BOUND = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
@@ -73,7 +73,7 @@ class CanonicalOperators(Transform):
         editor = Editor(model.ir)
         for node in list(model.nodes()):
             rule = _RULES.get(node.op_type)
-            if rule is None or node.graph is None or node.domain not in DOMAINS:
+            if rule is None or node.graph is None or node.domain not in LINEAR_DOMAINS:
                 continue
             form, draft_of, verdict = rule
             if self.forms not in (CanonicalForm.ALL, form):

@@ -12,10 +12,12 @@ from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.edit import Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.quantizers.movement import RESHAPES, axis_before, axis_of
+from qgraph.proof.matching.operators import RESHAPING
+from qgraph.quantizers.movement import axis_before, axis_of
 from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
@@ -23,12 +25,11 @@ from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.weights.constant_codes import store
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import present
-from qgraph.transforms.weights.stored_codes import DOMAINS
 from qgraph.transforms.weights.weighted_sums import OPERATORS
 
 _DECODER = "DequantizeLinear"
 _LINEAR = (_DECODER, "QuantizeLinear")
-_MOVES = RESHAPES | {"Identity", "Transpose"}
+_MOVES = RESHAPING | {"Identity", "Transpose"}
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _STORED = Verdict(Exactness.BITS, Method.CONSTANT)
 _MOVED = Verdict(Exactness.BITS, Method.CONGRUENCE)
@@ -89,7 +90,7 @@ class FoldConstants(Transform):
 
     def _is_stored(self, node: ir.Node) -> bool:
         """Return whether what a node decodes is to be stored as numbers."""
-        if node.op_type != _DECODER or node.domain not in DOMAINS:
+        if node.op_type != _DECODER or node.domain not in LINEAR_DOMAINS:
             return False
         users = {user.op_type for user in node.outputs[0].consumers()}
         is_recurrent = self.recurrent and not users.isdisjoint(_RECURRENT)
@@ -104,11 +105,11 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
         for index, value in enumerate(node.inputs):
             if value is None or constant_tensor(value) is not None or not known.has(value):
                 continue
-            is_linear = node.op_type in _LINEAR and node.domain in DOMAINS and value not in decoded
+            is_linear = node.op_type in _LINEAR and node.domain in LINEAR_DOMAINS
             is_bias = node.op_type in OPERATORS and index == 2 and value in moved
-            if is_linear or is_bias:
+            if (is_linear and value not in decoded) or is_bias:
                 yield value
-        gives_codes = node.op_type == "QuantizeLinear" and node.domain in DOMAINS
+        gives_codes = node.op_type == "QuantizeLinear" and node.domain in LINEAR_DOMAINS
         if not gives_codes and (_decodes(node) or not decoded.isdisjoint(node.inputs)):
             decoded.update(node.outputs)
         elif node.op_type in _MOVES and not node.domain:
@@ -119,13 +120,13 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
 
 def _is_wide(node: ir.Node) -> bool:
     """Return whether a node decodes INT32 codes."""
-    codes = node.inputs[0] if node.op_type == _DECODER and node.domain in DOMAINS else None
+    codes = node.inputs[0] if node.op_type == _DECODER and node.domain in LINEAR_DOMAINS else None
     return codes is not None and codes.dtype is ir.DataType.INT32
 
 
 def _decodes(node: ir.Node) -> bool:
     """Return whether a node decodes, or is an operator of another dialect."""
-    return node.op_type == _DECODER or node.domain not in DOMAINS
+    return node.op_type == _DECODER or node.domain not in LINEAR_DOMAINS
 
 
 def _moved_decoder(node: ir.Node) -> ir.Node | None:
@@ -133,7 +134,7 @@ def _moved_decoder(node: ir.Node) -> ir.Node | None:
     if node.op_type not in _MOVES or node.domain or node.inputs[0] is None:
         return None
     decode = node.inputs[0].producer()
-    if decode is None or decode.op_type != _DECODER or decode.domain not in DOMAINS:
+    if decode is None or decode.op_type != _DECODER or decode.domain not in LINEAR_DOMAINS:
         return None
     return decode if constant_tensor(decode.inputs[0]) is not None else None
 

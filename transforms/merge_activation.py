@@ -16,6 +16,7 @@ from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Float32
@@ -30,7 +31,6 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, refused
 from qgraph.transforms.weights.output_scale import title
-from qgraph.transforms.weights.stored_codes import DOMAINS
 
 _NONE = np.asarray(np.inf, np.float32)
 _SINCE_OPERANDS = 11
@@ -82,7 +82,7 @@ class MergeActivation(Transform):
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
         for encode in model.nodes("QuantizeLinear"):
-            limited = _Limited.of(encode, facts) if encode.domain in DOMAINS else None
+            limited = _Limited.of(encode, facts) if encode.domain in LINEAR_DOMAINS else None
             if isinstance(limited, ExplainedReason):
                 others.append(refused(encode, limited))
             elif limited is None or limited.is_written(self.form):

@@ -12,6 +12,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
@@ -24,7 +25,6 @@ from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, scaling, title
 from qgraph.transforms.weights.scaled_weights import NegativeFactor, WeightScaling, compact, present
-from qgraph.transforms.weights.stored_codes import DOMAINS
 from qgraph.transforms.weights.weighted_sums import WeightedSum
 
 _NOT_EQUAL = "products are rounded elsewhere now; bound the difference with 'qgraph prove --within'"
@@ -65,7 +65,7 @@ class MoveChannelScales(Transform):
 
 def _pair(encode: ir.Node) -> tuple[ir.Node, ...] | None:
     """Return the nodes of a pair of QuantizeLinear with several scales; None for other nodes."""
-    if encode.op_type != "QuantizeLinear" or encode.domain not in DOMAINS:
+    if encode.op_type != "QuantizeLinear" or encode.domain not in LINEAR_DOMAINS:
         return None
     scale = constant_expression(encode.inputs[1])
     if scale is None or scale.ndim != 1 or scale.size == 1:

@@ -12,7 +12,7 @@ from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
-from qgraph.graph.schema import takes_data
+from qgraph.graph.schema import LINEAR_DOMAINS, takes_data
 from qgraph.graph.scopes import producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
@@ -25,7 +25,6 @@ from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.weights.output_scale import title
-from qgraph.transforms.weights.stored_codes import DOMAINS
 
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
@@ -186,7 +185,7 @@ class _Mover:
         before = None if axis is None else axis_before(node, axis, self._facts)
         if (before is None) != (axis is None) or blocks or not self._takes(node, code_type(encode)):
             return
-        if encode.domain not in DOMAINS or not keeps_order(node, encode, self._facts):
+        if encode.domain not in LINEAR_DOMAINS or not keeps_order(node, encode, self._facts):
             return
         if len(value.uses()) > 1 or value.is_graph_output():
             reason = f"what {title(node)} gives is also used as real values"
@@ -259,7 +258,8 @@ def _parts(node: ir.Node) -> list[ir.Value | None]:
 
 def _maker(value: ir.Value, name: str) -> ir.Node | None:
     node = value.producer()
-    return node if node is not None and node.op_type == name and node.domain in DOMAINS else None
+    is_linear = node is not None and node.domain in LINEAR_DOMAINS
+    return node if node is not None and is_linear and node.op_type == name else None
 
 
 def _parameters(node: ir.Node) -> tuple[object, ...]:

@@ -12,11 +12,12 @@ from qgraph.errors import OperatorError, OptionError, where
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
+from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.ops.kernels.mat_mul_n_bits import DOMAIN, Weights
+from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.ops.operator import operator_of
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, exact_option, option, transform
@@ -87,7 +88,7 @@ class RaiseMatMulNBits(Transform):
                 if array is not None
             ]
             kind = ir.DataType.from_numpy(inputs[1].dtype)
-            y = draft.node("MatMulNBits", operands, attributes, domain=DOMAIN, dtype=kind)
+            y = draft.node("MatMulNBits", operands, attributes, domain=MICROSOFT, dtype=kind)
             added = input_of(node, 2)
             return y if added is None else draft.node("Add", [y, added], dtype=kind)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -17,14 +16,12 @@ from qgraph.model import load
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Outputs, joined
+from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Outputs, StrPath, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
 from qgraph.text import json_text
 from qgraph.transforms.base import Transform
 from qgraph.version import head
-
-StrPath = str | os.PathLike[str]
 
 Progress = Callable[[str, int, int], None]
 """Called with the current step, the bytes done, and the bytes in all (0 if unknown)."""

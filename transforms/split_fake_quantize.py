@@ -16,6 +16,7 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.model import Model
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.dialects.openvino import ENDS
 from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
@@ -28,7 +29,6 @@ from qgraph.transforms.drafts.choice import (
     refused,
 )
 from qgraph.transforms.ranges.grids import (
-    NAMES,
     CodeGrid,
     FakeQuantize,
     carry_over,
@@ -145,7 +145,7 @@ def _codes(fake: FakeQuantize, draft: Draft, offset: int) -> Operand:
     """Append a FakeQuantize whose output is its codes minus ``offset``."""
     node, top = fake.node, fake.ranged.levels - 1
     ends = (np.asarray(end, np.float32) for end in (-offset, top - offset))
-    limits = zip((*fake.ends[:2], *ends), NAMES, strict=True)
+    limits = zip((*fake.ends[:2], *ends), ENDS, strict=True)
     codes: Operand = draft.node(
         node.op_type,
         [draft.x, *(draft.constant(limit, name) for limit, name in limits)],

@@ -17,7 +17,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
-from qgraph.numerics import Array, Float64
+from qgraph.numerics import Array, Float64, Int32
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.steps import TO_FLOAT32
 from qgraph.proof.matching.known_values import KnownValues
@@ -35,7 +35,7 @@ from qgraph.transforms.drafts.choice import (
 from qgraph.transforms.ranges.grids import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
-from qgraph.transforms.weights.stored_codes import Stored, Whole, stored_codes
+from qgraph.transforms.weights.stored_codes import Stored, stored_codes
 from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders
 
 _CODES = FORMATS["INT8"]
@@ -176,7 +176,7 @@ class _Split(OfDraft):
         )
 
 
-def _numbers(layer: WeightedSum, stored: Stored) -> tuple[Whole, Whole, Whole, Array]:
+def _numbers(layer: WeightedSum, stored: Stored) -> tuple[Int32, Int32, Int32, Array]:
     """Return codes, zero points, the nearest numbers that leave codes of INT8, and scales.
 
     Raises:

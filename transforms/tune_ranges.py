@@ -17,13 +17,13 @@ from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions import expression
 from qgraph.proof.functions.level import ONE_STEP, SAME_LEVEL
 from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.dialects.openvino import ENDS
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import ABOVE_LIMIT, UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import Decision, entry, readable, refused, settle
 from qgraph.transforms.ranges.grids import (
-    NAMES,
     CodeGrid,
     FakeQuantize,
     LargestChange,
@@ -146,7 +146,7 @@ class TuneRanges(Transform):
             return refused(node, UNSUITED_RANGE(reason))
         ranged = Ranged(*(inner_after or inner), *(outer_after or outer), levels)
         draft = editor.draft(fake.site)
-        limits = zip(ends_of(ranged), NAMES, strict=True)
+        limits = zip(ends_of(ranged), ENDS, strict=True)
         operands = [draft.x, *(draft.constant(end, name) for end, name in limits)]
         y = draft.node(node.op_type, operands, fake.attributes, domain=node.domain)
         return _Tuned(fake, ranged, draft.giving(y))

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.edit import HALF_TYPES
 from qgraph.graph.scopes import inputs_of
 
 MODERATE = 2.0**30
 """A magnitude far below the largest float, and far above usual inputs of networks."""
 
 _NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.DataType.UINT4})
-_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def is_moderate(array: Any) -> bool:
@@ -53,7 +53,7 @@ def is_conformant(node: ir.Node) -> bool:
     return not (
         dtype in _NARROW
         or (blocked and node.attributes.get_int("axis", 1) not in (-1, last))
-        or inputs & _HALVES
+        or inputs & {*HALF_TYPES}
         or _overflows(node, dtype)
     )
 

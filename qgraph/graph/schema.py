@@ -23,6 +23,9 @@ from qgraph.graph.constants import constant_tensor
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 
+LINEAR_DOMAINS = ("", MICROSOFT)
+"""Domains that have QuantizeLinear and DequantizeLinear."""
+
 QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
 """Domains under which files contain the operators of QONNX, the present one first."""
 

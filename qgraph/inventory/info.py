@@ -22,12 +22,11 @@ from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.layout import layout_of
+from qgraph.quantizers.dialects.qdq_codes import SIGNED, UNSIGNED
 from qgraph.quantizers.on_codes import CodedTensor, coded_pair
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged
 from qgraph.reports import operator_name
 
-_SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")
-_UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
 _SCALE_BYTES = 4
 
 
@@ -133,7 +132,7 @@ def _integer(
     ends = [low, high]
     if zero_point is not None and (zero_point == np.rint(zero_point)).all():
         ends += [float(zero_point.min()), float(zero_point.max())]
-    for kind in _SIGNED if min(ends) < 0 else _UNSIGNED:
+    for kind in SIGNED if min(ends) < 0 else UNSIGNED:
         form = FORMATS[kind]
         if QDQ_SINCE[kind] <= opset and form.lo <= min(ends) and max(ends) <= form.hi:
             return kind

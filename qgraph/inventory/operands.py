@@ -32,7 +32,7 @@ _MOVES = frozenset(
 """Operators that move elements, or choose some."""
 
 _ON_CODES = _MOVES | {"Clip", "Max", "Min", "Relu"}
-_ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
+ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
 """Operators that limit data: before a quantizer, they are no part of it here."""
 _MOST_LEVELS = 256
 _LIMITS = {
@@ -88,7 +88,7 @@ class OperandReader:
     def starting(self, node: ir.Node) -> Site | None:
         """Return the quantizer that begins with ``node``, apart from activations before it."""
         site = self._within.get(node)
-        return None if site is None or node.op_type in _ACTIVATIONS else site
+        return None if site is None or node.op_type in ACTIVATIONS else site
 
     def operand(self, value: ir.Value | None) -> ReadOperand | None:
         """Return a value as codes of 8 bits or fewer, through operators that move data."""
@@ -114,12 +114,12 @@ class OperandReader:
         """Return what a quantizer gives: behind its DequantizeLinear, real numbers are limited."""
         names = [node.op_type for node in site.nodes]
         read, end = self._read(site.y), site.y.producer()
-        if end is not None and end.op_type in _ACTIVATIONS and "DequantizeLinear" in names:
+        if end is not None and end.op_type in ACTIVATIONS and "DequantizeLinear" in names:
             first = names.index("DequantizeLinear")
             read, names = _decoded(site.nodes[first]), names[: first + 1]
         if read is None:
             return None
-        while names[0] in _ACTIVATIONS:
+        while names[0] in ACTIVATIONS:
             names.pop(0)
         return replace(read, found=replace(read.found, written="+".join(names)))
 

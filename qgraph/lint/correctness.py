@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, node_name
 from qgraph.lint.arithmetic import bias_facts, listed, misfit, ulps_between
-from qgraph.lint.facts import DECODE, QONNX, QUANTIZE, ModelFacts, nodes_of_site, scale_nodes
+from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site, scale_nodes
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
 from qgraph.quantizers.quantizer import Affine
@@ -261,7 +262,7 @@ def too_few_levels(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG117", "trunc-version", ERROR)
 def trunc_version(facts: ModelFacts) -> Iterator[Found]:
     """A Trunc has inputs of another version than is imported."""
-    for node in facts.in_domain("Trunc", *QONNX):
+    for node in facts.in_domain("Trunc", *QONNX_DOMAINS):
         version = facts.original.opset_imports.get(node.domain)
         number = len(node.inputs)
         if version is not None and ((number == 6) != (version >= 2)):
@@ -275,7 +276,7 @@ def trunc_version(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG118", "trunc-rounds", WARNING)
 def trunc_rounds(facts: ModelFacts) -> Iterator[Found]:
     """A Trunc rounds to the nearest instead of truncating."""
-    for node in facts.in_domain("Trunc", *QONNX):
+    for node in facts.in_domain("Trunc", *QONNX_DOMAINS):
         mode = node.attributes.get_string("rounding_mode", "FLOOR") or "FLOOR"
         if mode.upper() not in ("FLOOR", "DOWN", "ROUND_TO_ZERO"):
             text = f"rounding_mode is {mode}: kernels that shift bits give the next lower code"
@@ -286,7 +287,7 @@ def trunc_rounds(facts: ModelFacts) -> Iterator[Found]:
 def fractional_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """A bit width is not a whole number from 1 on."""
     for name, index in (("Quant", 3), ("IntQuant", 3), ("Trunc", 3)):
-        for node in facts.in_domain(name, *QONNX):
+        for node in facts.in_domain(name, *QONNX_DOMAINS):
             bits = facts.constant(node.inputs[index]) if len(node.inputs) > index else None
             if bits is None or not bits.size:
                 continue
@@ -302,7 +303,7 @@ def fractional_bit_width(facts: ModelFacts) -> Iterator[Found]:
 def integer_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """A bit width has an integer type that overflows."""
     for name in ("Quant", "IntQuant"):
-        for node in facts.in_domain(name, *QONNX):
+        for node in facts.in_domain(name, *QONNX_DOMAINS):
             bits = facts.constant(input_of(node, 3))
             if bits is None or bits.dtype.kind not in "iu" or not bits.size:
                 continue

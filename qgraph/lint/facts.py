@@ -13,6 +13,7 @@ from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import declare_domains
+from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.graph.scopes import inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
@@ -29,8 +30,6 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.rules import type_of_codes
 
 QUANTIZE, DECODE = "QuantizeLinear", "DequantizeLinear"
-MICROSOFT = "com.microsoft"
-QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
 _DOMAINS = ("", "ai.onnx", MICROSOFT)
 _MOST_STEPS = 64
 """Operators that are followed from a value to where its elements come from."""
@@ -329,7 +328,7 @@ def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[st
     """
     indices = {"Trunc": (1, 4)}
     names = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
-    nodes = [node for name in names for node in facts.in_domain(name, *QONNX)]
+    nodes = [node for name in names for node in facts.in_domain(name, *QONNX_DOMAINS)]
     decoders = {d.node: e.node for e, d in facts.pairs if d.node.inputs[1] is e.node.inputs[1]}
     for node in [*facts.of(QUANTIZE, DECODE), *nodes]:
         if node in decoders:

@@ -8,8 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.inventory.info import format_of
-from qgraph.lint.facts import DECODE, MICROSOFT, QONNX, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import is_defined
@@ -90,7 +91,7 @@ def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
     """Quantizers have operators that few runtimes know."""
     groups: dict[str, list[ir.Node]] = {}
     for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"):
-        for node in facts.in_domain(name, *QONNX):
+        for node in facts.in_domain(name, *QONNX_DOMAINS):
             groups.setdefault(node.domain, []).append(node)
     for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
         groups.setdefault("org.openvinotoolkit", []).append(node)

@@ -25,7 +25,7 @@ from qgraph.numerics.rounding import Rounding
 MOST_LEVELS = 1 << 16
 """More levels than these are not listed."""
 
-_FLOATS = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
+FLOATS = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
 
 
 def real_data(x: npt.ArrayLike) -> Array:
@@ -34,7 +34,7 @@ def real_data(x: npt.ArrayLike) -> Array:
     Raises: ValueError for another type.
     """
     data = np.asarray(x)
-    if data.dtype not in _FLOATS:
+    if data.dtype not in FLOATS:
         raise ValueError(
             f"its data is {data.dtype}, expected float32, float16, bfloat16 or float64; "
             "put a Cast in front of it"

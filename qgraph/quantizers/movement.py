@@ -26,18 +26,14 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
-from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.ops.static_parameters import settled
 from qgraph.ops.windows import is_never_empty
+from qgraph.proof.matching.operators import RESHAPING
 from qgraph.quantizers.decompressed import decompressed
 
-_DOMAINS = ("", MICROSOFT)
-
-RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that change the shape alone."""
-
-MOVES = RESHAPES | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
+MOVES = RESHAPING | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
 MOVES |= {"Tile", "Transpose"}
 """Operators whose results are elements of their data; of MaxPool, the largest ones."""
 
@@ -84,7 +80,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         (node, codes)
         for owner in owners(model)
         for node in nodes_of(owner)
-        if node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
+        if _is_linear(node, "DequantizeLinear")
         if (codes := node.inputs[0]) is not None
         if (maker := codes.producer()) is not None and maker.op_type in MOVES
         if constant_stream(codes) is None
@@ -103,14 +99,17 @@ def encoder_of(codes: ir.Value | None) -> ir.Node | None:
     """Return the QuantizeLinear of one scale whose codes ``codes`` are, moved or not."""
     start = _unmoved(codes)
     node = producer_of(start)
-    is_encoder = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
-    return node if is_encoder else None
+    return node if node is not None and _is_linear(node, "QuantizeLinear") else None
+
+
+def _is_linear(node: ir.Node, name: str) -> bool:
+    return node.op_type == name and node.domain in LINEAR_DOMAINS
 
 
 def moves_constant(decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes constant codes that other operators move."""
     start = _unmoved(decode.inputs[0])
-    is_decoder = decode.op_type == "DequantizeLinear" and decode.domain in _DOMAINS
+    is_decoder = _is_linear(decode, "DequantizeLinear")
     return is_decoder and start is not decode.inputs[0] and constant_stream(start) is not None
 
 
@@ -137,7 +136,7 @@ def _decoded(
     node = codes.producer()
     if decode.attributes.get_int("block_size", 0) > 0:
         return None
-    is_encoded = node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
+    is_encoded = node is not None and _is_linear(node, "QuantizeLinear")
     if is_encoded or constant_stream(codes) is not None:
         return lambda draft: _decode(draft, decode, codes, axis, kind)
     if node is None or node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
@@ -187,7 +186,7 @@ def axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
         return axis if is_forward and result[axis] == data[axis] is not None else None
     if node.op_type == "Identity":
         return axis
-    if node.op_type not in RESHAPES or not all(isinstance(size, int) for size in (*result, *data)):
+    if node.op_type not in RESHAPING or not all(isinstance(size, int) for size in (*result, *data)):
         return None
     for index, size in enumerate(data):
         if size == result[axis] and _product(data[:index]) == _product(result[:axis]):

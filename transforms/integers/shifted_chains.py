@@ -16,6 +16,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
 from qgraph.numerics import Array
@@ -31,7 +32,6 @@ from qgraph.reasons import (
 )
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.drafts.choice import entry, refused
-from qgraph.transforms.weights.stored_codes import DOMAINS
 
 _SHIFTED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 
@@ -205,7 +205,7 @@ def _chain(encode: ir.Node) -> CodeChain:
 
 def _role(node: ir.Node, index: int) -> str | None:
     """Return what a node does with codes that are its result, or its operand at ``index``."""
-    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in DOMAINS:
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in LINEAR_DOMAINS:
         return None if index else "encoders" if node.op_type[0] == "Q" else "decoders"
     moves = node.op_type in MOVES or node.op_type == "Clip"
     if not moves or node.domain or len(node.outputs) != 1:

@@ -26,8 +26,6 @@ from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE, ExplainedReason, ex
 
 _FAR_LESS = 2.0**-6
 
-NAMES = ("input_low", "input_high", "output_low", "output_high")
-
 
 @dataclass(frozen=True, eq=False)
 class FakeQuantize:

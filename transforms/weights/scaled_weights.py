@@ -23,11 +23,11 @@ from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.numerics import Array, Float64, Mask
 from qgraph.ops.operator import is_defined, operator_of
+from qgraph.ops.steps import FLOATS
 from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import FAULTY_SCALE, UNKNOWN_TYPE
 from qgraph.transforms.weights.output_scale import Stuck, title
 
-REALS = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
 AXIS_SINCE = 13
 """The opset since which DequantizeLinear has a scale for each index of an axis."""
 
@@ -331,7 +331,7 @@ def real_constant(value: ir.Value | None, what: str) -> Array:
         Stuck: it is no constant, or has another type.
     """
     array = constant_expression(value)
-    if array is None or array.dtype not in REALS:
+    if array is None or array.dtype not in FLOATS:
         kind = "computed at run time" if array is None else array.dtype
         raise Stuck(f"{what} is {kind}, expected a float constant")
     return array

@@ -7,27 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.opset.history import QDQ_SINCE
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.model import Model
-from qgraph.numerics import Array, blocks
+from qgraph.numerics import Array, Int32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, packed_size
 from qgraph.numerics.minifloat import MINIFLOATS, cast
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.weights.job import NumberRange, Source
 from qgraph.quantizers.weights.piecewise import Parameter
 
-Whole = npt.NDArray[np.int32]
 Move = tuple[Parameter | None, float]
 """Number to subtract, and power of two to multiply by."""
-
-DOMAINS = ("", "com.microsoft")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +44,7 @@ class Stored:
     value: ir.Value
     source: Source
     scale: Array | None
-    zero_point: Whole | None
+    zero_point: Int32 | None
     others: tuple[str, ...] = ()
 
     @property
@@ -100,7 +97,7 @@ class Stored:
         same = again == self.scale.astype(np.float32)
         return scale if bool((same & normal).all()) else None
 
-    def moved_point(self, shift: Parameter | None) -> Whole:
+    def moved_point(self, shift: Parameter | None) -> Int32:
         """Return the zero points after a shift."""
         point = self.zero_point
         if point is None:
@@ -112,7 +109,7 @@ def stored_codes(model: Model) -> Iterator[Stored]:
     """Yield every valid DequantizeLinear on constant codes."""
     for node in model.nodes("DequantizeLinear"):
         try:
-            stored = _read(node) if node.domain in DOMAINS else None
+            stored = _read(node) if node.domain in LINEAR_DOMAINS else None
         except (OperatorError, ValueError):
             continue
         if stored is not None:
@@ -159,7 +156,7 @@ def _others(value: ir.Value) -> list[str]:
 
 
 def _reads(node: ir.Node) -> bool:
-    return node.op_type in ("Clip", "DequantizeLinear") and node.domain in DOMAINS
+    return node.op_type in ("Clip", "DequantizeLinear") and node.domain in LINEAR_DOMAINS
 
 
 def _bounds(clip: ir.Node) -> tuple[float, float] | None:
@@ -215,7 +212,7 @@ class Recoding:
     shift: Parameter | None
     factor: float
     scale: Array | None
-    zero_point: Whole | None
+    zero_point: Int32 | None
     axis: int | None
     block_size: int
     is_merged: bool = False
@@ -360,7 +357,7 @@ def laid(stored: Stored, kind: str, shift: Parameter | None, factor: float) -> R
 def _with(
     recoding: Recoding,
     scale: Array,
-    point: Whole,
+    point: Int32,
     axis: int | None,
     size: int,
     *,

@@ -22,8 +22,9 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 OPERATORS = frozenset({*_CONVOLUTIONS, "Gemm", "MatMul"})
 """Operators that add products of data and weights."""
 
-_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"})
-_MOVES |= {"Unsqueeze"}
+_MOVES = frozenset(
+    {"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,17 +19,17 @@ import onnx_ir as ir
 from qgraph.graph.edit import Editor
 from qgraph.graph.interface import Pair, fixed_sizes
 from qgraph.graph.scopes import inline_functions, operands
+from qgraph.inventory.operands import ACTIVATIONS
 from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
+from qgraph.targets.layer import LAYERS
 
 Use = tuple[ir.Node, int]
 """A node, and which of its operands."""
 
 _KINDS = {"Gemm": "MatMul"}
-_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Skeleton:
         return [(*kind, self._sizes(n)) for kind, n in zip(self.kinds(), self.nodes, strict=True)]
 
     def _sizes(self, node: ir.Node) -> object:
-        weights = node.inputs[1] if node.op_type in _WEIGHTED and len(node.inputs) > 1 else None
+        weights = node.inputs[1] if node.op_type in LAYERS and len(node.inputs) > 1 else None
         if weights is None or weights not in self.constants:
             return None
         sizes = self.sites[weights].shape if weights in self.sites else fixed_sizes(weights)
@@ -244,7 +244,7 @@ def _start(side: Skeleton, end: ir.Value, paired: Collection[ir.Node]) -> ir.Val
         node = value.producer()
         if value in side.sites:
             value = side.sites[value].x
-        elif node is not None and node.op_type in _ACTIVATIONS and node not in paired:
+        elif node is not None and node.op_type in ACTIVATIONS and node not in paired:
             data = node.inputs[0]
             if data is None:
                 return value

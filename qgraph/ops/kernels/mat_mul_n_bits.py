@@ -11,13 +11,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError, where
+from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.formats import pack, unpack
 from qgraph.ops import steps
 from qgraph.ops.kernels.standard import Kernel, matmul
 
-DOMAIN = "com.microsoft"
 _WIDTHS = (2, 4, 8)
 
 ROUNDS_DATA = 4
@@ -26,7 +26,7 @@ ROUNDS_DATA = 4
 
 def is_mat_mul_n_bits(node: ir.Node) -> bool:
     """Return whether ``node`` is a MatMulNBits."""
-    return (node.domain, node.op_type) == (DOMAIN, "MatMulNBits")
+    return (node.domain, node.op_type) == (MICROSOFT, "MatMulNBits")
 
 
 def mat_mul_n_bits(node: ir.Node) -> Kernel:

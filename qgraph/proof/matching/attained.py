@@ -21,17 +21,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError
+from qgraph.graph.scopes import producer_of
 from qgraph.graph.slices import reached
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import Imports, compute
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.known_values import KnownValues
-from qgraph.proof.matching.operators import KEEP_ALL, is_elementwise, is_move
-
-Limits64 = npt.NDArray[np.float64]
+from qgraph.proof.matching.operators import KEEP_ALL, MEANS, is_elementwise, is_move
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
 _SAMPLES = np.array([0.0, np.inf, *np.exp2(np.arange(-20.0, 128.0, 0.25))], np.float32)
 _SAMPLES = np.unique(np.concatenate([-_SAMPLES, _SAMPLES]))
@@ -47,8 +45,8 @@ class Limits:
         in_order: whether the channels are in the order of the sum, and were not moved.
     """
 
-    lo: Limits64
-    hi: Limits64
+    lo: Float64
+    hi: Float64
     in_order: bool = True
 
     def admit(self, channel: int, channels: int, first: float, last: float) -> bool:
@@ -87,7 +85,7 @@ class Attained:
         These are inputs of the model, sums, and values that only move their elements.
         """
         origin = _origin(value)
-        node = None if origin is None else origin.producer()
+        node = producer_of(origin)
         if origin is None or node is None:
             return self.limits(origin) if origin is not None and self.is_fed(origin) else None
         named = node.op_type in _WEIGHTED or node.op_type == "BatchNormalization"
@@ -213,7 +211,7 @@ class Attained:
 
 _RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits | None]] = {
     **dict.fromkeys(_WEIGHTED, Attained._weighted),
-    **dict.fromkeys(_AVERAGES, lambda _self, _node, met: _alike(met[0])),
+    **dict.fromkeys(MEANS, lambda _self, _node, met: _alike(met[0])),
     "Add": Attained._added,
     "Sub": Attained._added,
     "BatchNormalization": Attained._normalized,
@@ -258,12 +256,12 @@ def _alike(met: Limits) -> Limits:
     return Limits(met.lo.min(keepdims=True), met.hi.max(keepdims=True))
 
 
-def _numbers(lo: Limits64, hi: Limits64) -> Limits | None:
+def _numbers(lo: Float64, hi: Float64) -> Limits | None:
     """Return limits; None where one is NaN."""
     return None if np.isnan(lo).any() or np.isnan(hi).any() else Limits(lo, hi)
 
 
-def _times(weights: Limits64, limit: float | Limits64) -> Limits64:
+def _times(weights: Float64, limit: float | Float64) -> Float64:
     """Return products in which zero times infinity is zero."""
     reach = np.asarray(weights * limit)
     return np.where(np.asarray(weights) == 0, 0.0, reach)
@@ -280,7 +278,7 @@ def _product(one: Limits, other: Limits) -> Limits | None:
     return Limits(np.array([-size]), np.array([size]))
 
 
-def _by_result(node: ir.Node, weight: Limits64) -> Limits64:
+def _by_result(node: ir.Node, weight: Float64) -> Float64:
     """Return weights ``[results, products]``: one row for each channel of the result."""
     if node.op_type == "ConvTranspose":
         group = node.attributes.get_int("group", 1)

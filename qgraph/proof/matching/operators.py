@@ -37,6 +37,7 @@ _MOVES = KEEP_ALL | {
 """Operators whose results are some or all elements of their first operand."""
 
 RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that change the shape alone."""
 
 _EXACT = frozenset(NUMPY) - {"Pow"} | {
     *("ArgMax", "ArgMin", "CastLike", "Clip", "Compress", "Concat", "ConstantOfShape"),
@@ -169,7 +170,7 @@ _STEPS = frozenset({"Add", "Div", "Mul", "Sub"})
 """Last operators of the forms of one operator as several nodes."""
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
-_MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
+MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"}
     | {"LpNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
@@ -177,7 +178,7 @@ _NORMALIZATIONS = frozenset(
 
 _REWRITES = (
     (_PRODUCTS, _PRODUCTS | {"Add", "Mul", "ReduceSum"}),
-    (_MEANS, _MEANS | {"Conv", "Div", "Mul", "ReduceSum"}),
+    (MEANS, MEANS | {"Conv", "Div", "Mul", "ReduceSum"}),
     (_NORMALIZATIONS, _NORMALIZATIONS | _STEPS | {"Conv", "Gemm", "MatMul"}),
     ({"Softmax"}, {"Div", "Mul", "Exp"}),
     ({"LogSoftmax"}, {"Log", "Sub"}),

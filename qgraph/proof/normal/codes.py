@@ -39,13 +39,12 @@ from qgraph.numerics import Array
 from qgraph.numerics.float32 import multiply_add
 from qgraph.ops.integer.codes import fused_in_double, ratio, saturated
 from qgraph.ops.integer.kernels import code_kernel
-from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
+from qgraph.ops.integer.sums import CODES, EXACT_IN_FLOAT32
 from qgraph.ops.integer.tables import averages_all, counts
 from qgraph.ops.kernels.standard import Windows
 from qgraph.proof.normal.rewriter import Rewriter, sizes_of
 
 _REAL, _WIDE = ir.DataType.FLOAT, ir.DataType.DOUBLE
-_CODES = (ir.DataType.INT8, ir.DataType.UINT8)
 _LARGEST = 255
 _OPSET = 13
 """Opset since which the operators of the definitions have their present form."""
@@ -245,7 +244,7 @@ def _read(
     None is returned unless all codes are of one type, all parameters are constant single numbers,
     and all scales are positive and finite.
     """
-    codes = [x for x, *_ in tensors if x is not None and x.dtype in _CODES]
+    codes = [x for x, *_ in tensors if x is not None and x.dtype in CODES]
     kinds = {x.dtype for x in codes}
     if graph.imports.get("", 1) < _OPSET or len(codes) < len(tensors) or len(kinds) != 1:
         return None

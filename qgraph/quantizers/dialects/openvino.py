@@ -75,7 +75,7 @@ REMOVED = 1 << 16
 _LIKELY = REMOVED + 1
 """Levels up to which a single FakeQuantize is tried; with more it is never equal."""
 
-_ENDS = ("input_low", "input_high", "output_low", "output_high")
+ENDS = ("input_low", "input_high", "output_low", "output_high")
 
 
 def _affine(write: SiteWriter, affine: Affine) -> Iterator[Draft]:
@@ -243,7 +243,7 @@ def _levelled(
         return None
     values = dict[bytes, ir.Value]()
     operands: list[Operand] = [x]
-    for end, name in zip(ends, _ENDS, strict=True):
+    for end, name in zip(ends, ENDS, strict=True):
         key = repr(end.shape).encode() + end.tobytes()
         operands.append(values.setdefault(key, draft.constant(end, name)))
     return node(draft, DOMAIN, "FakeQuantize", operands, {"levels": levels})
@@ -275,7 +275,7 @@ class OpenVino:
         x, *limits = operator.schema.values(node)
         if x is None:
             return None
-        low, high, below, above = ends = [*map(partial(parameter, node), limits, _ENDS)]
+        low, high, below, above = ends = [*map(partial(parameter, node), limits, ENDS)]
         try_out(node, x, *ends)
         levels = operator.schema.attributes_of(node)["levels"]
         shape = shape_of(x, *ends)

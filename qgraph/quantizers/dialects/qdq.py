@@ -12,7 +12,7 @@ from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.interface import fixed_sizes
-from qgraph.graph.schema import OpKey
+from qgraph.graph.schema import LINEAR_DOMAINS, OpKey
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.integer.kernels import is_on_codes
@@ -25,8 +25,6 @@ from qgraph.quantizers.dialects.qdq_pairs import pairs
 from qgraph.quantizers.quantizer import Affine, Decoding, Floating, Quantizer, Recipe
 from qgraph.reasons import NO_PARTNER
 
-DOMAINS = ("", "com.microsoft")
-
 _FEW = 1 << 16
 """Stored codes up to which parameters of blocks are repeated when the quantizer is read."""
 
@@ -37,7 +35,9 @@ class Qdq:
 
     name: ClassVar[str] = "qdq"
     roots: ClassVar[frozenset[OpKey]] = frozenset(
-        OpKey(domain, name) for domain in DOMAINS for name in ("QuantizeLinear", "DequantizeLinear")
+        OpKey(domain, name)
+        for domain in LINEAR_DOMAINS
+        for name in ("QuantizeLinear", "DequantizeLinear")
     )
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
@@ -78,7 +78,7 @@ def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
     """Return those of QuantizeLinear, Clip and DequantizeLinear that are present."""
     nodes = [node]
     while (value := nodes[0].inputs[0]) is not None and (producer := value.producer()) is not None:
-        if producer.op_type == "QuantizeLinear" and producer.domain in DOMAINS:
+        if producer.op_type == "QuantizeLinear" and producer.domain in LINEAR_DOMAINS:
             nodes.insert(0, producer)
             break
         if producer.op_type != "Clip" or len(nodes) > 1 or producer.domain != "":
