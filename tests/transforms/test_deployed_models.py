@@ -47,6 +47,7 @@ LAYERS = {
 """Number of quantized layers of each model."""
 
 LEFT = {
+    "brev_cnn_asym8": {"/c3/Conv": "measured to take 9 of the time of float"},
     "nncf_cnn_w4a4": {
         "/f/f.3/Conv": "one scale per axis",
         "/f/f.6/Conv": "one scale per axis",
@@ -83,4 +84,5 @@ def test_layers_run_in_integers(models, name):
     once = model.to_proto()
     again = qgraph.deploy(model, "onnxruntime-cpu")
     assert model.to_proto() == once
-    assert [layer.kernel for layer in again.left] == [None] * len(found.left)
+    # Layers that are left by choice have weights of 16 bits now.
+    assert len(again.left) == sum(layer.reason_id != "QG224" for layer in found.left)

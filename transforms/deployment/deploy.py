@@ -161,7 +161,7 @@ def _gaining(
             attempt = best_form(reference, profile, request, [*keep, *kept])
             after = listed(reference, attempt, runtime)
         slower = [len(marked_slower(each, profile)) for each in (reference, attempt.model)]
-        is_idle = len(after.left) + slower[1] >= len(before.left) + slower[0]
+        is_idle = len(after.left) >= len(before.left) and slower[1] >= slower[0]
         if _worse(before, after) or is_idle:
             return unchanged(reference, request, "no form has more layers in integer kernels")
     elif not any(layer.kernel for layer in after.layers):
