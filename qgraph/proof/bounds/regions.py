@@ -24,7 +24,7 @@ from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.constants import freeze_inputs
 from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.interface import common_domain, interface
-from qgraph.graph.scopes import operands
+from qgraph.graph.scopes import operands, remove_unused
 from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Float64
 from qgraph.ops.static_parameters import freeze_static_parameters
@@ -68,6 +68,7 @@ def paired(
         if not keep_inputs:
             freeze_inputs(copy)
         freeze_static_parameters(copy)
+        remove_unused(reversed(list(copy.graph)))
     domain = common_domain(*copies)
     copies = [with_facts(copy, each) for copy, each in zip(copies, domain.interfaces, strict=True)]
     if sum(written_out(copy) for copy in copies):

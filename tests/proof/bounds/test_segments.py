@@ -242,3 +242,19 @@ def test_a_product_by_one_step_on_codes_is_no_segment(scale, verdict):
     ]
     found = qgraph.prove(*models, within="1step")
     assert found.verdict == verdict
+
+
+def test_what_no_output_depends_on_is_no_segment():
+    """A quantizer of an input without range, whose scales differ, has no bound."""
+    models = []
+    for weight, scale in (("0.3", 0.1), ("0.30001", 0.7)):
+        model = chain(1, weight)
+        data = ir.val("p", shape=[1, 2], type=ir.TensorType(ir.DataType.FLOAT))
+        constant = ir.val("t", const_value=ir.tensor(np.float32(scale), name="t"))
+        model.graph.inputs.append(data)
+        model.graph.initializers.add(constant)
+        model.graph.append(ir.node("QuantizeLinear", [data, constant]))
+        models.append(model)
+    found = qgraph.prove(*models, within="1step")
+    assert found.verdict == "bounded"
+    assert [region.reference_value for region in found.regions] == ["q1", "a1"]
