@@ -22,7 +22,7 @@ from qgraph.transforms.drafts.choice import (
 from qgraph.transforms.drafts.versions import lower_opset
 from qgraph.transforms.integers.shifted_chains import shift_activations
 from qgraph.transforms.quantize_weights import CODE_TYPES
-from qgraph.transforms.weights.recoded import Jobs, Recoded, shared
+from qgraph.transforms.weights.recoded import Jobs, Recoded, is_taken, shared
 from qgraph.transforms.weights.stored_codes import (
     Recoding,
     Stored,
@@ -31,7 +31,6 @@ from qgraph.transforms.weights.stored_codes import (
     recodings,
     stored_codes,
 )
-from qgraph.transforms.weights.users import is_taken
 
 
 class CodeTarget(Choice):

@@ -13,9 +13,8 @@ from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import FAULTY_SCALE
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.weights.recoded import recode
+from qgraph.transforms.weights.recoded import is_taken, recode
 from qgraph.transforms.weights.stored_codes import Recoding, Stored, laid
-from qgraph.transforms.weights.users import is_taken
 
 _KIND = "INT8"
 _PRODUCTS = "Conv*|Gemm|MatMul"

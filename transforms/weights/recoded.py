@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
@@ -16,14 +17,17 @@ from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, packed_size
 from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.movement import MOVES
 from qgraph.quantizers.quantizer import Unnamed
 from qgraph.quantizers.weights.job import NumberRange, Recoder, RepackJob, Source
 from qgraph.quantizers.weights.piecewise import Parameter
 from qgraph.reasons import USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.transforms.base import selects
 from qgraph.transforms.drafts.choice import (
     Decision,
     entry,
+    label,
     opset_reason,
     raise_and_settle,
     refused,
@@ -35,6 +39,9 @@ from qgraph.transforms.weights.stored_codes import (
     needed_opset,
     stored_codes,
 )
+
+_BIAS = 2
+"""Index of the bias among the inputs of Conv, ConvTranspose and Gemm."""
 
 Jobs = dict[object, tuple[RepackJob, ir.TensorProtocol]]
 """Jobs and their tensors, by properties that are equal for constants with shared codes."""
@@ -204,4 +211,27 @@ def _size_summary(stored: Stored, chosen: Recoding) -> SizeSummary:
         bytes_after=size + (0 if scale is None else scale.nbytes),
         scale_low=float(scales.min()),
         scale_high=float(scales.max()),
+    )
+
+
+def is_taken(decode: ir.Node, operators: str = "*", nodes: str = "*") -> bool:
+    """Return whether some operator takes codes, moved or not, and not as its bias.
+
+    Args:
+        decode: what decodes the codes.
+        operators: patterns of the types of operators.
+        nodes: patterns of their names, see :func:`qgraph.transforms.base.selects`.
+    """
+    if operators == nodes == "*":
+        return True
+    users: list[ir.Node] = []
+    pending = [decode]
+    while pending:
+        consumers = [use.node for use in pending.pop().outputs[0].uses() if use.idx != _BIAS]
+        pending += [node for node in consumers if node.op_type in MOVES]
+        users += consumers
+    patterns = operators.split("|")
+    return any(
+        any(fnmatchcase(user.op_type, each) for each in patterns) and selects(nodes, label(user))
+        for user in users
     )

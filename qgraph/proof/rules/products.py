@@ -1,4 +1,4 @@
-"""Sums of products of data and constant weights: Conv, ConvTranspose, Gemm, MatMul.
+"""Sums of products of data and constant weights: Conv, ConvTranspose, Gemm, MatMul, MatMulNBits.
 
 Source: ONNX Conv, ConvTranspose, Gemm, MatMul; FusedConv, FusedGemm and FusedMatMul as in ONNX
 Runtime's documentation of its own operators.
@@ -7,16 +7,19 @@ Runtime's documentation of its own operators.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import multiple_of, rounded, sum_of
+from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
+from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
 from qgraph.ops.sums_of_products import Taps
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, of_constant
+from qgraph.proof.bounds.quantity import Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.rules.curves import applied
@@ -27,6 +30,9 @@ LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
 """How weights are multiplied that stand left of the data."""
 
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid")
+
+_DECODING = 2
+"""Roundings of a term if blocks are scaled after they are added."""
 
 
 @bound_rule("Conv", "ConvTranspose", OpKey(MICROSOFT, "FusedConv"))
@@ -199,3 +205,41 @@ def _activated(call: NodeCall, total: Operand, parameters: str) -> Operand:
         return limited
     attributes = dict(zip(("alpha", "beta"), numbers, strict=False))
     return applied(call.tracer, name, call.tracer.quantity(total), attributes)
+
+
+@bound_rule(OpKey(MICROSOFT, "MatMulNBits"))
+def mat_mul_n_bits(call: NodeCall) -> Operand:
+    """``a @ w.T + bias``, where w are decoded codes."""
+    if call.whole("accuracy_level") == ROUNDS_DATA:
+        raise call.refusal("accuracy level 4 rounds the data to 8 bits")
+    weights, x = _weights(call), call.quantity(0)
+    total = sum_in(call, x, weights, RIGHT, call.constant(5), _DECODING)
+    arithmetic = call.tracer.arithmetic
+    if arithmetic.unit == FLOAT32.unit:
+        return total
+    # Runtimes decode to float32, or to the type of the data.
+    narrow = stored(weights, arithmetic.name).numbers
+    moved = np.abs(narrow - weights.numbers).sum(axis=1) * (1 + 2.0**-40)
+    return replace(total, absolute=total.absolute + moved * float(np.max(x.reach)))
+
+
+def _weights(call: NodeCall) -> Quantity:
+    """Return the decoded weights ``[n, k]``: codes less zero points, times scales."""
+    arrays = [call.array(call.value(index)) for index in range(1, 5)]
+    for index, array in enumerate(arrays, 1):
+        if call.value(index) is not None and array is None:
+            raise call.refusal("weights that are not constant")
+    codes, scales, points, groups = arrays
+    if codes is None or scales is None:
+        raise call.refusal("weights are missing")
+    try:
+        layout = Weights.of(call.node)
+        ones = np.ones(scales.shape, np.float32)
+        whole = layout.values(codes, ones, points, groups).astype(np.float64)
+        value = layout.values(codes, scales, points, groups).astype(np.float64)
+        steps = layout.scales(scales).astype(np.float64)
+        blocks = np.arange(layout.k) // layout.size if groups is None else layout.groups(groups)
+    except (UnsupportedError, ValueError) as error:
+        raise call.refusal(str(error)) from error
+    spread = steps[:, blocks]
+    return of_constant(value, whole * spread, (spread, whole))
