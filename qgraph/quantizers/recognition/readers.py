@@ -297,17 +297,19 @@ def ranged(
 
 
 def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[Step]]:
-    """Insert the omitted division by a width of 1, or the omitted product with 1."""
+    """Insert the omitted division by a width of 1, and omitted products with 1."""
     divided, times = index_of(outer, "Div"), index_of(inner, "Mul")
-    if index_of(inner, "Div") < len(inner) or divided == len(outer):
+    if index_of(inner, "Div") < len(inner):
         return inner, outer
-    top = constant_of(outer[divided])
-    if index_of(outer, "Mul") == len(outer):
-        outer = [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
-    if times < len(inner):
-        return [*inner[:times], ArithmeticStep("Div", ONE), *inner[times:]], outer
-    index = next((i for i, step in enumerate(inner) if isinstance(step, Limited)), len(inner))
-    width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
+    width = [ArithmeticStep("Div", ONE)]
+    if divided < len(outer):
+        top = constant_of(outer[divided])
+        if index_of(outer, "Mul") == len(outer):
+            outer = [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
+        if times == len(inner):
+            width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
+    limits = (i for i, step in enumerate(inner) if isinstance(step, Limited))
+    index = times if times < len(inner) else next(limits, times)
     return [*inner[:index], *width, *inner[index:]], outer
 
 

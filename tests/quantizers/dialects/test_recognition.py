@@ -129,6 +129,21 @@ def test_codes_out_of_fake_quantize_are_decoded_as_written():
     assert float(site.quantizer.decoding.zero_point) == 7.5
 
 
+@pytest.mark.parametrize(("levels", "expected"), [(2, [-1, -1, 1, 1]), (3, [-1, 0, 0, 1])])
+def test_a_range_of_width_1_in_float_operators(levels, expected):
+    """Quotients with the width, and those that the span of the results undoes, are left out."""
+    body = f"y = org.openvinotoolkit.FakeQuantize <levels = {levels}> (x, l, h, a, h)"
+    model = model_of(body, "float l = {0}, float h = {1}, float a = {-1}", data="float[4]")
+    assert model.apply(ConvertDialect(to="onnx")).count(SiteStatus.CHANGED) == 1
+    quantizer = only(model).quantizer
+    assert isinstance(quantizer, Ranged)
+    assert quantizer.levels == levels
+    assert covers_all(model)
+    assert model.apply(ConvertDialect(to="qonnx")).count(SiteStatus.CHANGED) == 1
+    x = np.array([-7, 0.4, 0.6, 0.8], np.float32)
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
