@@ -39,6 +39,7 @@ from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
+from qgraph.graph.edit import HALF_TYPES
 from qgraph.model import ARRAYS, Model, Source, load
 from qgraph.numerics import Array
 
@@ -46,6 +47,13 @@ Feeds = Mapping[str, npt.ArrayLike]
 
 _BATCHES_OF_RUNTIMES = 4
 """Number of batches for each configuration of a runtime; each batch is run several times."""
+
+
+_ABOUT_HALVES = (
+    "these models compute in 16-bit floats, which ONNX Runtime may round less often between "
+    "neighbouring operators, so that equal models differ: --backend numpy rounds after each "
+    "operator, and --runtimes separates differences of the models from those of runtimes"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +198,8 @@ def check(
         bounded = BoundsReport(request, bounds.conditions, bounds.results())
     bad = bool(failed) or (judged is not None and judged.failed is not None)
     bad |= bounded is not None and bounded.is_bad
+    if bad and not runtimes and backend != Backend.NUMPY and _computes_in_halves(first):
+        notes.append(_ABOUT_HALVES)
     return CheckReport(
         CheckVerdict.DIFFERENT if bad else CheckVerdict.EQUAL,
         outputs,
@@ -204,6 +214,14 @@ def check(
         comparison.wrong if violating is None else violating,
         bounded,
         files=identities,
+    )
+
+
+def _computes_in_halves(model: Model) -> bool:
+    """Return whether a model has constants or results of 16-bit floats."""
+    values = [value for node in model.nodes() for value in node.outputs]
+    return any(
+        value.dtype in HALF_TYPES for value in [*values, *model.ir.graph.initializers.values()]
     )
 
 

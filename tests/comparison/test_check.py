@@ -66,6 +66,25 @@ def test_a_scale_one_ulp_away_is_found_where_it_acts(backend: str) -> None:
     assert 0 < first.max_abs < 1e-6
 
 
+@pytest.mark.runtime
+def test_the_runtime_rounds_16_bit_floats_less_often() -> None:
+    """The neighbours of 1024 in float16 are 1023.5 and 1025."""
+    body = """g (float16[2] x) => (float16[2] y) <float[1] d = {1024}> {
+        c = Cast <to = 10> (d)
+        a = Add (x, c)
+        y = Sub (a, c)
+    }"""
+    chain, other = model(body), model(body.replace("Sub (a", "Sub (x"))
+    x = {"x": np.asarray([0.25, 2], np.float16)}
+    assert chain.run(x, backend="numpy")["y"].tolist() == [0, 2]
+    assert chain.run(x, backend="ort")["y"].tolist() == [0.25, 2]
+    (note,) = check(chain, other, x).notes
+    assert "--backend numpy" in note
+    assert not check(chain, other, x, backend="numpy").notes
+    assert not check(chain, chain, x).notes
+    assert not check(model(CHAIN), model(CHAIN.replace("0.1", "0.3")), Inputs(random=3)).notes
+
+
 def test_a_later_quantizer_may_hide_an_ulp() -> None:
     """Outputs count, not what happens inside: 0.25 steps absorb it."""
     other = model(CHAIN.replace("s = {0.1}", f"s = {{{NEXT:.10f}}}"))
