@@ -69,9 +69,9 @@ class Model(Displayed):
     @property
     def summary(self) -> str:
         """Where it is from, the number of its nodes, and its opset."""
-        place = "in memory" if self.path is None else str(self.path)
+        source = "in memory" if self.path is None else str(self.path)
         count = sum(len(owner) for owner in owners(self._ir))
-        return f"{place}, {count} nodes, opset {self._ir.opset_imports.get('', 'none')}"
+        return f"{source}, {count} nodes, opset {self._ir.opset_imports.get('', 'none')}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a pickled copy, without its file and caches."""

@@ -115,7 +115,7 @@ class _Bias(OfDraft):
     def of(
         cls,
         layer: WeightedSum,
-        place: tuple[ir.Node, int],
+        bias_input: tuple[ir.Node, int],
         sources: tuple[ir.Node, ir.Node],
         known: KnownValues,
         facts: Facts,
@@ -126,7 +126,7 @@ class _Bias(OfDraft):
         Raises:
             Stuck: it has none.
         """
-        (node, index), size = place, layer.outputs.size
+        (node, index), size = bias_input, layer.outputs.size
         if layer.dtype is not ir.DataType.FLOAT:
             raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}; {TO_FLOAT32}"))
         stored = known.array(present(node, index))
@@ -195,21 +195,21 @@ def _planned(
     node: ir.Node, known: KnownValues, facts: Facts, editor: Editor, limit: int
 ) -> _Bias | SiteReport | None:
     """Return the codes of a node's bias, or an entry of the report; None if it has no such bias."""
-    place = _place(node, known, facts)
-    pair = None if place is None else decoders(node)
+    bias_input = _bias_input(node, known, facts)
+    pair = None if bias_input is None else decoders(node)
     layer = None if pair is None else WeightedSum.of(node, known, facts)
-    if place is None or pair is None or layer is None:
+    if bias_input is None or pair is None or layer is None:
         return None
-    if _is_coded(present(*place), layer, pair):
+    if _is_coded(present(*bias_input), layer, pair):
         return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
-    bias = _Bias.of(layer, place, pair, known, facts, editor)
+    bias = _Bias.of(layer, bias_input, pair, known, facts, editor)
     if bias.opset > limit:
         bias.draft.discard()
         raise Stuck(opset_reason("one scale for each channel", bias.opset, limit))
     return bias
 
 
-def _place(node: ir.Node, known: KnownValues, facts: Facts) -> tuple[ir.Node, int] | None:
+def _bias_input(node: ir.Node, known: KnownValues, facts: Facts) -> tuple[ir.Node, int] | None:
     """Return the node that adds the bias of a layer, and the index of the bias; None without one.
 
     Behind a MatMul, that is an Add of constants for the columns.

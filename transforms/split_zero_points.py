@@ -67,7 +67,7 @@ class SplitZeroPoints(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Split every layer whose weights would otherwise keep a zero point, and report it."""
         for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
-            carry_over(plan.layer.node, plan.draft.nodes[plan.place])
+            carry_over(plan.layer.node, plan.draft.nodes[plan.index])
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Split], list[SiteReport]]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
@@ -104,12 +104,12 @@ class _Split(OfDraft):
     Attributes:
         layer: the operator.
         factor: of the sums of the data, one for each output channel.
-        place: of the operator without zero points among the nodes of the draft.
+        index: of the operator without zero points among the nodes of the draft.
     """
 
     layer: WeightedSum
     factor: Float64
-    place: int
+    index: int
 
     @classmethod
     def of(

@@ -81,10 +81,10 @@ class FileRange:
         """
         with _opened(self.path, os.O_WRONLY) as descriptor:
             rest = _bytes(data)
-            place = self.offset + at
+            offset = self.offset + at
             while rest:
-                written = os.pwrite(descriptor, rest, place)
-                rest, place = rest[written:], place + written
+                written = os.pwrite(descriptor, rest, offset)
+                rest, offset = rest[written:], offset + written
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,8 +251,8 @@ class Stream:
         )
         # The axis along which neighbours are nearest makes the runs.
         axis = min(
-            (place for place, size in enumerate(box.shape) if size > 1),
-            key=lambda place: abs(self.strides[place]),
+            (axis for axis, size in enumerate(box.shape) if size > 1),
+            key=lambda axis: abs(self.strides[axis]),
             default=0,
         )
         step, length = self.strides[axis], box.shape[axis]
@@ -260,15 +260,15 @@ class Stream:
         lowest = min((length - 1) * step, 0)
         run = np.empty(span, self.dtype)
         rows = np.moveaxis(box, axis, -1)
-        outer = [stride for place, stride in enumerate(self.strides) if place != axis]
+        outer = [stride for index, stride in enumerate(self.strides) if index != axis]
         with _opened(file.path) as descriptor:
             for index in np.ndindex(rows.shape[:-1]):
-                place = start + lowest + int(np.dot(index, outer)) if outer else start + lowest
+                first = start + lowest + int(np.dot(index, outer)) if outer else start + lowest
                 if width_of(self.kind) >= 8:
-                    at = file.offset + place * self.dtype.itemsize
+                    at = file.offset + first * self.dtype.itemsize
                     _read_at(descriptor, file.path, at, run)
                 else:
-                    self._read_run(file, place, run)
+                    self._read_run(file, first, run)
                 rows[index] = run[:: abs(step)] if step > 0 else run[:: -abs(step) or None]
 
 
@@ -279,8 +279,8 @@ def stream_of(tensor: ir.TensorProtocol) -> Stream:
         held = tensor if isinstance(tensor, ir.LazyTensor) else tensor.numpy()
         return Stream(tensor.dtype.name, shape, held)
     size = -(-math.prod(shape) * tensor.dtype.bitwidth // 8)
-    place = FileRange(os.path.abspath(tensor.path), tensor.offset or 0, size)
-    return Stream(tensor.dtype.name, shape, place, _contiguous(shape))
+    file_range = FileRange(os.path.abspath(tensor.path), tensor.offset or 0, size)
+    return Stream(tensor.dtype.name, shape, file_range, _contiguous(shape))
 
 
 @contextmanager

@@ -277,19 +277,19 @@ class FileTensor(ir.ExternalTensor):
 
     def tobytes(self) -> bytes:
         """Return the bytes as the file has them; errors as for :meth:`numpy`."""
-        place = self._place()
-        data = np.empty(place.length, np.uint8)
+        file_range = self._place()
+        data = np.empty(file_range.length, np.uint8)
         if data.size:
-            place.read_into(0, data)
+            file_range.read_into(0, data)
         return data.tobytes()
 
     def tofile(self, file: Any) -> None:
         """Write the bytes as the file has them to another file; errors as for :meth:`numpy`."""
-        place = self._place()
-        buffer = np.empty(min(_PIECE_BYTES, place.length), np.uint8)
-        for at in range(0, place.length, _PIECE_BYTES):
-            piece = buffer[: place.length - at]
-            place.read_into(at, piece)
+        file_range = self._place()
+        buffer = np.empty(min(_PIECE_BYTES, file_range.length), np.uint8)
+        for at in range(0, file_range.length, _PIECE_BYTES):
+            piece = buffer[: file_range.length - at]
+            file_range.read_into(at, piece)
             file.write(piece.data)
 
     def _place(self) -> FileRange:

@@ -123,8 +123,8 @@ def _matrix_product(node: ir.Node, bounds: list[float]) -> float | None:
         terms, product = matrix.shape[axis], bounds[0] * float(sums.max(initial=0))
     else:
         shape = None if right is None or right.shape is None else list(right.shape)
-        place = -1 if transposed else -2
-        terms = shape[place] if shape is not None and len(shape) > 1 else None
+        axis = -1 if transposed else -2
+        terms = shape[axis] if shape is not None and len(shape) > 1 else None
         if not isinstance(terms, int):
             return None
         product = terms * bounds[0] * bounds[1]

@@ -65,7 +65,7 @@ def mat_mul_bnb4(draft: Draft, node: ir.Node) -> Operand:
         raise ValueError(
             f"K = {k}, N = {n}, block_size = {size}, expected positive numbers. Export it again"
         )
-    a, packed, absmax = (pieces.operand(node, place) for place in range(3))
+    a, packed, absmax = (pieces.operand(node, index) for index in range(3))
     kind, total = pieces.kind_of(node, 0), n * k
     codes = pieces.unpacked(draft, packed, len(pieces.sizes_of(node, 1)), 4, high=True)
     codes = pieces.reshape(draft, codes, [-1])
