@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.scopes import producer_of
+from qgraph.inventory.layers import product_role
 from qgraph.lint.facts import Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
@@ -67,6 +68,8 @@ def _of(facts: ModelFacts, node: ir.Node) -> BiasFacts | None:
         return None
     if node.op_type not in LAYERS or x.scale.size != 1 or w.block:
         return None
+    if not _has_scales_of_channels(facts, node, w):
+        return None
     with np.errstate(all="ignore"):
         scales = [s.reshape(-1).astype(np.float32) for s in (x.scale, w.scale)]
         exact = scales[0].astype(np.float64) * scales[1].astype(np.float64)
@@ -89,6 +92,15 @@ def _of(facts: ModelFacts, node: ir.Node) -> BiasFacts | None:
             with np.errstate(all="ignore"):
                 codes = np.where(product == 0, 0, reals / product)
     return BiasFacts(node, reals, decoder, codes, product, exact, _sums(facts, x, w, codes))
+
+
+def _has_scales_of_channels(facts: ModelFacts, node: ir.Node, w: Coder) -> bool:
+    """Return whether the scales of the weights of a layer do not lie along another axis."""
+    value = node.inputs[1]
+    shape = facts.shape(value)
+    if w.axis is None or shape is None or w.node.outputs[0] is not value:
+        return True
+    return product_role(node, w.axis, len(shape)) is ProductAxis.OUTPUT
 
 
 def _sums(facts: ModelFacts, x: Coder, w: Coder, codes: Array | None) -> Array | None:

@@ -225,6 +225,8 @@ def lost_bias(facts: ModelFacts) -> Iterator[Found]:
     for bias in bias_facts(facts):
         if bias.product is None or bias.reals is None:
             continue
+        if bias.product.size not in (1, bias.reals.size):
+            continue  # each scale of a ConvTranspose in groups is that of several channels
         product = np.broadcast_to(bias.product.reshape(-1), bias.reals.reshape(-1).shape)
         lost = np.flatnonzero((product == 0) & (bias.reals.reshape(-1) != 0))
         if lost.size:

@@ -39,6 +39,24 @@ def test_lint_is_a_function_although_it_is_a_package() -> None:
     assert qgraph.explain("QG303").name == "float-bias"
 
 
+@pytest.mark.parametrize(
+    ("axis", "scales", "group"), [(0, "0.1, 0.2, 0", 1), (1, "0.1, 0", 3), (1, "0.1, 0", 1)]
+)
+def test_scales_of_a_conv_transpose_along_any_axis(axis: int, scales: str, group: int) -> None:
+    """Scales of inputs, and those that groups share, are not those of the bias."""
+    channels = 2 * group
+    text = f"""{HEADER} (float[N,3,4,4] x) => (float[N,{channels},4,4] y)
+    <float s = {{0.1}}, int8 z = {{0}}, int8[3,2,1,1] w = {{1, 2, -3, 4, 5, 6}},
+     float[{3 - axis}] t = {{{scales}}}, float[{channels}] b = {{{", ".join(["1"] * channels)}}}> {{
+        c = QuantizeLinear (x, s, z)
+        e = DequantizeLinear (c, s, z)
+        f = DequantizeLinear <axis = {axis}> (w, t)
+        y = ConvTranspose <group = {group}> (e, f, b)
+    }}"""
+    lost = [finding for finding in qgraph.lint(model(text)) if finding.rule.id == "QG114"]
+    assert bool(lost) is ((axis, group) == (1, 1))
+
+
 def test_findings_are_sorted_and_the_model_stays_as_it_is() -> None:
     made = model()
     before = ir.serde.serialize_model(made).SerializeToString()
