@@ -281,12 +281,12 @@ class Bounding:
         named = [limit.output for limit in bounding.limits if limit.output is not None]
         kinds = (("range", "input", bounding.ranges, inputs), ("within", "output", named, outputs))
         for option, kind, names, values in kinds:
-            known = [str(value.name) for value in values]
+            value_names = [str(value.name) for value in values]
             for name in names:
-                if name not in known:
+                if name not in value_names:
                     raise OptionError(
                         f"{option}: the models have no {kind} {shown(name)}, expected one of "
-                        f"{', '.join(known) or 'none'}.{meant(name, known)}"
+                        f"{', '.join(value_names) or 'none'}.{meant(name, value_names)}"
                     )
         return bounding
 

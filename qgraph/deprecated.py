@@ -45,15 +45,15 @@ def grouped(**groups: Any) -> Callable[[F], F]:
     homes = {field.name: group for group, kind in groups.items() for field in fields(kind)}
 
     def decorate(function: F) -> F:
-        known = signature(function)
-        old = homes.keys() - known.parameters.keys()
+        declared = signature(function)
+        old = homes.keys() - declared.parameters.keys()
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             moved = {name: kwargs.pop(name) for name in [*kwargs] if name in old}
             if not moved:
                 return function(*args, **kwargs)
-            bound = known.bind(*args, **kwargs)
+            bound = declared.bind(*args, **kwargs)
             for group in dict.fromkeys(homes[name] for name in moved):
                 kind, value = groups[group], bound.arguments.get(group)
                 first = [] if value is None else [value]

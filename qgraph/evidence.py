@@ -45,8 +45,8 @@ class Division:
         starts = tuple(accumulate(_numbers(boxes["starts"])))
         marks = _numbers(boxes["differing"]), _numbers(boxes["signs"])
         for numbers in marks:
-            known = set(range(len(starts)))
-            if list(numbers) != sorted(set(numbers)) or not known.issuperset(numbers):
+            indices = set(range(len(starts)))
+            if list(numbers) != sorted(set(numbers)) or not indices.issuperset(numbers):
                 raise ValueError("numbers of boxes")
         return cls(read_json(int, boxes["channel"]), read_json(int, boxes["count"]), starts, *marks)
 

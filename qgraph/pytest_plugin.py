@@ -149,5 +149,5 @@ def _saved(
 
 def _name(source: Source) -> str:
     """Return the file of a model; of one in memory, how it would be called."""
-    known = source if isinstance(source, str | os.PathLike) else getattr(source, "path", None)
-    return "MODEL" if known is None else str(known)
+    path = source if isinstance(source, str | os.PathLike) else getattr(source, "path", None)
+    return "MODEL" if path is None else str(path)

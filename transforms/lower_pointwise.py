@@ -84,9 +84,11 @@ def _is_pointwise(layer: FoundLayer) -> bool:
 
 def _is_read_in_float(layer: FoundLayer) -> bool:
     """Return whether something else than one quantizer, behind movement, takes the result."""
-    known = layer.description
-    operators = [each.op for each in known.behind if not each.is_redundant]
-    is_coded = known.y is not None and known.consumers == 1 and not known.is_graph_output
+    description = layer.description
+    operators = [each.op for each in description.behind if not each.is_redundant]
+    is_coded = (
+        description.y is not None and description.consumers == 1 and not description.is_graph_output
+    )
     return not is_coded or bool(set(operators) - _MOVES)
 
 

@@ -139,5 +139,5 @@ def _has_zero_point(node: ir.Node, constants: Mapping[ir.Value, Array]) -> bool:
     point = input_of(node, 2)
     if point is None:
         return False
-    known = constants[point] if point in constants else constant_expression(point)
-    return known is None or bool(known.any())
+    zero_point = constants[point] if point in constants else constant_expression(point)
+    return zero_point is None or bool(zero_point.any())

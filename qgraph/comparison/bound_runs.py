@@ -93,9 +93,9 @@ class BoundRuns:
                     for side, rounding in zip(sides, segment.roundings, strict=True):
                         side.point(rounding.origin or rounding)
             steps.append(step)
-        known: set[ir.Node] = set()
+        cut_nodes: set[ir.Node] = set()
         for step in steps:
-            self._cut(step, sides, known)
+            self._cut(step, sides, cut_nodes)
         _mark_last(steps)
         return steps
 

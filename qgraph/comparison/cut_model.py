@@ -141,37 +141,37 @@ class ModelPart:
             feeds: the inputs of the model, by name.
             fed: what gives the codes that it starts from, see :meth:`QuantizedPoint.feed`.
         """
-        known = self._known(feeds, fed)
-        if self.wanted in known:
-            return known[self.wanted]
+        values = self._known(feeds, fed)
+        if self.wanted in values:
+            return values[self.wanted]
         if self._executor is None:
             pairs = [(str(v.name), str(v.name)) for v in (*self.starts, *self.inputs)]
             name = str(self.wanted.name)
             self._executor = prepare(
                 excerpt(self.model.whole, pairs, (name, name), []), self.model.backend
             )
-        named = {str(value.name): x for value, x in known.items()}
+        named = {str(value.name): x for value, x in values.items()}
         return np.asarray(self._executor.run(named)[str(self.wanted.name)])
 
     def ideal(
         self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array], means: Callable[..., Array]
     ) -> Array:
         """Return the value in real arithmetic, as :func:`qgraph.comparison.ideal.ideal` does."""
-        known = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, fed).items()}
-        if self.wanted in known:
-            return known[self.wanted]
+        values = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, fed).items()}
+        if self.wanted in values:
+            return values[self.wanted]
         if self._nodes is None:
-            ends = {*known}
+            ends = {*values}
             reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
             nodes = [n for n in self.model.whole.ir.graph if not reached.isdisjoint(n.outputs)]
             self._nodes = [n for n in nodes if ends.isdisjoint(n.outputs)]
-        return means(self._nodes, known, self.wanted, self.model.definitions)
+        return means(self._nodes, values, self.wanted, self.model.definitions)
 
     def _known(
         self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]
     ) -> dict[ir.Value, Array]:
-        known = {value: fed[node] for value, node in self.starts.items()}
-        return known | {value: np.asarray(feeds[str(value.name)]) for value in self.inputs}
+        values = {value: fed[node] for value, node in self.starts.items()}
+        return values | {value: np.asarray(feeds[str(value.name)]) for value in self.inputs}
 
 
 class CutModel:

@@ -201,15 +201,15 @@ class Definitions:
         *,
         stops: bool,
     ) -> Program:
-        known: dict[ir.Value, Any] = {value: _Slot(number) for number, value in enumerate(data)}
+        slots: dict[ir.Value, Any] = {value: _Slot(number) for number, value in enumerate(data)}
         for value in filter(None, node.inputs):
             is_first = value is node.inputs[0] or operator_of(node) is None
-            if value not in known and is_first and not stops:
-                known[value] = self.evaluation.meant(value)
+            if value not in slots and is_first and not stops:
+                slots[value] = self.evaluation.meant(value)
         try:
             with np.errstate(all="ignore"):
                 end: Any = lower_node(
-                    node, known, shape, recorder, constants=self.evaluation.executed
+                    node, slots, shape, recorder, constants=self.evaluation.executed
                 )
         except _Rounds as rounds:
             end = rounds.before

@@ -245,8 +245,8 @@ class Comparing:
 
     def _correlate(self, a: Float64, b: Float64) -> None:
         self._signal += _square_sum(a)
-        known = np.isfinite(a) & np.isfinite(b)
-        x, y = (a, b) if known.all() else (a[known], b[known])
+        is_finite = np.isfinite(a) & np.isfinite(b)
+        x, y = (a, b) if is_finite.all() else (a[is_finite], b[is_finite])
         self._dot += float(np.sum(x * y))
         self._ours += float(np.sum(x * x))
         self._theirs += float(np.sum(y * y))
@@ -313,8 +313,8 @@ def compare(
         steps: for each batch the step of the output, which broadcasts to it; None if unknown.
     """
     comparing = Comparing(name)
-    known = [None] * len(reference) if steps is None else steps
-    for x, y, step in zip(reference, candidate, known, strict=True):
+    output_steps = [None] * len(reference) if steps is None else steps
+    for x, y, step in zip(reference, candidate, output_steps, strict=True):
         comparing.add(x, y, step)
     return comparing.result()
 
@@ -362,8 +362,8 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _square_sum(numbers: Float64) -> float:
-    known = np.isfinite(numbers)
-    return float(np.sum(np.square(numbers if known.all() else numbers[known])))
+    is_finite = np.isfinite(numbers)
+    return float(np.sum(np.square(numbers if is_finite.all() else numbers[is_finite])))
 
 
 def _ulps(x: Array, y: Array) -> int:

@@ -197,22 +197,22 @@ def _choose(
     flat = np.stack([value.reshape(-1) for value in values])
     top = np.argmax(np.where(np.isnan(flat), -np.inf, flat), axis=0)
     highest = to_keys(np.take_along_axis(flat, top[None], 0)[0])
-    known: dict[int, tuple[int, int]] = {}
+    origins: dict[int, tuple[int, int]] = {}
     for start, value in enumerate(values[:_STARTS_LOOKED_AT]):
         data = value
         for _ in range(_WALKS):  # from threshold to threshold, up to the value of another input
             keys, exists = (part.reshape(-1) for part in thresholds_above(quantizer, data))
             elements = np.flatnonzero(exists & (keys <= highest))
             for key, first in zip(*np.unique(keys[elements], return_index=True), strict=True):
-                known.setdefault(int(key), (start, int(elements[first])))
-            if not elements.size or len(known) >= _CHOICE * count:
+                origins.setdefault(int(key), (start, int(elements[first])))
+            if not elements.size or len(origins) >= _CHOICE * count:
                 break
             data = from_keys(np.where(exists, keys, to_keys(data).reshape(-1))).reshape(data.shape)
-    keys = np.asarray(sorted(known))
+    keys = np.asarray(sorted(origins))
     spread = np.unique(np.linspace(0, len(keys) - 1, min(count, len(keys))).round().astype(int))
     targets = []
     for key in keys[spread].tolist() if len(keys) else ():
-        start, element = known[key]
+        start, element = origins[key]
         end = int(top[element])
         ends = float(flat[start, element]), float(flat[end, element])
         targets.append(_Target(element, key, population[start], population[end], ends))

@@ -277,8 +277,8 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
             f"{path}: cannot be read ({error}), expected a certificate of 'qgraph prove'. Write it "
             "with --certificate."
         ) from error
-    known = isinstance(document, dict) and document.get("command") == "prove"
-    if not known or document.get("schema") not in READABLE:
+    is_certificate = isinstance(document, dict) and document.get("command") == "prove"
+    if not is_certificate or document.get("schema") not in READABLE:
         raise ModelError(
             f"{path}: is not a certificate of schema {' or '.join(map(str, READABLE))}, expected a "
             "file from 'qgraph prove --certificate'. Write it again."

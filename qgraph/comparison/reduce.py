@@ -198,12 +198,12 @@ class _Reducer:
 
     def _run_taps(self, names: Sequence[str]) -> dict[str, Array]:
         example = dict(self._report.example or {})
-        known = {name: np.asarray(array) for name, array in example.items()}
-        missing = [name for name in names if name not in known]
+        arrays = {name: np.asarray(array) for name, array in example.items()}
+        missing = [name for name in names if name not in arrays]
         if missing:
             executor = prepare(self._models[0].ir, self._backend)
-            known |= executor.run(example, taps=missing)
-        return known
+            arrays |= executor.run(example, taps=missing)
+        return arrays
 
     def _entries(self, number: int) -> list[tuple[str, list[str]]]:
         """Return names of values of the reference where a part begins, with the candidate's names.

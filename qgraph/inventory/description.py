@@ -146,8 +146,8 @@ def descriptions(model: ir.Model) -> Iterator[Described]:
 
 def _refused(site: Refusal) -> Described:
     y, inputs = site.root.outputs[0], site.root.inputs
-    known = Description(str(y.name), reason=site.reason)
-    return Described(known, inputs[0] if inputs else None, y, site.root.name or "")
+    description = Description(str(y.name), reason=site.reason)
+    return Described(description, inputs[0] if inputs else None, y, site.root.name or "")
 
 
 def _described(site: Site, known: Description) -> Described:

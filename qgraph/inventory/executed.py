@@ -84,7 +84,7 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
         )
     copy = model.clone()
     layers = list(quantized_layers(copy))
-    known = [each.description for each in layers]
+    descriptions = [each.description for each in layers]
     _mark(copy, layers)
     with tempfile.TemporaryDirectory(prefix="qgraph-") as folder:
         path = Path(folder) / "model.onnx"
@@ -109,7 +109,7 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     ]
     kernels = tuple(
         _kernel(layer.node, layer.op, product)
-        for layer, product in zip(known, _assigned(len(known), products), strict=True)
+        for layer, product in zip(descriptions, _assigned(len(descriptions), products), strict=True)
     )
     integers = sum(each.on_codes for each in products)
     counts = dict(sorted(Counter(each.kind for each in products).items()))

@@ -213,28 +213,28 @@ def quantizer_info(site: Site | Refusal, opset: int) -> QuantizerInfo:
         if site.is_dynamic:
             return replace(info, dialect="dynamic")
         return replace(info, dialect="qdq", reason=site.reason)
-    known: dict[str, Any] = {"dialect": site.dialect, "weight": site.weight is not None}
+    facts: dict[str, Any] = {"dialect": site.dialect, "weight": site.weight is not None}
     quantizer = site.meaning
     kind, bits = format_of(quantizer)
-    known |= {"format": kind, "bits": bits}
+    facts |= {"format": kind, "bits": bits}
     match quantizer:
         case Affine(scale, zero_point, _, _, rounding):
-            known |= _parameters(site, scale, zero_point, rounding)
+            facts |= _parameters(site, scale, zero_point, rounding)
         case Ranged(_, _, low, high, levels):
             with np.errstate(all="ignore"):
                 scale = (high - low) / np.float32(levels - 1)
                 zero_point = -low / scale
-            known |= _parameters(site, scale, zero_point, Rounding.ROUND)
+            facts |= _parameters(site, scale, zero_point, Rounding.ROUND)
         case Floating(scale, _, rounding):
-            known |= _parameters(site, scale, None, rounding)
+            facts |= _parameters(site, scale, None, rounding)
         case Bipolar(scale):
-            known |= _parameters(site, scale, None, None)
+            facts |= _parameters(site, scale, None, None)
     if site.weight is not None:
         packed = packing_of(site, opset)
-        known |= {"weight_bytes": weight_size(site), "packed_bytes": weight_size(site)}
+        facts |= {"weight_bytes": weight_size(site), "packed_bytes": weight_size(site)}
         if packed is not None:
-            known |= {"packed_bytes": packed.bytes, "packed_type": packed.type}
-    return QuantizerInfo(name, op, **known)
+            facts |= {"packed_bytes": packed.bytes, "packed_type": packed.type}
+    return QuantizerInfo(name, op, **facts)
 
 
 def coded_info(tensor: CodedTensor) -> QuantizerInfo:

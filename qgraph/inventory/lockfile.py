@@ -94,8 +94,8 @@ def lock_of(model: Path) -> Path:
 
 
 def _described(model: ir.Model, *, keep_inputs: bool) -> list[Described]:
-    known = model if keep_inputs else prepared(model)
-    return [*descriptions(known), *coded_descriptions(known)]
+    standard = model if keep_inputs else prepared(model)
+    return [*descriptions(standard), *coded_descriptions(standard)]
 
 
 def _table(description: Description) -> str:
@@ -113,8 +113,8 @@ def _string(text: str) -> str:
 
 
 def _description(table: dict[str, Any]) -> Description:
-    known = Description.__dataclass_fields__
-    unknown = table.keys() - known.keys()
+    fields = Description.__dataclass_fields__
+    unknown = table.keys() - fields.keys()
     if unknown or "name" not in table:
         what = f"has {', '.join(sorted(unknown))}" if unknown else "has no name"
         raise ValueError(f"a quantizer {what}")

@@ -241,13 +241,13 @@ def _site(model: ir.Model, name: str) -> Site:
     Raises:
         OptionError: there is none.
     """
-    known: dict[str, Site | Refusal] = {}
+    by_label: dict[str, Site | Refusal] = {}
     for site in sites(settled(model)):
         for label in _labels(site):
-            known.setdefault(label, site)
-    found_site = known.get(name)
+            by_label.setdefault(label, site)
+    found_site = by_label.get(name)
     if found_site is None:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, by_label, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "'qgraph info' lists the quantizers."
         raise OptionError(f"{name!r} is not the name of a quantizer of the model. {hint}")
     if isinstance(found_site, Refusal):

@@ -205,11 +205,11 @@ def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
             if each.id.startswith(entry.upper()) or entry.casefold() in (each.name, each.family)
         }
         if not matching or entry.upper() == "Q":
-            known = [text for each in rules for text in (each.id, each.name)]
+            rule_names = [text for each in rules for text in (each.id, each.name)]
             raise OptionError(
                 f"There is no rule {shown(entry)}, expected an id such as QG112, the beginning of "
-                f"ids such as QG4, a name or a family.{meant(entry, known)} 'qgraph explain' lists "
-                "all rules."
+                f"ids such as QG4, a name or a family.{meant(entry, rule_names)} 'qgraph explain' "
+                "lists all rules."
             )
         chosen |= matching
     return chosen

@@ -70,9 +70,9 @@ def cast(
 
 def gather(table: Array, index: Array, out: Array | None = None) -> Array:
     """Return ``table[index]`` for a one-dimensional table; NaN indices select NaN."""
-    known = np.nan_to_num(index, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
-    inside = (known >= 0) & (known < len(table)) & np.isfinite(index)
-    return np.where(inside, np.take(table, np.where(inside, known, 0)), np.float32(np.nan))
+    whole = np.nan_to_num(index, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
+    inside = (whole >= 0) & (whole < len(table)) & np.isfinite(index)
+    return np.where(inside, np.take(table, np.where(inside, whole, 0)), np.float32(np.nan))
 
 
 def _sign(x: Array, out: Array | None = None) -> Array:

@@ -255,7 +255,7 @@ def run_nodes(
     Raises:
         Undecidable: a node cannot be computed.
     """
-    known: dict[ir.Value, Any] = dict(feeds)
+    values: dict[ir.Value, Any] = dict(feeds)
     imports = side.normalised.imports
     with np.errstate(invalid="ignore"):
         numbers = ~np.logical_or.reduce([is_nan(array) for array in feeds.values()])
@@ -263,15 +263,15 @@ def run_nodes(
         with np.errstate(all="ignore"):
             for node in nodes:
                 for value in node.inputs:
-                    if value is not None and value not in known:
-                        known[value] = side.known.array(value)
-                _check_cast(node, known, numbers)
-                if ties is not None and meets_both_zeros(node, known):
+                    if value is not None and value not in values:
+                        values[value] = side.known.array(value)
+                _check_cast(node, values, numbers)
+                if ties is not None and meets_both_zeros(node, values):
                     ties.append(node.op_type)
-                compute(node, imports, known)
+                compute(node, imports, values)
     except (ExecutionError, OperatorError, UnsupportedError) as error:
         raise Undecidable(NOT_COMPUTED(f"it cannot be computed: {error}")) from error
-    return np.asarray(known[y])
+    return np.asarray(values[y])
 
 
 def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) -> None:

@@ -52,11 +52,11 @@ def check_page(document: Mapping[str, Any]) -> Page:
         verdict, tone = bounds_verdict(bounds)
     # A difference that is not finite is null in the document.
     largest = [output["max_abs"] for output in outputs]
-    known = None if None in largest else max(largest, default=0.0)
+    difference = None if None in largest else max(largest, default=0.0)
     facts = [
         KeyFigure("values compared", whole(sum(int(output["elements"]) for output in outputs))),
         KeyFigure("values that differ", whole(differing), tone if differing else Tone.PLAIN),
-        KeyFigure("largest difference", amount(known, 4)),
+        KeyFigure("largest difference", amount(difference, 4)),
     ]
     if differing:
         facts.append(KeyFigure("largest, in ulps", whole(max(int(o["max_ulp"]) for o in outputs))))

@@ -46,9 +46,10 @@ def _after_prove(document: Document, first: str, second: str) -> str:
             return f"qgraph check {pair} --within 1step  # how many codes differ on data"
         case "different":
             return f"qgraph prove {pair} --witness w.npz  # an input on which outputs differ"
-    known = next(filter(None, (region.get("reason_id") for region in document["regions"])), None)
-    if known is not None:
-        return f"qgraph explain {known}  # why it is undecided, and what to do"
+    reasons = (region.get("reason_id") for region in document["regions"])
+    reason_id = next(filter(None, reasons), None)
+    if reason_id is not None:
+        return f"qgraph explain {reason_id}  # why it is undecided, and what to do"
     return f"qgraph check {pair} --probes 2  # compares them on data"
 
 

@@ -78,14 +78,14 @@ def _judge(target: Profile, model: ir.Model, forms: Mapping[NodeForm, int]) -> R
 def version_reasons(target: Profile, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
     """Yield why a runtime may not read files of an IR version with some imports."""
     opset = imports.get("", imports.get("ai.onnx", 0))
-    known = target.versions
-    low, high = known.opsets or (opset, opset)
+    versions = target.versions
+    low, high = versions.opsets or (opset, opset)
     if opset and not low <= opset <= high:
-        yield Reason(known.beyond, f"it takes opset {low} to {high}, the model has {opset}")
-    if known.ir_version is not None and version > known.ir_version:
+        yield Reason(versions.beyond, f"it takes opset {low} to {high}, the model has {opset}")
+    if versions.ir_version is not None and version > versions.ir_version:
         yield Reason(
-            known.beyond,
-            f"it reads files up to IR version {known.ir_version}, the model has {version}",
+            versions.beyond,
+            f"it reads files up to IR version {versions.ir_version}, the model has {version}",
         )
 
 

@@ -165,15 +165,15 @@ def _made(kind: Any, table: object, place: Place) -> object:
     """Return a dataclass from a table of TOML."""
     if not isinstance(table, dict):
         raise _WrongError(place, f"{table!r} is not a table. Write its keys.")
-    known = {each.name: each for each in fields(kind)}
-    shown = [name for name in known if name not in _DERIVED]
+    profile_fields = {each.name: each for each in fields(kind)}
+    shown = [name for name in profile_fields if name not in _DERIVED]
     for key in table:
-        if key not in known or (key in _DERIVED and place):
+        if key not in profile_fields or (key in _DERIVED and place):
             listed = ", ".join(shown)
             raise _WrongError(
                 (*place, key), f"unknown key, expected one of {listed}.{meant(key, shown)}"
             )
-    for name, each in known.items():
+    for name, each in profile_fields.items():
         if each.default is MISSING and each.default_factory is MISSING and name not in table:
             raise _WrongError(place, f"{name!r} is missing. Add it.")
     hints = _hints(kind)

@@ -189,8 +189,8 @@ class _Trial:
             if amount > ROUNDING:
                 suspects = self._stripped.explain(answer.batches, amount)
             if not suspects and amount > ROUNDING and amount > least and level is not levels[0]:
-                known = self._same(results, outputs)
-                suspects = self._suspects(level, amount, least) if known is None else known
+                earlier = self._same(results, outputs)
+                suspects = self._suspects(level, amount, least) if earlier is None else earlier
             results.append(
                 RuntimeResult(
                     name, level.name, level.setting, outputs, error, suspects, form=self._form

@@ -191,9 +191,9 @@ def _paired(
     outputs: Mapping[ir.Value, ir.Value],
 ) -> PairedQuantizer:
     uses = list(_uses(site.y, candidate))
-    known = [(node, index) for node, index in uses if node in partners]
+    paired_uses = [(node, index) for node, index in uses if node in partners]
     counterparts = [
-        (partners[node], index) for node, index in known if index < len(partners[node].inputs)
+        (partners[node], index) for node, index in paired_uses if index < len(partners[node].inputs)
     ]
     if site.y in outputs:
         end: ir.Value | None = outputs[site.y]
@@ -207,7 +207,7 @@ def _paired(
     is_weight = site.weight is not None
     if is_weight is not (end in reference.constants):
         return PairedQuantizer(site, reason="it quantizes constants in one of the models only")
-    own_end = known[0][0].inputs[known[0][1]] if is_weight and known else site.y
+    own_end = paired_uses[0][0].inputs[paired_uses[0][1]] if is_weight and paired_uses else site.y
     if own_end is None:
         raise AssertionError("an operand that is used is there")
     theirs = tuple((n, index) for n, index in counterparts if n.inputs[index] is end)

@@ -44,11 +44,11 @@ def with_switches(
     selected = ir.Value(name=SELECTED, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     graph.inputs.append(selected)
     for number, (own, theirs) in enumerate(places):
-        known: dict[ir.Value, ir.Value] = {}
+        copies: dict[ir.Value, ir.Value] = {}
         if own.start is not None and theirs.start is not None:
-            known[theirs.start] = values[own.start]
+            copies[theirs.start] = values[own.start]
         prefix = f"switch_{number}_"
-        exchanged = _copied(graph, theirs.end, known, prefix)
+        exchanged = _copied(graph, theirs.end, copies, prefix)
         tensor = ir.tensor(np.int64(number), name=f"{prefix}number")
         constant = ir.Value(
             name=tensor.name, type=selected.type, shape=ir.Shape([]), const_value=tensor

@@ -67,28 +67,28 @@ def lower(
         Undecidable: an operator has no definition, or an operand is neither constant nor computed
             by the nodes.
     """
-    known: dict[ir.Value, Expr] = {x: builder.input}
+    expressions: dict[ir.Value, Expr] = {x: builder.input}
     seen: dict[ir.Value, Shape] = {x: shape}
     for node in nodes:
-        if not any(value in known for value in node.inputs):
+        if not any(value in expressions for value in node.inputs):
             continue
         view = _view(node, seen)
-        if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in known:
-            known[node.outputs[0]] = known[node.inputs[0]]
+        if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in expressions:
+            expressions[node.outputs[0]] = expressions[node.inputs[0]]
             seen[node.outputs[0]] = _reshaped(node, shape, constants)
             continue
         if view != shape:
             _check_rank(node, view, constants)
         apply = builder if view == shape else _Viewing(builder, view, shape)
-        known[node.outputs[0]] = lower_node(node, known, view, apply, constants)
+        expressions[node.outputs[0]] = lower_node(node, expressions, view, apply, constants)
         seen[node.outputs[0]] = view
-    if y not in known:
+    if y not in expressions:
         raise Undecidable(NOT_MATCHED(f"{y.name!r} does not depend on the data"))
     if seen[y] != shape:
         raise Undecidable(
             DO_NOT_FIT(f"the result has shape {list(seen[y])}, the data {list(shape)}")
         )
-    return known[y]
+    return expressions[y]
 
 
 def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:

@@ -245,10 +245,10 @@ def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
         raise RuntimeError("an interval rule returned a lower end above the upper one")
     if a.nan is not None or b.nan is not None:
         ours, theirs = (np.zeros(len(a.lo), np.bool_) if m is None else m for m in (a.nan, b.nan))
-        known = [
+        is_defined = [
             ~nan if bad is None else nan | ~bad for nan, bad in ((ours, a.bad), (theirs, b.bad))
         ]
-        apart |= (ours != theirs) & known[0] & known[1]
+        apart |= (ours != theirs) & is_defined[0] & is_defined[1]
         done |= ours & theirs
     return apart, done
 

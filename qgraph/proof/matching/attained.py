@@ -144,8 +144,8 @@ class Attained:
     def _tried(self, node: ir.Node, met: Limits) -> Limits | None:
         """Return the limits of the results of an elementwise operator, by evaluating it."""
         others = zip(node.inputs[1:], self._arrays(node)[1:], strict=True)
-        known: dict[ir.Value, Any] = {v: array for v, array in others if v is not None}
-        if any(array is None or array.size != 1 for array in known.values()):
+        values: dict[ir.Value, Any] = {v: array for v, array in others if v is not None}
+        if any(array is None or array.size != 1 for array in values.values()):
             return None
         x, value = _between(met), node.inputs[0]
         if value is None or value.dtype is None:
@@ -155,8 +155,8 @@ class Attained:
             x = np.rint(x[(met.lo.min() <= x) & (x <= met.hi.max())])
         try:
             with np.errstate(all="ignore"):
-                known[value] = x.astype(value.dtype.numpy())
-            y = np.asarray(compute(node, self._imports, known)).astype(np.float64)
+                values[value] = x.astype(value.dtype.numpy())
+            y = np.asarray(compute(node, self._imports, values)).astype(np.float64)
         except (QGraphError, ValueError, TypeError):
             return None
         y = y[~np.isnan(y)]

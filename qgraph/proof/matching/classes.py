@@ -229,10 +229,10 @@ class ValueClasses:
                 continue
             # Random nodes equal no other; nodes with subgraphs are matched when they are compared.
             is_apart = is_random(node, imports) or bool(graphs_of(node))
-            known = [] if is_apart else forms(node, imports)
+            operator_forms = [] if is_apart else forms(node, imports)
             for index, value in enumerate(node.outputs):
                 result = side.classes[value] = self._congruence.new()
-                for form in known:
+                for form in operator_forms:
                     used = [self.class_of(side, operand) for operand in form.operands]
                     same = self._congruence.apply((*form.label, index), used)
                     self._congruence.merge(result, same)

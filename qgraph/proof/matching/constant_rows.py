@@ -77,9 +77,9 @@ class _Step:
         if self.compute is None:
             held[result] = held[source].reshape(rows, *self.shape[1:])  # type: ignore[index]
             return
-        known = {**held, **self.whole}
-        self.compute.run(known)
-        held[result] = known[result]
+        arrays = {**held, **self.whole}
+        self.compute.run(arrays)
+        held[result] = arrays[result]
         if held[result].shape != (rows, *self.shape[1:]):
             raise ExecutionError(f"{self.node.name}: {held[result].shape} are not the rows.")
 

@@ -92,11 +92,11 @@ class KnownValues:
         if node is None:
             return None
         operands = [None if operand is None else self._array(operand) for operand in node.inputs]
-        known = dict(zip(node.inputs, operands, strict=True))
-        if any(operand is not None and array is None for operand, array in known.items()):
+        arrays = dict(zip(node.inputs, operands, strict=True))
+        if any(operand is not None and array is None for operand, array in arrays.items()):
             return None
         array = self._run(node, value, operands)
-        used = (self._open.get(operand, frozenset()) for operand in known if operand is not None)
+        used = (self._open.get(operand, frozenset()) for operand in arrays if operand is not None)
         self._open[value] = self._open.get(value, frozenset()).union(*used)
         if array is None:
             self._is_known[value] = False

@@ -164,8 +164,8 @@ def is_identity(node: ir.Node, imports: Imports) -> bool:
         unmasked = all(not value.name for value in node.outputs[1:])
         return unmasked and not is_random(node, imports)
     if node.op_type == "Cast" and node.inputs[0] is not None:
-        known = node.inputs[0].dtype
-        return known is not None and known.value == node.attributes.get_int("to", 0)
+        dtype = node.inputs[0].dtype
+        return dtype is not None and dtype.value == node.attributes.get_int("to", 0)
     return node.op_type == "Identity"
 
 

@@ -161,8 +161,8 @@ def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bo
         return any(value in touched for value in node.inputs[1:])
     if node.domain in _DOMAINS:
         return node.op_type in (_DIVIDING_OF_ML if node.domain else _DISTINGUISHING)
-    known = operator is not None or is_mat_mul_n_bits(node)
-    return not known and OpKey.of(node) not in _KNOWN
+    is_modelled = operator is not None or is_mat_mul_n_bits(node)
+    return not is_modelled and OpKey.of(node) not in _KNOWN
 
 
 def forgets(node: ir.Node) -> bool:

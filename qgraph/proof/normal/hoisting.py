@@ -181,9 +181,9 @@ def _reshaped(graph: Rewriter, node: ir.Node, data: ir.Value) -> ir.Value:
     """Return data after a Reshape to the shape of a node, from an existing or a new Reshape."""
     form = tuple(f"{each.name}={each.value}" for each in node.attributes.values())
     key = "open reshape", form, data, *node.inputs[1:], graph.is_delicate(node)
-    known = graph.shared(key)
-    if known is not None:
-        return known
+    shared = graph.shared(key)
+    if shared is not None:
+        return shared
     turned = graph.copy(node, node, [data, *node.inputs[1:]], sizes_of(node.outputs[0]))
     turned.type = data.type
     return graph.share(key, turned)
@@ -361,12 +361,12 @@ def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
     if data is None:
         return None
     # parameters along an axis are single numbers, so that one dimension is enough
-    known: dict[ir.Value, Any] = {data: value.reshape((1,) * max(len(sizes_of(data) or ()), 2))}
+    values: dict[ir.Value, Any] = {data: value.reshape((1,) * max(len(sizes_of(data) or ()), 2))}
     for other in node.inputs[1:]:
         if other is not None:
-            known[other] = graph.array(other)
+            values[other] = graph.array(other)
     try:
-        result = np.asarray(compute(node, graph.imports, known))
+        result = np.asarray(compute(node, graph.imports, values))
     except (ExecutionError, OperatorError, UnsupportedError, ValueError):
         return None
     return None if np.isnan(result.astype(np.float64)).any() else result

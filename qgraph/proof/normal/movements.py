@@ -254,9 +254,9 @@ def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) 
     if movement.does_nothing(sizes):
         return data
     key = "movement", movement, data, graph.is_delicate(before)
-    known = graph.shared(key)
-    if known is not None:
-        return known
+    shared = graph.shared(key)
+    if shared is not None:
+        return shared
     op_type, operands, attributes = movement.written()
     constants = [graph.constant(np.asarray(o, np.int64), f"{op_type}_operand") for o in operands]
     result = graph.node(

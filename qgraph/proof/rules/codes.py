@@ -41,8 +41,8 @@ def sum_or_product(call: NodeCall) -> Operand:
 def function_of_codes(call: NodeCall) -> Operand:
     """A function of each number."""
     name = call.node.op_type.removeprefix("QLinear")
-    known = {"alpha": call.number("alpha", 0.01)} if name == "LeakyRelu" else {}
-    return _encoded(call, applied(call.tracer, name, _decoded(call, 0), known), 3)
+    parameters = {"alpha": call.number("alpha", 0.01)} if name == "LeakyRelu" else {}
+    return _encoded(call, applied(call.tracer, name, _decoded(call, 0), parameters), 3)
 
 
 @bound_rule(OpKey(MICROSOFT, "QLinearSoftmax"))

@@ -220,8 +220,8 @@ _PIECEWISE = {"LeakyRelu": _leaky, "HardSigmoid": _hard_sigmoid}
 @bound_rule(*(name for name in CURVES if name not in ("Gelu", "Gelu-tanh")), *_PIECEWISE)
 def function_of_one_value(call: NodeCall) -> Operand:
     """A function of data with its attributes."""
-    known = {name: a.as_float() for name, a in call.node.attributes.items()}
-    return applied(call.tracer, call.node.op_type, call.quantity(0), known)
+    parameters = {name: a.as_float() for name, a in call.node.attributes.items()}
+    return applied(call.tracer, call.node.op_type, call.quantity(0), parameters)
 
 
 @bound_rule("Gelu", OpKey(MICROSOFT, "Gelu"))

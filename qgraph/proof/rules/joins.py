@@ -43,8 +43,8 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
         side_by_side([getattr(x, name) for x in parts], sizes, axis) for name in names
     )
     units = [x.granule for x in parts]
-    known = [unit for unit in units if unit is not None]
-    unit = side_by_side(known, sizes, axis) if len(known) == len(parts) else None
+    granules = [unit for unit in units if unit is not None]
+    unit = side_by_side(granules, sizes, axis) if len(granules) == len(parts) else None
     return Quantity(meant, low, high, absolute, relative, unit)
 
 
