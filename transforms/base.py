@@ -210,10 +210,11 @@ class Transform(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> TransformResult:
         """Run the pass on an onnx_ir model, as the pass managers of onnx_ir do."""
         report, whole = Report(), Model(model)
-        refused, products = versions.refused_pairs(model), _coded_products(whole)
+        refused, products = set(versions.refused_pairs(model)), _coded_products(whole)
         self.apply(whole, report)
         if report.modified:
-            keep_unsigned(whole, versions.refused_pairs(model) - refused, report)
+            decoders = [node for node in versions.refused_pairs(model) if node not in refused]
+            keep_unsigned(whole, decoders, report)
             if (more := _coded_products(whole) - products) > 0:
                 weights = "1 weight" if more == 1 else f"{more} weights"
                 reason = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA).reason

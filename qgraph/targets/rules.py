@@ -70,7 +70,7 @@ class NodeForm:
 
 def node_forms(model: ir.Model) -> Iterator[NodeForm]:
     """Yield the form of each node, those in subgraphs and functions too."""
-    copied = refused_pairs(model)
+    copied = set(refused_pairs(model))
     for owner in owners(model):
         inside = isinstance(owner, ir.Function)
         for node in nodes_of(owner):

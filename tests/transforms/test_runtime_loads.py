@@ -208,6 +208,26 @@ def test_signed_codes_before_movements_load_after_conversion(opset: int, move: s
     np.testing.assert_array_equal(model.run({"x": x})["y"], source.run({"x": x})["y"])
 
 
+def test_signed_codes_become_unsigned_in_the_order_of_the_graph() -> None:
+    """So that names in a file do not depend on where objects lie in memory."""
+    numbers = range(1, 8)
+    constants = "float s = {0.5}, float b = {8}, int64[2] shape = {-1, 4}"
+    parameters = ", ".join(f"float z{i} = {{{i}}}" for i in numbers)
+    nodes = "".join(
+        f"q{i} = {QUANT} (x, s, z{i}, b) y{i} = Reshape (q{i}, shape) " for i in numbers
+    )
+    outputs = ", ".join(f"float[4,4] y{i}" for i in numbers)
+    model = load(
+        ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+        g (float[4,4] x) => ({outputs}) <{constants}, {parameters}> {{ {nodes} }}""")
+    )
+    model.apply(parse_spec("convert{to=qdq}"))
+    arrays = [value.const_value.numpy() for value in model.ir.graph.initializers.values()]
+    points = [int(array) for array in arrays if array.dtype == np.uint8]
+    assert points == list(range(128, 136))
+
+
 @pytest.mark.runtime
 def test_products_of_signed_codes_subtract_zero_points_that_the_runtime_refuses() -> None:
     model = load(

@@ -318,10 +318,10 @@ def refused_decoders(model: ir.Model) -> list[ir.Node]:
     ]
 
 
-def refused_pairs(model: ir.Model) -> set[ir.Node]:
+def refused_pairs(model: ir.Model) -> list[ir.Node]:
     """Return the nodes for which ONNX Runtime refuses a model as it is."""
     is_new = model.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
-    return set(refused_decoders(model)) if is_new else set()
+    return refused_decoders(model) if is_new else []
 
 
 def is_copied_over(value: ir.Value) -> bool:
