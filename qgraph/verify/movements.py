@@ -119,11 +119,16 @@ def rebased(
     has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
     if "MaxPool" in str(identity[0]) and not has_one:
         raise UnsupportedError(f"a {identity[0]} of several terms")
-    total = Ideal((), change(function.offset), change(function.size), function.depth)
+    offset, size, depth = change(function.offset), change(function.size), function.depth
+    terms = []
     for factor, basis in function.terms:
-        result = _rebased(basis, function.depth, identity, change, carried)
-        total = total.plus(carried(basis, result).times(change(factor)))
-    return total
+        result = carried(basis, _rebased(basis, function.depth, identity, change, carried))
+        moved = change(factor)
+        terms += [(moved * own, each) for own, each in result.terms]
+        if result.offset.any():
+            offset, size = offset + moved * result.offset, size + np.abs(moved) * result.size
+            depth += 3
+    return Ideal(tuple(terms), offset, size, depth)
 
 
 def _rebased(

@@ -68,3 +68,33 @@ def test_codes_that_are_not_moved_are_not_taken_for_those_that_are():
     wrong = checked(stated, reference, not_moved)
     assert [str(part.status) for part in wrong.regions] == ["checked", "checked", "unchecked"]
     assert str(wrong.verdict) == "undecided"
+
+
+DECODED = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
+    net (int8[1,2,2,2] x) => (float y)
+    <int8[2,2,1,1] w = {1, 2, 3, -4}, float s = {0.3}, float s_w = {S_W}, int8 z = {0},
+     float f = {F}, float low = {-12.8}, float high = {12.7}, int64[2] flat = {0, -1},
+     float[8,1] v = {0.3, -0.7, 0.11, 0.9, -0.4, 0.21, 0.33, 0.5}, float t = {0.5}> {
+        a = DequantizeLinear (x, s, z)
+        k = DequantizeLinear (w, s_w, z)
+        m = Conv (a, k)
+        n = Mul (m, f)
+        END
+        p = MatMul (d, v)
+        e = QuantizeLinear (p, t, z)
+        y = DequantizeLinear (e, t, z)
+    }"""
+FAKE = "org.openvinotoolkit.FakeQuantize <levels = 256> ({}, low, high, low, high)"
+
+
+def test_what_follows_moved_codes_with_an_offset_is_one_function_in_both():
+    ends = (
+        f"q = {FAKE.format('n')} d = Reshape (q, flat)",
+        f"r = Reshape (n, flat) d = {FAKE.format('r')}",
+    )
+    pair = [
+        ir.from_onnx_text(DECODED.replace("END", end).replace("S_W", s).replace("{F}", f"{{{f}}}"))
+        for end, s, f in zip(ends, ("0.05", "0.066"), ("1.3", "1"), strict=True)
+    ]
+    result = checked(document((pair[0], pair[1])), *pair)
+    assert result.counts == {"checked": 3, "unchecked": 0, "refuted": 0}
