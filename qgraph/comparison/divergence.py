@@ -16,7 +16,7 @@ from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import TensorComparison
 from qgraph.errors import ModelError, UnsupportedError
 from qgraph.execution.executor import Executor
-from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
+from qgraph.graph.opset.versions import declare_domains, raise_ir_version
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
@@ -271,7 +271,7 @@ def excerpt(
         functions=[function.clone() for function in source.functions.values()],
     )
     declare_domains(part)
-    part.ir_version = max(part.ir_version or 0, minimum_ir_version(part))
+    raise_ir_version(part)
     return part
 
 

@@ -29,7 +29,7 @@ from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream, freeze_inputs
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.walk import inferred
-from qgraph.graph.opset.versions import minimum_ir_version, require
+from qgraph.graph.opset.versions import raise_ir_version, require
 from qgraph.graph.scopes import bodies, nodes_of
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.composite import composite_of, write_out
@@ -188,7 +188,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     # All forms are chosen before the first is inserted: a site refers to the original graph.
     for draft in list(_choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit)):
         draft.commit(sweep=False)
-    copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
+    raise_ir_version(copy)
     return copy
 
 

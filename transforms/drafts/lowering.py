@@ -16,7 +16,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
-from qgraph.graph.opset.versions import ceiling, minimum_ir_version
+from qgraph.graph.opset.versions import ceiling, raise_ir_version
 from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
@@ -126,7 +126,7 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
         node, form = weight.nodes[-1], draft.spelling
         report.sites.append(entry(node, SiteStatus.CHANGED, spelling=form, verdict=_DECODED))
     editor.replace_all([draft for _, draft in decisions])
-    model.ir.ir_version = max(model.ir.ir_version or 0, minimum_ir_version(model.ir))
+    raise_ir_version(model.ir)
 
 
 def note_joined(model: Model, report: Report, *, constants: bool = False) -> None:

@@ -107,8 +107,7 @@ def rebuild(
     if chosen:
         opset.declare_domains(model.ir)
         forget_domains(model, {node.domain for each in chosen for node in each.nodes})
-        needed_format = opset.minimum_ir_version(model.ir)
-        model.ir.ir_version = max(model.ir.ir_version or 0, needed_format)
+        opset.raise_ir_version(model.ir)
 
 
 def _settle(result: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.comparison.why.pairing import Place
-from qgraph.graph.opset.versions import minimum_ir_version
+from qgraph.graph.opset.versions import raise_ir_version
 
 SELECTED = "selected_quantizer"
 """Name of the input that selects; -1 leaves the model as it is."""
@@ -66,7 +66,7 @@ def with_switches(
             if own.is_output and output is mine:
                 graph.outputs[index] = chosen
     graph.sort()
-    copy.ir_version = max(copy.ir_version or 0, minimum_ir_version(copy))
+    raise_ir_version(copy)
     return copy
 
 

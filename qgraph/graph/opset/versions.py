@@ -122,6 +122,11 @@ _IR_OF_FUNCTIONS = 8
 _INPUTS_OF_TRUNC_2 = 6
 
 
+def raise_ir_version(model: ir.Model) -> None:
+    """Raise the version of the file format as far as the contents of ``model`` need."""
+    model.ir_version = max(model.ir_version or 0, minimum_ir_version(model))
+
+
 def minimum_ir_version(model: ir.Model) -> int:
     """Return the lowest version of the file format that has everything that ``model`` contains."""
     opset = max(owner.opset_imports.get("", 1) for owner in owners(model))
@@ -185,7 +190,7 @@ def require(model: ir.Model, version: int) -> bool:
     if _has_changes(model, version):
         _raise(model.clone(), version)
     _raise(model, version)
-    model.ir_version = max(model.ir_version or 0, minimum_ir_version(model))
+    raise_ir_version(model)
     return True
 
 
