@@ -10,7 +10,7 @@ Each claim depends on earlier claims only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Container, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -109,7 +109,7 @@ class Matching(ValueClasses):
         self.claims: list[EqualityClaim] = []
         self.runs_graphs: list[tuple[Pair, tuple[Pair, ...]]] = []
         self._chains = [Dominators(side.operands) for side in (self.reference, self.candidate)]
-        self._named: set[tuple[ValueChain, ValueChain]] = set()
+        self._named: dict[ValueChain, ValueChain] = {}
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes = self.interface.notes
         for a, b in self.interface.defaults:
@@ -177,17 +177,19 @@ class Matching(ValueClasses):
     def _namesakes(self, ours: ValueChain, theirs: ValueChain) -> Iterator[Pair]:
         """Yield pairs of values of two chains with equal names and types, the farthest first.
 
-        Those of the end of a chain are yielded once.
+        Those behind a pair that was yielded before were yielded before it.
         """
-        if not self._by_name or (ours, theirs) in self._named:
+        if not self._by_name or self._named.get(ours) is theirs:
             return
-        named = {chain.value.name: chain for chain in _links(theirs.rest)}
-        pairs = [(c, named[c.value.name]) for c in _links(ours.rest) if c.value.name in named]
+        near = list(_links(ours.rest, self._named))
+        end = self._named.get(near[-1]) if near else None
+        named = {c.value.name: c for c in _links(theirs.rest, () if end is None else (end,))}
+        pairs = [(c, named[c.value.name]) for c in near if c.value.name in named]
         for mine, other in reversed(pairs):
             a, b = mine.value, other.value
             if None in (a.dtype, b.dtype) or a.dtype == b.dtype:
                 self.is_hinted = True
-                self._named.add((mine, other))
+                self._named[mine] = other
                 yield a, b
 
     def _joins(self, pair: Pair) -> bool:
@@ -350,10 +352,11 @@ class Matching(ValueClasses):
         self.merge(pair)
 
 
-def _links(chain: ValueChain | None) -> Iterator[ValueChain]:
+def _links(chain: ValueChain | None, ends: Container[ValueChain] = ()) -> Iterator[ValueChain]:
+    """Yield a chain and those behind it, up to the first one of ``ends``."""
     while chain is not None:
         yield chain
-        chain = chain.rest
+        chain = None if chain in ends else chain.rest
 
 
 def _farthest_codes(ours: ValueChain, theirs: ValueChain) -> Pair | None:
