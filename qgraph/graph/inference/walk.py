@@ -93,11 +93,15 @@ def with_facts(model: ir.Model, interface: Interface | None = None) -> ir.Model:
     their texts.
     """
     copy = model.clone()
-    facts = infer(copy, interface)
-    for body in bodies(copy):
+    write_all(copy, infer(copy, interface))
+    return copy
+
+
+def write_all(model: ir.Model, facts: Facts) -> None:
+    """Give all values of a model the types and shapes of facts, as :func:`with_facts` does."""
+    for body in bodies(model):
         for value in _values(body):
             write(value, facts.get(value, UNKNOWN))
-    return copy
 
 
 def write(value: ir.Value, fact: Fact) -> None:

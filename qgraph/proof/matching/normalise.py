@@ -24,7 +24,7 @@ from qgraph.certificate import ListedFact
 from qgraph.conditions import ONE_SIZE, OPEN_SIZES
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
-from qgraph.graph.inference.walk import infer, with_facts
+from qgraph.graph.inference.walk import infer, write_all
 from qgraph.graph.interface import Domain, common_domain, stated_shape
 from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of
@@ -124,16 +124,15 @@ def normalised_models(
         freeze_static_parameters(copy)
     domain = common_domain(*copies)
     fixed = []
-    for index, copy in enumerate(copies):
-        fixed.append(fix_static_values(copy.graph, infer(copy, domain.interfaces[index])))
-        copies[index] = with_facts(copy, domain.interfaces[index])
+    for copy, interface in zip(copies, domain.interfaces, strict=True):
+        facts = infer(copy, interface)
+        fixed.append(fix_static_values(copy.graph, facts))
+        write_all(copy, infer(copy, interface) if fixed[-1] else facts)
     is_unfolded = unfold(copies)
     defined = define(copies) if defines else frozenset()
     if is_unfolded or defined:
-        copies = [
-            with_facts(copy, interface)
-            for copy, interface in zip(copies, domain.interfaces, strict=True)
-        ]
+        for copy, interface in zip(copies, domain.interfaces, strict=True):
+            write_all(copy, infer(copy, interface))
     packed = any(map(has_packed_products, copies))
     summed, has_open_sums = with_common_sums(copies, open_sums=open_sums)
     biased = split_biases(summed or copies)
@@ -147,18 +146,18 @@ def normalised_models(
         except UnsupportedError as error:
             logger.info("left at its opset: %s", error)
             raised = False
-        is_changed = packed or summed or biased or raised
-        model = with_facts(copy, domain.interfaces[index]) if is_changed else copy
+        if packed or summed or biased or raised:
+            write_all(copy, infer(copy, domain.interfaces[index]))
         normalised.append(
             NormalisedModel(
-                model,
+                copy,
                 counts[index],
                 summed is not None,
                 index,
                 domain,
                 fixed[index],
                 biased,
-                frozenset(_open_clips(model)),
+                frozenset(_open_clips(copy)),
                 has_open_sums,
                 defined,
             )
