@@ -18,6 +18,7 @@ from qgraph.graph.schema import element_type
 from qgraph.numerics import Array
 from qgraph.numerics.values import compare_values
 from qgraph.ops.dispatch import evaluate
+from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.decide import (
     FunctionPair,
     Key,
@@ -118,6 +119,7 @@ class _Lowering:
     def __init__(self) -> None:
         self._builder = Builder()
         self._forms = Forms()
+        self._scales = AnyScale(self._builder, self._forms)
         self._pairs: dict[Form, FunctionPair] = {}
 
     def of(self, site: Site, draft: Draft) -> FunctionPair:
@@ -130,8 +132,10 @@ class _Lowering:
         form = None if own is None or new is None else (own, new, site.shape)
         if form is not None and form in self._pairs:
             return self._pairs[form]
-        reference = lower(site.nodes, site.x, site.y, site.shape, self._builder)
-        candidate = lower(draft.nodes, draft.x, draft.y, site.shape, self._builder)
+        reference, candidate = (
+            lower(r.nodes, r.x, r.y, site.shape, self._builder, one=self._scales.lower)
+            for r in (site, draft)
+        )
         pair = FunctionPair(reference, candidate, site.shape)
         if form is not None:
             self._pairs[form] = pair

@@ -38,6 +38,9 @@ Shape = tuple[int | None, ...]
 Constants = Callable[[ir.Value], Array | None]
 """Returns the array of a constant value, None for other values."""
 
+LowerOne = Callable[[ir.Node, Mapping[ir.Value, Expr], Shape], Expr]
+"""Returns the output of one node, whose operands are known, on data of a shape."""
+
 
 def lower(
     nodes: Sequence[ir.Node],
@@ -47,6 +50,7 @@ def lower(
     builder: Builder,
     *,
     constants: Constants = array_of,
+    one: LowerOne | None = None,
 ) -> Expr:
     """Return ``y`` as an expression of one float32 variable, ``x``.
 
@@ -62,6 +66,7 @@ def lower(
         shape: shape of the data, None for unknown dimensions.
         builder: builds the expressions; use one for several regions to share common parts.
         constants: returns the array of an operand that no node computes from ``x``.
+        one: lowers a node on data that is not reshaped; None for :func:`lower_node`.
 
     Raises:
         Undecidable: an operator has no definition, or an operand is neither constant nor computed
@@ -79,8 +84,13 @@ def lower(
             continue
         if view != shape:
             _check_rank(node, view, constants)
-        apply = builder if view == shape else _Viewing(builder, view, shape)
-        expressions[node.outputs[0]] = lower_node(node, expressions, view, apply, constants)
+            viewing = _Viewing(builder, view, shape)
+            result = lower_node(node, expressions, view, viewing, constants)
+        elif one is not None:
+            result = one(node, expressions, shape)
+        else:
+            result = lower_node(node, expressions, shape, builder, constants)
+        expressions[node.outputs[0]] = result
         seen[node.outputs[0]] = view
     if y not in expressions:
         raise Undecidable(NOT_MATCHED(f"{y.name!r} does not depend on the data"))

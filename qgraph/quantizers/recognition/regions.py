@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +22,7 @@ from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined, operator_of
+from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr
 from qgraph.proof.functions.lowering import (
     Form,
@@ -58,7 +57,7 @@ class UseDefGraph:
         self._builder = Builder()
         self._forms = Forms()
         self._templates: dict[Form, Template] = {}
-        self._any_scale: dict[Form | None, Template | None] = {}
+        self._scales = AnyScale(self._builder, self._forms)
         self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
         self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
@@ -202,50 +201,13 @@ class UseDefGraph:
         if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
             result = self._lower_half(node, expressions, sizes)
         else:
-            result = self._with_any_scale(node, expressions, operands, places, sizes)
+            result = self._scales.lower(node, expressions, sizes)
         # Of several steps, one may be what another operand is: Clip(x, lo, Max(x, lo)).
         one_step = len(node.inputs) < 3 or node.op_type == "Where"
         is_open = len(operands) == 1 or one_step
         if key is not None and is_open and not any(e.op == CONSTANT for e in operands):
             self._templates[key] = Template.of(result, operands)
         return result
-
-    def _with_any_scale(
-        self,
-        node: ir.Node,
-        expressions: dict[ir.Value, Expr],
-        operands: list[Expr],
-        places: dict[ir.Value, Any],
-        sizes: Shape,
-    ) -> Expr:
-        """Return the expression of a node; those that differ in their scale only are lowered once.
-
-        A symbol takes the place of the scale while the definition is traced, so that nothing can
-        depend on its numbers. Where something is computed of parameters alone, there is none.
-        """
-        scale, array = _scale_of(node)
-        if scale is None or array is None or scale in expressions or len(operands) != 1:
-            return lower_node(node, expressions, sizes, self._builder)
-        number = self._builder.constant(parameter_array(node, scale, sizes))
-        place = "scale", array.dtype.str, array.shape, number.shape
-        form = self._forms.of(node, places | {scale: place})
-        key = None if form is None else (*form, sizes)
-        if key not in self._any_scale:
-            symbol = Expr("scale", dtype=number.dtype, shape=number.shape)
-            template = None
-            if key is not None and operands[0].op != CONSTANT:
-                with suppress(Undecidable, OperatorError, ValueError):
-                    traced = lower_node(node, expressions | {scale: symbol}, sizes, self._builder)
-                    template = Template.of(traced, [*operands, symbol])
-            is_open = template is not None and all(
-                any(e is not symbol and e.op != CONSTANT for e in step.inputs)
-                for step, _ in template.steps
-            )
-            self._any_scale[key] = template if is_open else None
-        shared = self._any_scale[key]
-        if shared is None:
-            return lower_node(node, expressions, sizes, self._builder)
-        return shared.over(self._builder, [*operands, number])
 
     def _lower_half(self, node: ir.Node, expressions: dict[ir.Value, Expr], sizes: Shape) -> Expr:
         """Lower a node on data of 16 bits like one of 32 bits: its parameters are the same."""
@@ -322,16 +284,6 @@ def is_elementwise(node: ir.Node) -> bool:
     """Return whether an operator computes each element from one element of its inputs."""
     is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
     return is_primitive or is_defined(node)
-
-
-def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
-    """Return the scale of a quantizer and its array, if it is an operand that is a constant."""
-    operator = operator_of(node)
-    if operator is None or "scale" not in operator.schema.inputs:
-        return None, None
-    scale = operator.schema.values(node)[operator.schema.inputs.index("scale")]
-    is_again = sum(value is scale for value in node.inputs) > 1
-    return (None, None) if scale is None or is_again else (scale, array_of(scale))
 
 
 def _widened(value: ir.Value | None) -> Array | None:

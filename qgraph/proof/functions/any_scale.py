@@ -1,0 +1,89 @@
+"""Lower quantizers that differ in their scale only once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import onnx_ir as ir
+
+from qgraph.errors import OperatorError
+from qgraph.graph.constants import array_of
+from qgraph.numerics import Array
+from qgraph.ops.operator import operator_of
+from qgraph.proof.functions.expression import CONSTANT, Builder, Expr
+from qgraph.proof.functions.lowering import (
+    Form,
+    Forms,
+    Shape,
+    Template,
+    lower_node,
+    parameter_array,
+)
+from qgraph.reasons import Undecidable
+
+
+class AnyScale:
+    """Lowers nodes to expressions; those that differ in their scale only are lowered once.
+
+    Args:
+        builder: builds the expressions.
+        forms: of nodes.
+    """
+
+    def __init__(self, builder: Builder, forms: Forms) -> None:
+        self._builder = builder
+        self._forms = forms
+        self._templates: dict[Form | None, Template | None] = {}
+
+    def lower(self, node: ir.Node, expressions: Mapping[ir.Value, Expr], shape: Shape) -> Expr:
+        """Return the output of a node as an expression of its operands.
+
+        A symbol takes the place of the scale while the definition is traced, so that nothing can
+        depend on its numbers. Where something is computed of parameters alone, there is none.
+
+        Args:
+            node: the node.
+            expressions: those of its operands that are data.
+            shape: shape of the data.
+
+        Raises:
+            Undecidable: see :func:`qgraph.proof.functions.lowering.lower`.
+        """
+        data = {value: expressions[value] for value in node.inputs if value in expressions}
+        operands = list(dict.fromkeys(data.values()))
+        scale, array = _scale_of(node)
+        if scale is None or array is None or scale in data or len(operands) != 1:
+            return lower_node(node, data, shape, self._builder)
+        number = self._builder.constant(parameter_array(node, scale, shape))
+        (operand,) = operands
+        place = operand.dtype, operand.shape, operand.op == CONSTANT
+        kind = "scale", array.dtype.str, array.shape, number.shape
+        form = self._forms.of(node, {**dict.fromkeys(data, place), scale: kind})
+        key = None if form is None else (*form, shape)
+        if key not in self._templates:
+            symbol = Expr("scale", dtype=number.dtype, shape=number.shape)
+            template = None
+            if key is not None and operand.op != CONSTANT:
+                with suppress(Undecidable, OperatorError, ValueError):
+                    traced = lower_node(node, data | {scale: symbol}, shape, self._builder)
+                    template = Template.of(traced, [operand, symbol])
+            is_open = template is not None and all(
+                any(e is not symbol and e.op != CONSTANT for e in step.inputs)
+                for step, _ in template.steps
+            )
+            self._templates[key] = template if is_open else None
+        shared = self._templates[key]
+        if shared is None:
+            return lower_node(node, data, shape, self._builder)
+        return shared.over(self._builder, [operand, number])
+
+
+def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
+    """Return the scale of a quantizer and its array, if it is an operand that is a constant."""
+    operator = operator_of(node)
+    if operator is None or "scale" not in operator.schema.inputs:
+        return None, None
+    scale = operator.schema.values(node)[operator.schema.inputs.index("scale")]
+    is_again = sum(value is scale for value in node.inputs) > 1
+    return (None, None) if scale is None or is_again else (scale, array_of(scale))
