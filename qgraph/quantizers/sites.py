@@ -145,6 +145,8 @@ class PatternMatcher:
         for first, starts in enumerate(chain.starts):
             for start in starts:
                 for x in self._graph.values(start):
+                    if _is_alone(x, y):
+                        continue
                     steps = chain.steps[first:]
                     if _is_real(x) and not self._may_be_quantizer(steps, kinds[first]):
                         continue
@@ -196,6 +198,12 @@ def _pair(node: ir.Node) -> tuple[ir.Node, ...]:
             break
         nodes = producer, *nodes
     return nodes
+
+
+def _is_alone(x: ir.Value, y: ir.Value) -> bool:
+    """Return whether one node that the reader of its dialect reads computes ``y`` from ``x``."""
+    node = y.producer()
+    return node is not None and node.op_type in _KNOWN_ALONE and node.inputs[0] is x
 
 
 def _is_real(value: ir.Value) -> bool:
