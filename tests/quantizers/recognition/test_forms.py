@@ -6,7 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from qgraph.exactness import Exactness
 from qgraph.model import load
+from qgraph.proof.functions import any_scale
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Forms, Template
 from qgraph.quantizers import sites as matcher
@@ -14,6 +16,7 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine
 from qgraph.quantizers.recognition import regions
 from qgraph.quantizers.sites import sites
+from qgraph.transforms import ConvertDialect
 
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'
 
@@ -96,14 +99,22 @@ def test_a_template_may_be_its_operand_or_a_constant():
     assert Template.of(three, [op.input]).over(op, [op.Neg(op.input)]) is three
 
 
-def lowered_in(body: str, monkeypatch, output: str = "y") -> tuple[list[str], list[Site]]:
-    names, lower_node = [], regions.lower_node
+def lowered(monkeypatch) -> list[str]:
+    """Return a list to which the operators of nodes are added when these are lowered."""
+    names: list[str] = []
+    lower_node = any_scale.lower_node
 
     def counted(node, *others):
         names.append(node.op_type)
         return lower_node(node, *others)
 
-    monkeypatch.setattr(regions, "lower_node", counted)
+    for module in (any_scale, regions):
+        monkeypatch.setattr(module, "lower_node", counted)
+    return names
+
+
+def lowered_in(body: str, monkeypatch, output: str = "y") -> tuple[list[str], list[Site]]:
+    names = lowered(monkeypatch)
     found = list(sites(model_of(body, output)))
     assert all(isinstance(site, Site) for site in found)
     return names, [site for site in found if isinstance(site, Site)]
@@ -116,6 +127,19 @@ def test_nodes_of_one_form_are_lowered_once(monkeypatch):
     # All types are inferred, also those that are not stated.
     assert sorted(names) == ["Quant", "Relu"]
     assert len(found) == 6
+
+
+def test_drafts_that_differ_in_their_scale_are_lowered_once(monkeypatch):
+    parts = (f"p{i} = Softmax (x) q{i} = {QUANT} (p{i}, {s}, z, b)" for i, s in enumerate("st"))
+    model = load(model_of(f"{' '.join(parts)} a = Sum (q0, q1) y = Softmax (a)"))
+    names = lowered(monkeypatch)
+    report = model.apply(ConvertDialect(to="qdq"))
+    # A Clip to 4 bits has no scale.
+    others = [name for name in names if name != "Clip"]
+    assert sorted(others) == ["DequantizeLinear", "Quant", "QuantizeLinear"]
+    scales = [node.inputs[1].const_value for node in model.nodes() if len(node.inputs) > 1]
+    assert {float(scale.numpy()) for scale in scales if scale is not None} >= {0.25, 0.5}
+    assert [entry.verdict.exactness for entry in report.sites] == [Exactness.VALUES] * 2
 
 
 def test_a_quantizer_without_elementwise_neighbours_is_not_lowered(monkeypatch):
