@@ -50,7 +50,8 @@ class AnyScale:
         Raises:
             Undecidable: see :func:`qgraph.proof.functions.lowering.lower`.
         """
-        data = {value: expressions[value] for value in node.inputs if value in expressions}
+        inputs = (value for value in node.inputs if value is not None)
+        data = {value: expressions[value] for value in inputs if value in expressions}
         operands = list(dict.fromkeys(data.values()))
         scale, array = _scale_of(node)
         if scale is None or array is None or scale in data or len(operands) != 1:
