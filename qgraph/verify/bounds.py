@@ -34,7 +34,8 @@ from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import FAILURES, Trace, TracedRounding
 
 _MOST_STEPS = 2.0**31
-_NOISE = 2.0**-30
+_NOISE = 2.0**-24
+"""Distance in steps that the rounding of float64 may account for."""
 
 _STATED = frozenset(
     {"reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries"}
