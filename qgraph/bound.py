@@ -10,13 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qgraph.errors import Choice, OptionError, meant, member, require, shown
 from qgraph.text import read_fields, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 STEPS_OF_OUTPUT = 256
 """Steps into which the range of an output without a quantizer is divided."""
@@ -50,6 +51,8 @@ class SeenCodes:
 
     def array(self, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
         """Return the codes as a tensor of a shape."""
+        import numpy as np  # the command line states limits without it
+
         codes = np.full(shape, self.fill)
         if self.levels:
             numbers = np.arange(codes.size).reshape(shape)

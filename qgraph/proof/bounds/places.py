@@ -26,7 +26,7 @@ from qgraph.proof.bounds.segment import RoundedData
 _PLACED, _PART = "placed", "part"
 
 
-class Place(NamedTuple):
+class AxisPart(NamedTuple):
     """Where a part lies along an axis, which is counted from the last."""
 
     axis: int
@@ -48,11 +48,11 @@ class Place(NamedTuple):
         return np.take(array, range(self.start, self.start + self.size), self.axis)
 
 
-def places(sizes: Sequence[int], axis: int) -> list[Place]:
+def places(sizes: Sequence[int], axis: int) -> list[AxisPart]:
     """Return the places of tensors with some sizes along an axis."""
     starts = np.cumsum([0, *sizes]).tolist()
     return [
-        Place(axis, start, size, sum(sizes)) for start, size in zip(starts, sizes, strict=False)
+        AxisPart(axis, start, size, sum(sizes)) for start, size in zip(starts, sizes, strict=False)
     ]
 
 
@@ -64,7 +64,7 @@ def spread(array: Float64, size: int, axis: int) -> Float64:
     return np.broadcast_to(wide, shape)
 
 
-def placed(atoms: Atoms, parts: Sequence[tuple[Place, Combination]]) -> Combination:
+def placed(atoms: Atoms, parts: Sequence[tuple[AxisPart, Combination]]) -> Combination:
     """Return functions of tensors as one of these side by side."""
     whole = _whole_of(parts)
     meant = Combination() if whole is None else whole
@@ -79,7 +79,7 @@ def placed(atoms: Atoms, parts: Sequence[tuple[Place, Combination]]) -> Combinat
     return meant
 
 
-def _whole_of(parts: Sequence[tuple[Place, Combination]]) -> Combination | None:
+def _whole_of(parts: Sequence[tuple[AxisPart, Combination]]) -> Combination | None:
     """Return the atom whose parts stand side by side again; None if there is none."""
     wholes = []
     for place, function in parts:
@@ -97,14 +97,14 @@ def _whole_of(parts: Sequence[tuple[Place, Combination]]) -> Combination | None:
     return Combination(((factor, wholes[0]),))
 
 
-def part_of(atoms: Atoms, place: Place, codes: Combination) -> Combination:
+def part_of(atoms: Atoms, place: AxisPart, codes: Combination) -> Combination:
     """Return the codes of a part of codes side by side."""
     ((_, atom),) = codes.terms
     ends = place.part(atom.low), place.part(atom.high)
     return Combination.of(atoms.make("moved", (_PART, place), (codes,), ends))
 
 
-def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[Place, RoundedData]]:
+def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[AxisPart, RoundedData]]:
     """Return the roundings of the parts of tensors side by side; nothing if it is none of these."""
     before, event = data.event.before, data.event
     beside = sorted(_places(before.meant))
@@ -128,19 +128,19 @@ def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[Place, RoundedData]]
     return parts
 
 
-def _places(function: Combination) -> set[Place]:
+def _places(function: Combination) -> set[AxisPart]:
     """Return the places of the parts of a function; nothing if it has terms without a place."""
-    found: set[Place] = set()
+    found: set[AxisPart] = set()
     for _, atom in function.terms:
         own = {atom.attributes} if atom.kind == _PLACED else set()
         inner = _places(atom.arguments[0]) if atom.kind == "clip" else own
         if not inner:
             return set()
-        found |= {place for place in inner if isinstance(place, Place)}
+        found |= {place for place in inner if isinstance(place, AxisPart)}
     return found
 
 
-def _part(atoms: Atoms, place: Place, function: Combination) -> Combination:
+def _part(atoms: Atoms, place: AxisPart, function: Combination) -> Combination:
     """Return the part of a function at a place."""
     terms = []
     for coefficient, atom in function.terms:

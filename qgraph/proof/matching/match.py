@@ -21,7 +21,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair, are_equal_defaults, conflict
 from qgraph.graph.scopes import graphs_of
-from qgraph.graph.slices import Dominators, ValueChain, ancestors, nearest_cut
+from qgraph.graph.slices import Dominators, ValueChain, ancestors, nearest_cut, sources
 from qgraph.numerics.values import Comparison
 from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
@@ -297,6 +297,9 @@ class Matching(ValueClasses):
         if first is not None and second is not None and (reason is None or len(names) == 1):
             # differences before two nodes are reported even if the operators differ
             operands = tuple(self._operand_pairs(first, second))
+        elif self._by_name and reason is not None:
+            operands = tuple(self._named_before(pair))
+            self.is_hinted |= bool(operands)
         yield from operands
         if reason is not None or first is None or second is None:
             entries = self._joint_entries(pair)
@@ -310,6 +313,21 @@ class Matching(ValueClasses):
             yield from results
             self.runs_graphs.append((pair, (*operands, *results)))
         self.merge(pair)
+
+    def _named_before(self, pair: Pair) -> Iterator[Pair]:
+        """Yield the nearest values with equal names and types that two values are computed from."""
+        a, b = pair
+        named = {value.name: value for value in ancestors([b], most=_MOST) if value is not b}
+
+        def namesake(value: ir.Value) -> ir.Value | None:
+            other = named.get(value.name)
+            is_like = other is not None and value is not a and _may_be_equal(value, other)
+            return other if is_like and not self.reference.known.has(value) else None
+
+        for value in ancestors([a], lambda v: () if namesake(v) else sources(v), most=_MOST):
+            other = namesake(value)
+            if other is not None and not self.candidate.known.has(other):
+                yield value, other
 
     def _code_pairs(self, pair: Pair) -> Iterator[Pair]:
         """Yield the nearest codes from which two values are computed, if both have two."""
@@ -357,6 +375,13 @@ def _links(chain: ValueChain | None, ends: Container[ValueChain] = ()) -> Iterat
     while chain is not None:
         yield chain
         chain = None if chain in ends else chain.rest
+
+
+def _may_be_equal(a: ir.Value, b: ir.Value) -> bool:
+    """Return whether one operator computes two values of a type, or a quantizer one of them."""
+    nodes = [node for node in (a.producer(), b.producer()) if node is not None]
+    is_quantized = any(node.domain or node.op_type == "DequantizeLinear" for node in nodes)
+    return a.dtype is b.dtype and (is_quantized or len({node.op_type for node in nodes}) == 1)
 
 
 def _farthest_codes(ours: ValueChain, theirs: ValueChain) -> Pair | None:

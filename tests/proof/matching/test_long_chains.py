@@ -112,3 +112,21 @@ def test_a_difference_in_a_branch_is_found() -> None:
     wider.graph.initializers["s"].const_value = ir.tensor([0.25], name="s")
     certificate = certify(residual(3, QUANT, "e"), wider).certificate
     assert certificate.verdict is ProofVerdict.DIFFERENT
+
+
+def test_what_comes_before_unlike_operators_is_compared_by_its_names() -> None:
+    body = "{q} a = Neg (d) y = {last}"
+    head = HEAD.replace("21]", '21, "qonnx.custom_op.general": 2]')
+    numbers = "<float s = {0.5}, int8 z = {0}, float zero = {0}, float bits = {8}> "
+    models = [
+        ir.from_onnx_text(f"{head}{numbers}{{ {body.format(q=form, last=last)} }}")
+        for form, last in (
+            (PIECES.format(x="x", c="c", d="d"), "Sin (a)"),
+            (QUANT.format(x="x", d="d"), "Cos (a)"),
+        )
+    ]
+    certificate = certify(*models).certificate
+    assert {str(each.reference_value): str(each.verdict) for each in certificate.regions} == {
+        "d": "proved",
+        "y": "undecided",
+    }
