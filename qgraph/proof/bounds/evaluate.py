@@ -6,6 +6,7 @@ values are still evaluated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from qgraph.effort import is_over, step
 from qgraph.graph.constants import array_of
 from qgraph.graph.schema import versions_of
+from qgraph.graph.scopes import operands
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
@@ -34,6 +36,9 @@ from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, OUT_OF_TIME, ExplainedReaso
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
+
+_FEW_NUMBERS = 4096
+"""Constants of so many numbers are kept until the end."""
 
 Opaque = Callable[[ir.Value], Quantity | None]
 """Returns a quantity for a value that no rule gives; None if there is none."""
@@ -101,6 +106,7 @@ class Evaluation:
             self._store(value, entered(atoms, value, key, ranges.get(key)))
         self._nodes = list(model.graph)
         self._first: dict[Hashable, ir.Node] = {}
+        self._dropped: set[ir.Value] = set()
 
     def run(self) -> None:
         """Evaluate all nodes.
@@ -108,11 +114,24 @@ class Evaluation:
         Raises:
             Undecidable: the time limit is reached.
         """
+        users = Counter(value for node in self._nodes for value in operands(node))
         for number, node in enumerate(self._nodes):
             if is_over():
                 raise Undecidable(OUT_OF_TIME(f"{number} of {len(self._nodes)} nodes were bounded"))
             step("bounding segments", number, len(self._nodes))
             self._enter(node)
+            for value in operands(node):
+                users[value] -= 1
+                if not users[value]:
+                    self._forget(value)
+
+    def _forget(self, value: ir.Value) -> None:
+        """Drop what is known of large weights, which is several times their size."""
+        operand = self.values.get(value)
+        numbers = operand.value if isinstance(operand, Quantity) else None
+        if numbers is not None and numbers.size > _FEW_NUMBERS and not value.is_graph_output():
+            del self.values[value]
+            self._dropped.add(value)
 
     def _store(self, value: ir.Value, operand: Operand) -> None:
         self.values[value] = operand
@@ -158,14 +177,21 @@ class Evaluation:
         numbers = [constant(a) for a in arrays if a is not None and holds_numbers(a)]
         return numbers if len(numbers) == len(node.outputs) else []
 
+    def known(self, value: ir.Value) -> Operand | None:
+        """Return what is known of a value, or None; dropped weights are evaluated again."""
+        maker = value.producer()
+        if value in self._dropped and value not in self.values and maker is not None:
+            self._enter(maker)
+        return self.values.get(value)
+
     def of(self, value: ir.Value) -> Operand:
         """Return what is known of a value.
 
         Raises:
             Undecidable: nothing is.
         """
-        if value in self.values:
-            return self.values[value]
+        if (operand := self.known(value)) is not None:
+            return operand
         if value in self.reasons:
             raise Undecidable(self.reasons[value])
         array = array_of(value)

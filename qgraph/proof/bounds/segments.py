@@ -161,7 +161,7 @@ class Pairing:
         """Return whether values of both models are equal if the codes of all roundings are."""
         programs = []
         for name, side in ((ours, self.reference), (theirs, self.candidate)):
-            operand = side.values.get(side.named[name]) if name in side.named else None
+            operand = side.known(side.named[name]) if name in side.named else None
             if isinstance(operand, Pending):
                 codes = self._settled.get(_key(operand))
                 operand = None if codes is None else _shifted(codes, operand.offset)
