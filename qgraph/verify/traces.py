@@ -59,6 +59,10 @@ class TracedRounding:
     is_moved: bool = False
 
 
+_FEW_NUMBERS = 4096
+"""Constants of so many numbers are kept; larger ones are used once, and take much memory."""
+
+
 class Trace:
     """The functions, ranges and errors of all values of a model.
 
@@ -101,10 +105,13 @@ class Trace:
             raise UnsupportedError("an operand is missing")
         if value in self._unknown:
             raise UnsupportedError(self._unknown[value])
-        if value not in self._values:
-            self._values[value] = self._constant(value)
-            self._inherit(value.producer())
-        return self._values[value]
+        if value in self._values:
+            return self._values[value]
+        constant = self._constant(value)
+        self._inherit(value.producer())
+        if constant.meant.offset.size <= _FEW_NUMBERS:
+            self._values[value] = constant
+        return constant
 
     def holding(self, codes: Ideal) -> list[ir.Value]:
         """Return the values that hold codes, or a multiple of them."""
