@@ -256,7 +256,17 @@ def _claims(region: dict[str, Any]) -> dict[str, Any]:
     """What a region says; levels of a bound only make limits in percent wider."""
     bound = region["bound"] and {k: v for k, v in region["bound"].items() if k != "levels"}
     free = HOW | {"differing_codes"}  # 0 whatever is stated, where values are equal
+    if region["verdict"] == "proved":
+        free |= {"counted"}  # no input differs, whether they were counted or not
     return {k: v for k, v in region.items() if k not in free} | {"bound": bound}
+
+
+def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
+    """Whether a region says what another one says; one channel may stand for all if it is worst."""
+    if claims["bound"] and original["bound"] and len(claims["bound"]["channels"]) == 1:
+        worst = [list(map(max, zip(*original["bound"]["channels"], strict=True)))]
+        original = original | {"bound": original["bound"] | {"channels": worst}}
+    return claims == original
 
 
 def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
@@ -273,7 +283,7 @@ def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
         and all(changed[side] == document[side] for side in ("reference", "candidate"))
         and all(set(document[name]) <= set(changed[name]) for name in ("conditions", "notes"))
         and set(changed["limits"]) in (set(), set(document["limits"]))
-        and all(region in regions for region in kept)
+        and all(any(_is_like(claims, each) for each in regions) for claims in kept)
         and (document["verdict"] != "bounded" or len(kept) == len(regions))
         and levels[1] >= levels[0]
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -372,15 +373,14 @@ def decide_all(
         shared = None if pair.reference is pair.candidate else form(pair.functions)
         groups.setdefault(i if shared is None else shared, []).append(i)
     decided: dict[int, PairFinding] = {}
-    for group in groups.values():
-        if len(group) == 1:
-            continue
-        program = PairProgram(*_side_by_side([pairs[i].functions for i in group]))
-        if len(program.first) == len(group):
-            collector = Collector(program, separate=True)
-            findings, end = explore(collector, program, until_difference=until_difference)
-            if end is None:
-                decided.update(zip(group, findings, strict=True))
+    for group in (each for each in groups.values() if len(each) > 1):
+        with suppress(Undecidable):  # each is decided alone then
+            program = PairProgram(*_side_by_side([pairs[i].functions for i in group]))
+            if len(program.first) == len(group):
+                collector = Collector(program, separate=True)
+                findings, end = explore(collector, program, until_difference=until_difference)
+                if end is None:
+                    decided.update(zip(group, findings, strict=True))
     for i, pair in enumerate(pairs):
         if i in decided:
             yield replayed(decided.pop(i), *pair.functions)

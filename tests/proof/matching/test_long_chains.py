@@ -130,3 +130,14 @@ def test_what_comes_before_unlike_operators_is_compared_by_its_names() -> None:
         "d": "proved",
         "y": "undecided",
     }
+
+
+def test_branches_that_are_truth_values_are_undecided() -> None:
+    body = "{ a = LessOrEqual (x, l) b = LessOrEqual (x, m) c = And (a, b) y = Where (c, x, z) }"
+    numbers = "<float l = {L}, float m = {M}, float z = {0}> "
+    models = [
+        ir.from_onnx_text(HEAD + numbers.replace("L", low).replace("M", m) + body)
+        for low, m in (("0.5", "0.1"), ("0.6", "0.2"))
+    ]
+    certificate = certify(*models).certificate
+    assert certificate.verdict is not ProofVerdict.PROVED
