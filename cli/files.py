@@ -211,8 +211,8 @@ def view_options(*kinds: str) -> options.Decorator:
         kinds: fields of :class:`Views`.
     """
     files = [
-        click.option(f"--{kind}", type=options.report_path, metavar="FILE", help=_HELP[kind])
-        for kind in kinds
+        click.option(f"--{view}", type=options.report_path, metavar="FILE", help=_HELP[view])
+        for view in kinds
     ]
     return options.gathered("views", Views, *files)
 

@@ -147,11 +147,11 @@ def is_colourful(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _say(kind: str, text: str) -> None:
-    line = printable(text if kind == "note" else f"{kind}: {text}")
+def _say(level: str, text: str) -> None:
+    line = printable(text if level == "note" else f"{level}: {text}")
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     if is_colourful(sys.stderr):
-        line = f"{_ESCAPES[kind]}{line}\x1b[0m"
+        line = f"{_ESCAPES[level]}{line}\x1b[0m"
     sys.stderr.write(f"{line}\n")

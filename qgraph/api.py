@@ -122,8 +122,8 @@ def fold(
         OptionError: an option is wrong.
         QGraphError: the model is not usable, or the file cannot be written.
     """
-    level, kind = member(Exactness, exact, "exact"), member(Scales, scale_type, "scale_type")
-    step = FoldWeights(exact=level, opset=opset, scale_type=kind)
+    level, scales = member(Exactness, exact, "exact"), member(Scales, scale_type, "scale_type")
+    step = FoldWeights(exact=level, opset=opset, scale_type=scales)
     return _rewritten("fold", model, [step], output, keep_inputs=keep_inputs)
 
 

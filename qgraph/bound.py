@@ -283,12 +283,12 @@ class Bounding:
         bounding = within if isinstance(within, Bounding) else cls(within)
         named = [limit.output for limit in bounding.limits if limit.output is not None]
         kinds = (("range", "input", bounding.ranges, inputs), ("within", "output", named, outputs))
-        for option, kind, names, values in kinds:
+        for option, role, names, values in kinds:
             value_names = [str(value.name) for value in values]
             for name in names:
                 if name not in value_names:
                     raise OptionError(
-                        f"{option}: the models have no {kind} {shown(name)}, expected one of "
+                        f"{option}: the models have no {role} {shown(name)}, expected one of "
                         f"{', '.join(value_names) or 'none'}.{meant(name, value_names)}"
                     )
         return bounding

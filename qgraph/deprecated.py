@@ -42,7 +42,9 @@ def grouped(**groups: Any) -> Callable[[F], F]:
         groups: dataclasses by the names of the parameters that take them. What else such a
             parameter takes is the first field of the dataclass.
     """
-    homes = {field.name: group for group, kind in groups.items() for field in fields(kind)}
+    homes = {
+        field.name: group for group, group_type in groups.items() for field in fields(group_type)
+    }
 
     def decorate(function: F) -> F:
         declared = signature(function)
@@ -55,12 +57,14 @@ def grouped(**groups: Any) -> Callable[[F], F]:
                 return function(*args, **kwargs)
             bound = declared.bind(*args, **kwargs)
             for group in dict.fromkeys(homes[name] for name in moved):
-                kind, value = groups[group], bound.arguments.get(group)
+                group_type, value = groups[group], bound.arguments.get(group)
                 first = [] if value is None else [value]
-                start = value if isinstance(value, kind) else kind(*first)
+                start = value if isinstance(value, group_type) else group_type(*first)
                 own = {name: moved[name] for name in moved if homes[name] == group}
                 bound.arguments[group] = replace(start, **own)
-                instead = f"{group}={kind.__name__}({', '.join(f'{name}=...' for name in own)})"
+                instead = (
+                    f"{group}={group_type.__name__}({', '.join(f'{name}=...' for name in own)})"
+                )
                 warnings.warn(
                     f"{function.__name__}: write {instead}; old keywords go with the next version.",
                     DeprecationWarning,

@@ -130,18 +130,18 @@ _LONG = 60
 """Characters of a value that a message does not show."""
 
 
-def member(kind: type[C], value: object, option: str) -> C:
+def member(enumeration: type[C], value: object, option: str) -> C:
     """Return the member of an enumeration that an option's value names.
 
     Args:
-        kind: the enumeration.
+        enumeration: the enumeration.
         value: a member, or its value as a string in any case.
         option: name of the option, for the message.
 
     Raises:
         OptionError: the value is no member; the message lists the members.
     """
-    return kind(word(kind, value, option))
+    return enumeration(word(enumeration, value, option))
 
 
 def word(known: Iterable[str], value: object, option: str) -> str:

@@ -79,8 +79,8 @@ class Registry(Generic[T]):
         group: group of :data:`GROUPS` in which plugins add entries; None if they add none.
     """
 
-    def __init__(self, kind: str, package: str, group: str | None = None) -> None:
-        self.kind = kind
+    def __init__(self, noun: str, package: str, group: str | None = None) -> None:
+        self.kind = noun
         self._package, self._group = package, group
         self._entries: dict[str, T] = {}
         self._loaded = False

@@ -104,7 +104,7 @@ T = TypeVar("T")
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def read_fields(kind: type[T], known: Mapping[str, Any]) -> T:
+def read_fields(cls: type[T], known: Mapping[str, Any]) -> T:
     """Return a dataclass from a mapping that has all of its fields, of exactly their types.
 
     A class with a method ``from_json`` is read by that.
@@ -114,20 +114,20 @@ def read_fields(kind: type[T], known: Mapping[str, Any]) -> T:
         TypeError: a value is of another type.
         ValueError: a value is no member of an enumeration.
     """
-    hints = typing.get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: read_json(hints[name], known[name]) for name in names})
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: read_json(hints[name], known[name]) for name in names})
 
 
-def read_json(kind: Any, value: Any) -> Any:
+def read_json(hint: Any, value: Any) -> Any:
     """Return a JSON value as a type, which has to be exactly that; see :func:`read_fields`.
 
     Raises:
         TypeError: the value is of another type.
         ValueError: it is no member of an enumeration.
     """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or origin is dict:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or origin is dict:
         return value
     if origin in (types.UnionType, typing.Union):
         choices = [choice for choice in inner if choice is not types.NoneType]
@@ -141,22 +141,22 @@ def read_json(kind: Any, value: Any) -> Any:
             raise TypeError(f"list: {value!r}")
         each = [inner[0]] * len(items) if inner[1:] == (...,) else inner
         return tuple(read_json(k, item) for k, item in zip(each, items, strict=True))
-    if hasattr(kind, "from_json"):
-        return kind.from_json(_mapping(value))
-    if isinstance(kind, type) and is_dataclass(kind):
-        return read_fields(kind, _mapping(value))
-    if kind is float:
+    if hasattr(hint, "from_json"):
+        return hint.from_json(_mapping(value))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return read_fields(hint, _mapping(value))
+    if hint is float:
         number = _SPECIAL[value] if isinstance(value, str) else value
         if type(number) not in (int, float):
             raise TypeError(f"number: {value!r}")
         return float(number)
-    if issubclass(kind, StrEnum) and type(value) is str:
-        member = kind(value)
+    if issubclass(hint, StrEnum) and type(value) is str:
+        member = hint(value)
         if str(member) != value:
-            raise ValueError(f"{kind.__name__}: {value!r}")
+            raise ValueError(f"{hint.__name__}: {value!r}")
         return member
-    if type(value) is not kind:
-        raise TypeError(f"{kind.__name__}: {value!r}")
+    if type(value) is not hint:
+        raise TypeError(f"{hint.__name__}: {value!r}")
     return value
 
 

@@ -145,12 +145,12 @@ def options_of(cls: type) -> tuple[Option, ...]:
     options = []
     for field in dataclasses.fields(cls):
         members = typing.get_args(hints[field.name]) or (hints[field.name],)
-        (kind,) = (each for each in members if each is not types.NoneType)
+        (member,) = (each for each in members if each is not types.NoneType)
         metadata = field.metadata
         options.append(
             Option(
                 field.name,
-                kind,
+                member,
                 types.NoneType in members,
                 metadata.get("registry"),
                 field.default,

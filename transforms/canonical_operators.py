@@ -210,12 +210,12 @@ def _reshaped(draft: Draft, value: ir.Value, sizes: list[int]) -> ir.Value:
 
 def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
     del facts
-    x, kind = node.inputs[0], code_type(node)
+    x, codes = node.inputs[0], code_type(node)
     scale = constant_expression(node.inputs[1])
     if any(value is not None for value in node.inputs[2:]) or x is None or scale is None:
         return None
-    is_signed = kind in (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
-    if kind is None or not (is_signed or kind in _UNSIGNED):
+    is_signed = codes in (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
+    if codes is None or not (is_signed or codes in _UNSIGNED):
         return None
     # ONNX Runtime copies signed pairs with zero points over movement, and then refuses them.
     is_new = opset >= versions.SIGNED_CODES_SINCE
@@ -224,11 +224,11 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
     if is_signed and is_new and any(map(versions.is_copied_over, ends)):
         return None
     draft = editor.draft(Region(x, node.outputs[0], (node,)))
-    zero = draft.constant(np.zeros(scale.shape, kind.numpy()), "zero_point")
+    zero = draft.constant(np.zeros(scale.shape, codes.numpy()), "zero_point")
     attributes = dict(node.attributes)
     if node.op_type != _DECODER:
         attributes.pop("output_dtype", None)
-    dtype = node.outputs[0].dtype if node.op_type == _DECODER else kind
+    dtype = node.outputs[0].dtype if node.op_type == _DECODER else codes
     quantized = draft.node(
         node.op_type, [draft.x, node.inputs[1], zero], attributes, domain=node.domain, dtype=dtype
     )

@@ -126,9 +126,9 @@ class _Weights:
             return 1 << (self.form.bits - 1) != number
         return bool((self.zero != number).any())
 
-    def job(self, kind: str, middle: int = 0, order: Array | None = None) -> BlockCodes:
-        """Return what writes the weights with codes of type ``kind``."""
-        return BlockCodes(self.form, self.codes, self.scale, self.points, kind, middle, order)
+    def job(self, type_name: str, middle: int = 0, order: Array | None = None) -> BlockCodes:
+        """Return what writes the weights with codes of type ``type_name``."""
+        return BlockCodes(self.form, self.codes, self.scale, self.points, type_name, middle, order)
 
 
 def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
@@ -137,15 +137,15 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
     order = None if weights.groups is None else np.argsort(weights.groups, kind="stable")
     fills = order is None or form.is_sorted(np.asarray(weights.groups)[order])
     if fills and weights.has_codes_as_points:
-        kind = _kind(form.bits, limit, signed=signed)
+        type_name = _code_type(form.bits, limit, signed=signed)
         middle = 1 << (form.bits - 1) if signed else 0
-        codes = weights.job(kind, middle, order)
+        codes = weights.job(type_name, middle, order)
         write, opset = _decoded(codes, has_points=weights.has_points_beside(middle))
     else:
         # Shifting fractional zero points would round them.
-        kind = _kind(form.bits, limit, signed=False)
-        write = _gathered(weights, weights.job(kind))
-        opset = max(QDQ_SINCE[kind], _OPSET_OF_AXES)
+        type_name = _code_type(form.bits, limit, signed=False)
+        write = _gathered(weights, weights.job(type_name))
+        opset = max(QDQ_SINCE[type_name], _OPSET_OF_AXES)
     # Both compute (code - zero point) * scale of numbers that only move.
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE)
     if node.attributes.get_int("accuracy_level", 0) == ROUNDS_DATA:
@@ -158,7 +158,7 @@ def _lowered(node: ir.Node, *, signed: bool, limit: int) -> Rebuild:
     return Rebuild(node, (node,), verdict, product, opset)
 
 
-def _kind(bits: int, limit: int, *, signed: bool) -> str:
+def _code_type(bits: int, limit: int, *, signed: bool) -> str:
     """Return the narrowest type of codes in the opset."""
     prefix = "INT" if signed else "UINT"
     return next(
@@ -212,13 +212,13 @@ def _rows(draft: Draft, table: Operand, rows: ir.Value) -> ir.Value:
 
 def _product(draft: Draft, node: ir.Node, weights: Operand) -> ir.Value:
     a, bias = node.inputs[0], input_of(node, 5)
-    kind = _data_type(node)
-    narrow = kind is not None and kind is not _REAL
+    type_name = _data_type(node)
+    narrow = type_name is not None and type_name is not _REAL
     operands = [_cast(draft, a, _REAL) if narrow else a, weights]
     y = draft.node("MatMul", operands, dtype=_REAL)
     if bias is not None:
         y = draft.node("Add", [y, _cast(draft, bias, _REAL) if narrow else bias], dtype=_REAL)
-    return _cast(draft, y, kind) if narrow and kind is not None else y
+    return _cast(draft, y, type_name) if narrow and type_name is not None else y
 
 
 def _data_type(node: ir.Node) -> ir.DataType | None:

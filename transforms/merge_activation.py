@@ -125,13 +125,15 @@ class _Limited:
         before, sharing = _before(encode)
         if not before and not behind:
             return sharing
-        kind = (code_type(encode) or ir.DataType.UINT8).name
-        form = FORMATS.get(kind)
+        type_name = (code_type(encode) or ir.DataType.UINT8).name
+        form = FORMATS.get(type_name)
         operands = [constant_expression(value) for value in inputs_of(encode, 3)[1:]]
         scale, zero = operands[0], operands[1]
         if not isinstance(form, IntFormat) or scale is None:
-            return NO_OPERATOR(f"its codes are {kind} or its scale is no constant; only codes of "
-                               "integers with a known scale have an order")  # fmt: skip
+            return NO_OPERATOR(
+                f"its codes are {type_name} or its scale is no constant; only codes of integers "
+                "with a known scale have an order"
+            )
         steps = scale.astype(np.float32)
         blocks = encode.attributes.get_int("block_size", 0)
         if blocks or not (np.isfinite(steps) & (steps > 0)).all():
@@ -153,7 +155,7 @@ class _Limited:
         shape = facts.get(x, UNKNOWN).shape or ()
         sizes = tuple(size if isinstance(size, int) else None for size in shape)
         site = Site(x, y, nodes, encode, "qdq", Unnamed(), sizes)
-        return cls(site, encode, kind, before, behind, lo, hi, steps, point)
+        return cls(site, encode, type_name, before, behind, lo, hi, steps, point)
 
     @property
     def ends(self) -> tuple[Float32 | None, Float32 | None]:

@@ -145,11 +145,11 @@ class RaiseMicrosoft(Transform):
 def _lowered(node: ir.Node) -> Found:
     codes = code_type(node)
     if codes is None or codes.name not in QDQ_SINCE:
-        kind = "unknown; run shape inference first"
+        what = "unknown; run shape inference first"
         if codes is not None:
-            kind = f"{codes.name}, which the standard domain does not have; leave it as it is"
+            what = f"{codes.name}, which the standard domain does not have; leave it as it is"
         cause = UNKNOWN_TYPE if codes is None else NO_OPERATOR
-        return Refusal(node, cause(f"{where(node)}: the type of its codes is {kind}"))
+        return Refusal(node, cause(f"{where(node)}: the type of its codes is {what}"))
     return Rebuild(node, (node,), _SAME, _moved(node, ""), _opset(node, codes))
 
 

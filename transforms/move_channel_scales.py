@@ -86,14 +86,14 @@ def _parameters(node: ir.Node) -> tuple[Array, Array]:
         Stuck: they are computed at run time.
     """
     scale, stored = (constant_expression(value) for value in inputs_of(node, 3)[1:])
-    kind = code_type(node)
+    dtype = code_type(node)
     has_point = input_of(node, 2) is not None
-    if scale is None or kind is None or (has_point and stored is None):
+    if scale is None or dtype is None or (has_point and stored is None):
         raise Stuck(
             f"the scales of {title(node)} are computed at run time; export the model with "
             "constant scales"
         )
-    return scale, np.zeros(scale.shape, kind.numpy()) if stored is None else stored
+    return scale, np.zeros(scale.shape, dtype.numpy()) if stored is None else stored
 
 
 class _Move:

@@ -232,14 +232,14 @@ class _Mover:
                 use.node.replace_input_with(use.idx, twin)
                 self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
 
-    def _takes(self, node: ir.Node, kind: ir.DataType | None) -> bool:
+    def _takes(self, node: ir.Node, dtype: ir.DataType | None) -> bool:
         """Return whether an operator takes codes of a type; of an unknown one, if it may."""
-        return kind is None or takes_data(node.op_type, self._opset, kind)
+        return dtype is None or takes_data(node.op_type, self._opset, dtype)
 
     def _moved(
-        self, draft: Draft, node: ir.Node, operands: list[Operand | None], kind: ir.DataType | None
+        self, draft: Draft, node: ir.Node, operands: list[Operand | None], dtype: ir.DataType | None
     ) -> ir.Value:
-        return draft.node(node.op_type, operands, dict(node.attributes), dtype=kind)
+        return draft.node(node.op_type, operands, dict(node.attributes), dtype=dtype)
 
     def _commit(self, draft: Draft, moved: ir.Value, node: ir.Node, verdict: Verdict) -> None:
         self._facts[moved] = self._facts.get(draft.region.y, UNKNOWN)
@@ -265,8 +265,8 @@ def _maker(value: ir.Value, name: str) -> ir.Node | None:
 def _parameters(node: ir.Node) -> tuple[object, ...]:
     """Return scale and zero point as what compares equal if they are equal."""
     arrays = [constant_expression(value) for value in node.inputs[1:]]
-    kind = code_type(node)
-    return kind, *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
+    dtype = code_type(node)
+    return dtype, *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
 
 
 def _linear(
@@ -283,13 +283,13 @@ def _linear(
 
 def _differ(decode: ir.Node, encode: ir.Node) -> bool:
     """Return whether a code is not given back by decoding and encoding."""
-    kind, arrays = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
-    form = None if kind is None else FORMATS.get(kind.name)
-    if kind is None or code_type(encode) != kind or not isinstance(form, IntFormat):
+    dtype, arrays = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
+    form = None if dtype is None else FORMATS.get(dtype.name)
+    if dtype is None or code_type(encode) != dtype or not isinstance(form, IntFormat):
         return True
     if form.bits > 8 or any(array is None or array.size > 1 for array in arrays):
         return True
-    every = np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(kind.name))
+    every = np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(dtype.name))
     results = _run(encode, _run(decode, every))
     return results is None or results.dtype != every.dtype or not np.array_equal(results, every)
 

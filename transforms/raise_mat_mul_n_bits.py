@@ -87,10 +87,10 @@ class RaiseMatMulNBits(Transform):
                 for name, array in zip(names, inputs, strict=True)
                 if array is not None
             ]
-            kind = ir.DataType.from_numpy(inputs[1].dtype)
-            y = draft.node("MatMulNBits", operands, attributes, domain=MICROSOFT, dtype=kind)
+            dtype = ir.DataType.from_numpy(inputs[1].dtype)
+            y = draft.node("MatMulNBits", operands, attributes, domain=MICROSOFT, dtype=dtype)
             added = input_of(node, 2)
-            return y if added is None else draft.node("Add", [y, added], dtype=kind)
+            return y if added is None else draft.node("Add", [y, added], dtype=dtype)
 
         return Rebuild(node, (node,), verdict, write)
 

@@ -52,19 +52,19 @@ class ShiftZeroPoints(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Shift the codes of data, then those of weights."""
-        kind = self.activations.upper()
-        shift_activations(model, kind, report, symmetric=self.symmetric, centre=self.centre)
+        type_name = self.activations.upper()
+        shift_activations(model, type_name, report, symmetric=self.symmetric, centre=self.centre)
         if self.products:
             shift_activations(model, "INT8", report, products=True)
         if self.weights is not CodeSign.KEEP:
             recode(model, None, report, self._weights)
 
     def _weights(self, stored: Stored, span: NumberRange) -> Recoding | str | None:
-        now, kind = stored.stream.kind, self.weights.upper()
-        if not is_same_width(now, kind):
+        now, type_name = stored.stream.kind, self.weights.upper()
+        if not is_same_width(now, type_name):
             return None
-        step = np.full((1,) * len(stored.shape), FORMATS[now].lo - FORMATS[kind].lo, np.int32)
-        recoding = laid(stored, kind, Parameter(step, stored.shape), 1.0)
+        step = np.full((1,) * len(stored.shape), FORMATS[now].lo - FORMATS[type_name].lo, np.int32)
+        recoding = laid(stored, type_name, Parameter(step, stored.shape), 1.0)
         return recoding or UNSUITED_WEIGHT(
             "its scale is computed at run time, with its zero point; export constants"
         )

@@ -50,7 +50,7 @@ class WidenFloats(Transform):
         nodes = list(graph)
         facts = infer(model.ir)
         kinds = {v: v.dtype or facts.get(v, UNKNOWN).dtype for v in _values(graph)}
-        narrow = [value for value, kind in kinds.items() if kind in _NARROW]
+        narrow = [value for value, dtype in kinds.items() if dtype in _NARROW]
         computing = [node for node in nodes if node.op_type != "Cast" or node.domain]
         if not any(v in narrow for node in computing for v in (*node.inputs, *node.outputs)):
             return
@@ -72,10 +72,10 @@ class WidenFloats(Transform):
                 _cast_behind(editor, graph, node.outputs[0], _target(node), node)
             else:
                 _widen_attributes(node)
-        for value, kind in starts:
-            _cast_behind(editor, graph, value, kind, None)
-        for value, kind in ends:
-            _cast_before(editor, graph, value, kind)
+        for value, dtype in starts:
+            _cast_behind(editor, graph, value, dtype, None)
+        for value, dtype in ends:
+            _cast_before(editor, graph, value, dtype)
         for node in nodes:
             if any(value in narrow for value in node.outputs) and node not in kept:
                 verdict = Verdict()
@@ -119,11 +119,11 @@ def _cast_behind(
     editor: Editor,
     graph: ir.Graph,
     value: ir.Value,
-    kind: ir.DataType | None,
+    dtype: ir.DataType | None,
     node: ir.Node | None,
 ) -> None:
     """Let all users of a value of 16 bits take it as float32."""
-    value.type = ir.TensorType(kind or ir.DataType.FLOAT16)
+    value.type = ir.TensorType(dtype or ir.DataType.FLOAT16)
     uses = list(value.uses())
     if not uses:
         return
@@ -137,14 +137,14 @@ def _cast_behind(
 
 
 def _cast_before(
-    editor: Editor, graph: ir.Graph, value: ir.Value, kind: ir.DataType | None
+    editor: Editor, graph: ir.Graph, value: ir.Value, dtype: ir.DataType | None
 ) -> None:
     """Give an output its type again."""
     maker = value.producer()
-    if maker is None or (maker.op_type == "Cast" and value.dtype is kind):
+    if maker is None or (maker.op_type == "Cast" and value.dtype is dtype):
         return
     name, shape = str(value.name), value.shape
-    cast = _cast(editor, value, kind or ir.DataType.FLOAT16)
+    cast = _cast(editor, value, dtype or ir.DataType.FLOAT16)
     graph.insert_after(maker, cast)
     for index, output in enumerate(graph.outputs):
         if output is value:

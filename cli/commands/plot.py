@@ -61,15 +61,15 @@ def command(
     from qgraph.reporting.theme import require_drawing
 
     with planned([out], models=(model, compare)) as outputs:
-        kind = out.suffix.lower()
-        if kind not in _FORMATS:
+        suffix = out.suffix.lower()
+        if suffix not in _FORMATS:
             raise click.UsageError(f"{out} is neither .svg nor .png. Choose one of these.")
         require_drawing("a plot")
         with ProgressBar(talk) as bar:
             bar.tell("drawing", 0, 0)
             other = None if compare is None else load(compare).ir
             data = plot_data(load(model).ir, node, compare=other, channel=channel)
-            picture = plot(data, format=kind[1:])
+            picture = plot(data, format=suffix[1:])
         with outputs.open(out) as file:
             file.write(picture)
         show_paragraph(f"wrote {out}")

@@ -75,10 +75,10 @@ class QuantizedPoint:
         codes = np.where(before >= 0, 1.0, -1.0) if event.kind == "Sign" else event.rounded(before)
         return self._limited(codes), self._shifted(before)
 
-    def _before(self, x: Array, kind: Kind) -> Float64:
+    def _before(self, x: Array, dtype: Kind) -> Float64:
         if self.rounding.event.kind == "Sign":
             return np.asarray(x, np.float64)
-        return _before(self.node, x, self.definitions, kind)
+        return _before(self.node, x, self.definitions, dtype)
 
     def _shifted(self, before: Float64) -> Float64:
         shift = SHIFTS.get(self.rounding.event.kind, 0.0)
@@ -94,24 +94,24 @@ class QuantizedPoint:
 
     def feed(self, codes: Array) -> Array:
         """Return what has to be fed at the cut, so that it gives codes."""
-        kind = None if self.cut.dtype is None else self.cut.dtype.numpy()
+        dtype = None if self.cut.dtype is None else self.cut.dtype.numpy()
         wanted = np.clip(np.asarray(codes, np.float64), *self.rounding.clips)
         if self.is_coded:
-            return (wanted + self.offset).astype(kind)
+            return (wanted + self.offset).astype(dtype)
         name = self.rounding.event.kind
         factor, offset = self.line
         wanted = wanted - (SHIFTS.get(name, 0.0) + offset)
         if name in _INSIDE:
             wanted += _INSIDE[name] * np.sign(codes)
         wanted /= factor
-        return wanted.astype(kind)
+        return wanted.astype(dtype)
 
     def tie_distance(self, before: Float64) -> Float64:
         """Return how far numbers lie from the nearest threshold; 0 where that is not known."""
-        kind = self.rounding.event.kind
-        if kind == "Sign":
+        dtype = self.rounding.event.kind
+        if dtype == "Sign":
             return np.abs(before)
-        if kind not in ("Round", *SHIFTS):
+        if dtype not in ("Round", *SHIFTS):
             return np.zeros_like(before)
         return np.abs(before - (np.floor(before) + 0.5))
 
@@ -271,7 +271,7 @@ def limits_of(rounding: RoundedData) -> tuple[Float64, Float64]:
 
 
 def _before(
-    node: ir.Node, x: Array, definitions: Definitions, kind: Kind, *, limits: bool = True
+    node: ir.Node, x: Array, definitions: Definitions, dtype: Kind, *, limits: bool = True
 ) -> Float64:
     """Return what a node rounds, given its data."""
     value = node.inputs[0]
@@ -279,4 +279,4 @@ def _before(
         raise AssertionError("a quantizer has data")
     if node.domain == "" and node.op_type in ("Round", "Floor", "Ceil"):
         return np.asarray(x, np.float64)
-    return np.asarray(definitions.before(node, value, x, kind, limits=limits), np.float64)
+    return np.asarray(definitions.before(node, value, x, dtype, limits=limits), np.float64)

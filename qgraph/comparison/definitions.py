@@ -91,8 +91,8 @@ class _Recorder:
         limits: limit data where the definition does.
     """
 
-    def __init__(self, kind: Kind, count: int, *, stops: bool, limits: bool) -> None:
-        self._kind, self._count = kind, count
+    def __init__(self, dtype: Kind, count: int, *, stops: bool, limits: bool) -> None:
+        self._kind, self._count = dtype, count
         self._stops, self._limits = stops, limits
         self.steps: list[tuple[Callable[..., Any], Sequence[Any]]] = []
 
@@ -128,11 +128,11 @@ class _Recorder:
 
 
 def _cast(x: Array, *, to: Any, **_: Any) -> Array:
-    kind = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
-    if kind.is_floating_point() and kind.bitwidth >= ir.DataType.FLOAT.bitwidth:
+    dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    if dtype.is_floating_point() and dtype.bitwidth >= ir.DataType.FLOAT.bitwidth:
         return x
-    if not kind.is_integer():
-        raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {kind.name}"))
+    if not dtype.is_integer():
+        raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {dtype.name}"))
     return np.asarray(np.trunc(x))
 
 
@@ -160,7 +160,7 @@ class Definitions:
         return self._run(node, data, np.float64)
 
     def before(
-        self, node: ir.Node, value: ir.Value, x: Array, kind: Kind, *, limits: bool = True
+        self, node: ir.Node, value: ir.Value, x: Array, dtype: Kind, *, limits: bool = True
     ) -> Array:
         """Return what a node rounds first.
 
@@ -168,29 +168,29 @@ class Definitions:
             node: the node.
             value: its data.
             x: the elements of the data.
-            kind: of the arithmetic.
+            dtype: of the arithmetic.
             limits: limit data where the definition does.
 
         Raises:
             Undecidable: the node rounds nothing, or has no definition.
         """
-        return self._run(node, {value: x}, kind, stops=True, limits=limits)
+        return self._run(node, {value: x}, dtype, stops=True, limits=limits)
 
     def _run(
         self,
         node: ir.Node,
         data: dict[ir.Value, Array],
-        kind: Kind,
+        dtype: Kind,
         *,
         stops: bool = False,
         limits: bool = True,
     ) -> Array:
         shape = np.shape(next(iter(data.values()), ()))
-        key = node, kind, stops, limits, shape, tuple(data)
+        key = node, dtype, stops, limits, shape, tuple(data)
         if key not in self._programs:
-            recorder = _Recorder(kind, len(data), stops=stops, limits=limits)
+            recorder = _Recorder(dtype, len(data), stops=stops, limits=limits)
             self._programs[key] = self._recorded(node, list(data), shape, recorder, stops=stops)
-        return self._programs[key].run([np.asarray(array, kind) for array in data.values()])
+        return self._programs[key].run([np.asarray(array, dtype) for array in data.values()])
 
     def _recorded(
         self,

@@ -55,8 +55,8 @@ class MovedPoint(QuantizedPoint):
     def feed(self, codes: Array) -> Array:
         """Return the value that holds moved codes."""
         factor, offset = self.line
-        kind = None if self.cut.dtype is None else self.cut.dtype.numpy()
-        return np.asarray(np.asarray(codes, np.float64) * factor + offset).astype(kind)
+        dtype = None if self.cut.dtype is None else self.cut.dtype.numpy()
+        return np.asarray(np.asarray(codes, np.float64) * factor + offset).astype(dtype)
 
     def _moved(self, array: Float64) -> Float64:
         for value in self.moves:

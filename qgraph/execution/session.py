@@ -168,11 +168,11 @@ def _has_common_arena(runtime: ModuleType) -> bool:
     Without it, glibc may not give a freed tensor to the next one of its size, since both are
     aligned, and memory grows with every session.
     """
-    kind, use = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, runtime.OrtMemType.DEFAULT
+    allocator, use = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, runtime.OrtMemType.DEFAULT
     as_requested = runtime.OrtArenaCfg({"arena_extend_strategy": 1})
     try:
         runtime.create_and_register_allocator(
-            runtime.OrtMemoryInfo("Cpu", kind, 0, use), as_requested
+            runtime.OrtMemoryInfo("Cpu", allocator, 0, use), as_requested
         )
     except (
         Exception

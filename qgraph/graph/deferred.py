@@ -350,8 +350,8 @@ class SizeSummary:
     @property
     def codes_available(self) -> int:
         """Number of codes that ``type`` has, without NaN and infinities."""
-        kind = FORMATS[self.type]
-        return kind.count if isinstance(kind, Minifloat) else 1 << kind.bits
+        form = FORMATS[self.type]
+        return form.count if isinstance(form, Minifloat) else 1 << form.bits
 
     @property
     def tally(self) -> Tally | None:

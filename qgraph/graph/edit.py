@@ -82,7 +82,7 @@ class Draft:
         self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
         # Regions of several data inputs have none that counts; their drafts state all types.
         types = () if region.x.dtype is None else (region.x.dtype, region.y.dtype)
-        self.half = next((kind for kind in types if kind in HALF_TYPES), None)
+        self.half = next((dtype for dtype in types if dtype in HALF_TYPES), None)
         self.y: ir.Value = self.x
         self.others: dict[ir.Value, ir.Value] = {}
         self.nodes: list[ir.Node] = []

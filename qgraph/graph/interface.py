@@ -43,10 +43,10 @@ class Interface:
     def notes(self) -> list[str]:
         """Remarks on inputs and outputs that are paired by position."""
         notes = []
-        for kind, pairs in (("inputs", self.inputs), ("outputs", self.outputs)):
+        for role, pairs in (("inputs", self.inputs), ("outputs", self.outputs)):
             renamed = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
             if renamed:
-                notes.append(f"{kind} are matched by position: {renamed}")
+                notes.append(f"{role} are matched by position: {renamed}")
         return notes
 
 
@@ -102,7 +102,7 @@ def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
         return _differ(reference, *map(str, types))
     kinds = reference.dtype, candidate.dtype
     if None not in kinds and kinds[0] != kinds[1]:
-        return _differ(reference, *(kind.name for kind in kinds if kind is not None))
+        return _differ(reference, *(dtype.name for dtype in kinds if dtype is not None))
     if fits(fixed_sizes(reference), fixed_sizes(candidate)):
         return None
     return _differ(reference, *map(str, (reference.shape, candidate.shape)))
@@ -134,11 +134,11 @@ def _fed(graph: ir.Graph) -> list[ir.Value]:
     return [value for value in graph.inputs if not value.is_initializer()]
 
 
-def _paired(kind: str, reference: Sequence[ir.Value], candidate: Sequence[ir.Value]) -> list[Pair]:
+def _paired(role: str, reference: Sequence[ir.Value], candidate: Sequence[ir.Value]) -> list[Pair]:
     ours, theirs = ([str(value.name) for value in side] for side in (reference, candidate))
     if len(ours) != len(theirs):
         raise ModelError(
-            f"The reference has the {kind}s {', '.join(ours) or 'none'}, the candidate "
+            f"The reference has the {role}s {', '.join(ours) or 'none'}, the candidate "
             f"{', '.join(theirs) or 'none'}; "
             "expected as many. Compare models of one interface."
         )

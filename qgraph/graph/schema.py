@@ -247,10 +247,10 @@ def _infer_broadcast(context: onnx.shape_inference.InferenceContext) -> None:
     result.tensor_type.elem_type = data.tensor_type.elem_type
     count = context.get_num_inputs()
     kinds: list[onnx.TypeProto | None] = [context.get_input_type(i) for i in range(count)]
-    tensors = [kind.tensor_type for kind in kinds if kind is not None]
-    if all(kind.HasField("shape") for kind in tensors):
+    tensors = [value_type.tensor_type for value_type in kinds if value_type is not None]
+    if all(value_type.HasField("shape") for value_type in tensors):
         result.tensor_type.shape.SetInParent()
-        _broadcast([kind.shape for kind in tensors], result.tensor_type.shape)
+        _broadcast([value_type.shape for value_type in tensors], result.tensor_type.shape)
     context.set_output_type(0, result)
 
 
@@ -314,18 +314,18 @@ def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:
     return None
 
 
-def takes_data(op_type: str, version: int, kind: ir.DataType) -> bool:
+def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:
     """Return whether a standard operator takes data of a type.
 
     Args:
         op_type: its name.
         version: the opset.
-        kind: type of the elements.
+        dtype: type of the elements.
     """
     if not onnx.defs.has(op_type, version, ""):
         return False
     data = onnx.defs.get_schema(op_type, version, "").inputs[0]
-    return f"tensor({kind.name.lower()})" in data.types
+    return f"tensor({dtype.name.lower()})" in data.types
 
 
 def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:

@@ -325,9 +325,9 @@ def _read_at(descriptor: int, path: str, at: int, out: Array) -> None:
         rest, at = rest[count:], at + count
 
 
-def width_of(kind: str) -> int:
+def width_of(type_name: str) -> int:
     """Return the bits of one element of an ONNX type, as a file stores it."""
-    return _BITS[kind] if kind in _BITS else 8 * numpy_dtype(kind).itemsize
+    return _BITS[type_name] if type_name in _BITS else 8 * numpy_dtype(type_name).itemsize
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

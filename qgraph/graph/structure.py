@@ -57,7 +57,9 @@ _NAMES = {
     ir.AttributeType.INTS: "dilations kernel_shape kernel_size pad_amount pads strides",
     ir.AttributeType.FLOATS: "activation_params",
 }
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_KINDS = {
+    name: attribute_type for attribute_type, names in _NAMES.items() for name in names.split()
+}
 """Types of the attributes that are read of operators that onnx does not define."""
 
 _QUANTIZERS = ("Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize")
@@ -202,14 +204,14 @@ def _check_call(node: ir.Node, called: ir.Function, kinds: Mapping[str, ir.Attri
     for name, attribute in (dict(called.attributes) | dict(node.attributes)).items():
         if attribute.type is not ir.AttributeType.UNDEFINED:  # a default that there is not
             _check_kind(node, attribute, kinds.get(name))
-    for kind, here, most in (
+    for what, here, most in (
         ("inputs", node.inputs, called.inputs),
         ("outputs", node.outputs, called.outputs),
     ):
         if len(here) > len(most):
             raise _fault(
                 node,
-                f"it has {len(here)} {kind}",
+                f"it has {len(here)} {what}",
                 f"at most {len(most)}, as function {called.name!r} has",
             )
 
@@ -227,9 +229,13 @@ def _check_node(node: ir.Node, form: _Form) -> None:
             raise _fault(
                 node, f"input {formal.name!r} is absent", f"{required} inputs that are there"
             )
-        kind = _no_numbers(value)
-        if kind is not None and formal.types and f"tensor({kind.name.lower()})" not in formal.types:
-            raise _fault(node, f"input {formal.name!r} is of type {kind.name}", "real numbers")
+        dtype = _no_numbers(value)
+        if (
+            dtype is not None
+            and formal.types
+            and f"tensor({dtype.name.lower()})" not in formal.types
+        ):
+            raise _fault(node, f"input {formal.name!r} is of type {dtype.name}", "real numbers")
     for name, (wanted, is_required) in form.attributes.items():
         attribute = node.attributes.get(name)
         if attribute is None:
@@ -254,9 +260,9 @@ def _check_foreign(node: ir.Node) -> None:
         raise _fault(node, f"it has {len(node.inputs)} inputs", f"{count} at least")
     if is_known or node.op_type in _QUANTIZERS:
         for value in node.inputs:
-            if (kind := _no_numbers(value)) is not None:
+            if (dtype := _no_numbers(value)) is not None:
                 name = "" if value is None else value.name
-                raise _fault(node, f"input {name!r} is of type {kind.name}", "real numbers")
+                raise _fault(node, f"input {name!r} is of type {dtype.name}", "real numbers")
     for name, attribute in node.attributes.items():
         if node.domain in _FOREIGN:
             _check_kind(node, attribute, _KINDS_OF.get((node.op_type, name), _KINDS.get(name)))
@@ -269,8 +275,8 @@ def _check_foreign(node: ir.Node) -> None:
 def _no_numbers(value: ir.Value | None) -> ir.DataType | None:
     """Return the element type of a value if that is none of real numbers, and known."""
     tensor = constant_tensor(value)
-    kind = tensor.dtype if tensor is not None else None if value is None else value.dtype
-    return kind if kind in _NO_NUMBERS else None
+    dtype = tensor.dtype if tensor is not None else None if value is None else value.dtype
+    return dtype if dtype in _NO_NUMBERS else None
 
 
 def _form(node: ir.Node, imports: Mapping[str, int]) -> _Form | None:
@@ -301,8 +307,8 @@ def _known_form(name: str, domain: str, version: int) -> _Form | None:
     attributes = _attributes(schema)
     for other in _other_versions(schema):
         # Files contain attributes of other versions, which are read as they are there.
-        for name, (kind, _) in _attributes(other).items():
-            attributes.setdefault(name, (kind, False))
+        for name, (dtype, _) in _attributes(other).items():
+            attributes.setdefault(name, (dtype, False))
     return _Form(inputs, is_variadic, schema.max_output, attributes)
 
 

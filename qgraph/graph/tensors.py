@@ -162,19 +162,19 @@ def inline_fault(tensor: ir.TensorProtocol) -> str | None:
             return f"its numbers are in {other[0]}, but those of {tensor.dtype.name} are in {own}"
     if there in needed:
         return None
-    kind = "bytes" if proto.HasField("raw_data") else "numbers"
+    dtype = "bytes" if proto.HasField("raw_data") else "numbers"
     return (
-        f"{there} {kind} are there, but {tensor.dtype.name}{list(proto.dims)} takes {needed.pop()}"
+        f"{there} {dtype} are there, but {tensor.dtype.name}{list(proto.dims)} takes {needed.pop()}"
     )
 
 
 def shape_fault(tensor: ir.TensorProtocol) -> str | None:
     """Return what is wrong with the element type or the shape; None if both are valid."""
     try:
-        kind = tensor.dtype
+        dtype = tensor.dtype
     except ValueError as error:
         return f"its element type is unknown ({error})"
-    if kind is ir.DataType.UNDEFINED:
+    if dtype is ir.DataType.UNDEFINED:
         return "it has no element type"
     if any(size < 0 for size in tensor.shape.numpy()):
         return f"its shape {list(tensor.shape.numpy())} has a negative size"

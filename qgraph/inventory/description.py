@@ -182,11 +182,11 @@ def _parameters(site: Site, known: Description) -> Description:
             known = replace(known, rounding="ROUND")
             codes = np.asarray([0, levels - 1], np.float32)
             return _uniform(site, known, scale, zero_point, codes[:1], codes[1:])
-        case Floating(scale, kind, rounding, saturating):
+        case Floating(scale, form, rounding, saturating):
             name, bits = format_of(site.meaning)
             beyond = "saturates" if saturating else "does not saturate"
             known = replace(known, format=name, bits=bits, rounding=str(rounding))
-            known = replace(known, remark=f"largest value {kind.max_value:g}, {beyond}")
+            known = replace(known, remark=f"largest value {form.max_value:g}, {beyond}")
             return _scaled(site, known, scale)
         case Bipolar(scale):
             return _scaled(site, replace(known, format="bipolar", bits=1), scale)
@@ -213,22 +213,22 @@ def _uniform(
     levels = float((hi - lo).max()) + 1
     if levels == 2 and (origin == np.float32(0.5)).all():
         return _scaled(site, replace(known, format="bipolar", bits=1), scale * np.float32(0.5))
-    kind = Affine(scale, zero_point, lo, hi)
+    affine = Affine(scale, zero_point, lo, hi)
     for signed in (True, False):
         first = _first_code(levels, signed)
         if first is not None and (origin == -first).all():
             start = np.float32(first)
-            kind = Affine(scale, np.zeros_like(zero_point), start + 0 * lo, start + (hi - lo))
+            affine = Affine(scale, np.zeros_like(zero_point), start + 0 * lo, start + (hi - lo))
             break
     else:
         if np.isfinite(levels) and (lo == lo.min()).all():
-            kind = Affine(scale, origin, np.zeros_like(lo), hi - lo)
-    name, bits = format_of(kind)
+            affine = Affine(scale, origin, np.zeros_like(lo), hi - lo)
+    name, bits = format_of(affine)
     known = replace(known, format=name, bits=bits)
     if (lo != lo.min()).any() or (hi != hi.max()).any():
         extent = f"codes from {numbers(lo)} to {numbers(hi)}"
         known = replace(known, remark="; ".join(filter(None, [known.remark, extent])))
-    return _scaled(site, known, scale, kind.zero_point)
+    return _scaled(site, known, scale, affine.zero_point)
 
 
 @functools.cache
@@ -236,9 +236,9 @@ def _first_code(levels: float, signed: bool) -> int | None:
     """Return the lowest code of the format with this number of levels, None if there is none."""
     for bits in range(1, 33):
         for narrow in (False, True):
-            kind = IntFormat(bits, signed, narrow)
-            if kind.hi - kind.lo + 1 == levels:
-                return kind.lo
+            form = IntFormat(bits, signed, narrow)
+            if form.hi - form.lo + 1 == levels:
+                return form.lo
     return None
 
 

@@ -50,10 +50,10 @@ def packing_of(site: Site, opset: int) -> Packing | None:
     """
     if site.weight is None or _is_packed(site):
         return None
-    kind = code_type(site.quantizer, opset)
-    if kind is None:
+    type_name = code_type(site.quantizer, opset)
+    if type_name is None:
         return None
-    bits, scales, zero_points = FORMATS[kind].bits, 1, 0
+    bits, scales, zero_points = FORMATS[type_name].bits, 1, 0
     match site.quantizer:
         case Affine(scale, zero_point):
             scales = max(scale.size, zero_point.size)
@@ -64,7 +64,7 @@ def packing_of(site: Site, opset: int) -> Packing | None:
         case Floating(scale) | Bipolar(scale):
             scales = scale.size
     size = _bytes(site.weight.size, bits) + _SCALE_BYTES * scales + _bytes(zero_points, bits)
-    return Packing(kind, size)
+    return Packing(type_name, size)
 
 
 def code_type(quantizer: Quantizer, opset: int) -> str | None:
@@ -132,10 +132,10 @@ def _integer(
     ends = [low, high]
     if zero_point is not None and (zero_point == np.rint(zero_point)).all():
         ends += [float(zero_point.min()), float(zero_point.max())]
-    for kind in SIGNED if min(ends) < 0 else UNSIGNED:
-        form = FORMATS[kind]
-        if QDQ_SINCE[kind] <= opset and form.lo <= min(ends) and max(ends) <= form.hi:
-            return kind
+    for type_name in SIGNED if min(ends) < 0 else UNSIGNED:
+        form = FORMATS[type_name]
+        if QDQ_SINCE[type_name] <= opset and form.lo <= min(ends) and max(ends) <= form.hi:
+            return type_name
     return None
 
 
@@ -215,8 +215,8 @@ def quantizer_info(site: Site | Refusal, opset: int) -> QuantizerInfo:
         return replace(info, dialect="qdq", reason=site.reason)
     facts: dict[str, Any] = {"dialect": site.dialect, "weight": site.weight is not None}
     quantizer = site.meaning
-    kind, bits = format_of(quantizer)
-    facts |= {"format": kind, "bits": bits}
+    format_name, bits = format_of(quantizer)
+    facts |= {"format": format_name, "bits": bits}
     match quantizer:
         case Affine(scale, zero_point, _, _, rounding):
             facts |= _parameters(site, scale, zero_point, rounding)
@@ -322,9 +322,9 @@ def _ends(parameter: npt.NDArray[Any]) -> tuple[float, float]:
 def _integers(low: float, high: float) -> tuple[str, int | None]:
     for bits in range(1, 33):
         for narrow in (False, True):
-            for kind in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
+            for form in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
                 # The ends of 25 bits and more are rounded to float32.
-                if [low, high] == [float(np.float32(end)) for end in (kind.lo, kind.hi)]:
-                    return kind.name.lower(), bits
+                if [low, high] == [float(np.float32(end)) for end in (form.lo, form.hi)]:
+                    return form.name.lower(), bits
     width = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
     return f"{low:.0f} .. {high:.0f}", width

@@ -170,14 +170,14 @@ def _bias(
     maker = value.producer()
     if maker is None or maker.op_type != "DequantizeLinear":
         return LayerBias("FLOAT" if value.dtype is None else value.dtype.name)
-    scale, kind = constant_expression(maker.inputs[1]), type_of_codes(maker)
+    scale, type_name = constant_expression(maker.inputs[1]), type_of_codes(maker)
     if scale is None or product is None or scale.size not in (1, product.size):
-        return LayerBias(kind)
+        return LayerBias(type_name)
     with np.errstate(all="ignore"):
         declared = scale.reshape(-1).astype(np.float64)
         both = np.abs([declared / product - 1, declared - product])
     error, gap = np.nan_to_num(both, nan=np.inf).max(axis=1)
-    return LayerBias(kind, float(error), float(gap))
+    return LayerBias(type_name, float(error), float(gap))
 
 
 @dataclass(frozen=True)

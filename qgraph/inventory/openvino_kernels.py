@@ -26,11 +26,11 @@ def of_openvino(compiled: Any) -> list[RunKernel]:
     kernels = []
     for node in compiled.get_runtime_model().get_ops():
         facts = node.get_rt_info()
-        kind, precision, names = (
+        layer_type, precision, names = (
             str(facts[key].astype(str)) if key in facts else ""
             for key in ("layerType", "runtimePrecision", "originalLayersNames")
         )
-        if kind in _OPENVINO_OTHERS:
+        if layer_type in _OPENVINO_OTHERS:
             continue
         # Where only the weights are codes, the precision is that of the weights.
         types = {
@@ -38,7 +38,9 @@ def of_openvino(compiled: Any) -> list[RunKernel]:
             *(each.get_element_type().get_type_name() for each in node.inputs()[:1]),
         }
         on_codes = types <= _CODES
-        kernels.append(RunKernel(f"{kind} {precision}", names, kind in _OPENVINO_LAYERS, on_codes))
+        kernels.append(
+            RunKernel(f"{layer_type} {precision}", names, layer_type in _OPENVINO_LAYERS, on_codes)
+        )
     return kernels
 
 

@@ -153,8 +153,8 @@ class OperandReader:
         """Return the smallest and largest real number that the type of the codes stands for."""
         match site.quantizer:
             case Affine(scale, zero_point, lo, hi):
-                kind = _code_limits(site)
-                low, high = (lo, hi) if kind is None else kind
+                limits = _code_limits(site)
+                low, high = (lo, hi) if limits is None else limits
                 ends = (low - zero_point) * scale, (high - zero_point) * scale
                 return float(np.max(ends[0])), float(np.min(ends[1]))
             case Ranged(input_low=low, input_high=high):
@@ -198,8 +198,8 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
             break
         codes = maker.inputs[0]
     names = [name for name in reversed(names) if name != "Constant"]
-    kind = type_of_codes(node)
-    if kind not in _NARROW:
+    type_name = type_of_codes(node)
+    if type_name not in _NARROW:
         return None
     is_pair = names == ["QuantizeLinear", "DequantizeLinear"]
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -212,9 +212,9 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
     block = node.attributes.get_int("block_size", 0) or 0
     stated = element_type(node.inputs[1])
     operand = CodedOperand(
-        kind,
+        type_name,
         "+".join(names),
-        zero=_zero(zero, kind, has_input=input_of(node, 2) is not None),
+        zero=_zero(zero, type_name, has_input=input_of(node, 2) is not None),
         has_zero_input=input_of(node, 2) is not None,
         scale="FLOAT" if stated is None else stated.name,
         is_direct=is_pair and is_direct and uses == 1,
@@ -249,12 +249,12 @@ def _of_site(site: Site) -> ReadOperand | None:
     if not levels <= _MOST_LEVELS:
         return None
     array = np.asarray(scale, np.float32)
-    kind = _narrowest(float(lo.min()), float(hi.max()))
+    type_name = _narrowest(float(lo.min()), float(hi.max()))
     operand = CodedOperand(
-        kind,
+        type_name,
         "+".join(node.op_type for node in site.nodes),
         int(levels),
-        zero=_zero(np.asarray(zero), kind, has_input=True),
+        zero=_zero(np.asarray(zero), type_name, has_input=True),
         is_direct=False,
     )
     rank, axis = len(site.shape), None
@@ -293,7 +293,7 @@ def _scaled(operand: CodedOperand, scale: Float32 | None) -> CodedOperand:
     )
 
 
-def _zero(zero: Array | None, kind: str, *, has_input: bool) -> ZeroPoint:
+def _zero(zero: Array | None, type_name: str, *, has_input: bool) -> ZeroPoint:
     if zero is None:
         return ZeroPoint.DIFFER if has_input else ZeroPoint.NONE
     values = np.asarray(zero, np.float32)
@@ -303,7 +303,7 @@ def _zero(zero: Array | None, kind: str, *, has_input: bool) -> ZeroPoint:
         return ZeroPoint.ZERO
     if (values != values.flat[0]).any():
         return ZeroPoint.DIFFER
-    return ZeroPoint.MIDDLE if values.flat[0] == _MIDDLES.get(kind) else ZeroPoint.EQUAL
+    return ZeroPoint.MIDDLE if values.flat[0] == _MIDDLES.get(type_name) else ZeroPoint.EQUAL
 
 
 def _narrowest(low: float, high: float) -> str:
@@ -320,10 +320,10 @@ def _code_limits(site: Site) -> tuple[Float32, Float32] | None:
     decode = site.nodes[-1]
     if decode.op_type != "DequantizeLinear":
         return None
-    kind = type_of_codes(decode)
-    if kind not in _NARROW:
+    type_name = type_of_codes(decode)
+    if type_name not in _NARROW:
         return None
-    least, most = _LIMITS[kind]
+    least, most = _LIMITS[type_name]
     return np.asarray(least, np.float32), np.asarray(most, np.float32)
 
 

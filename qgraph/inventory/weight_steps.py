@@ -155,7 +155,7 @@ def narrowest_format(steps: StepRange) -> tuple[str, int | None]:
     if not (math.isfinite(least) and math.isfinite(most)):
         return "not finite", None
     for bits in range(1, 33):
-        kind = IntFormat(bits, least < 0)
-        if kind.lo <= least and most <= kind.hi:
-            return kind.name.lower(), bits
+        form = IntFormat(bits, least < 0)
+        if form.lo <= least and most <= form.hi:
+            return form.name.lower(), bits
     return f"{least:.0f} .. {most:.0f}", None

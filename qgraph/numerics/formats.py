@@ -205,9 +205,9 @@ def numpy_dtype(name: str) -> np.dtype:
     return _DTYPES[name]
 
 
-def container(kind: str) -> np.dtype:
+def container(name: str) -> np.dtype:
     """Return the NumPy type that holds one code of a format: its integers, or bit patterns."""
-    form = FORMATS[kind]
+    form = FORMATS[name]
     is_signed = isinstance(form, IntFormat) and form.signed
     return np.dtype(f"{'' if is_signed else 'u'}int{max(form.bits, 8)}")
 

@@ -93,11 +93,11 @@ def coarsest(kinds: Sequence[FloatType]) -> FloatType:
     if not kinds:
         return FLOAT32
     return FloatType(
-        max(kinds, key=lambda kind: kind.unit).name,
-        max(kind.unit for kind in kinds),
-        max(kind.tiny for kind in kinds),
-        min(kind.whole for kind in kinds),
-        min(kind.largest for kind in kinds),
+        max(kinds, key=lambda each: each.unit).name,
+        max(each.unit for each in kinds),
+        max(each.tiny for each in kinds),
+        min(each.whole for each in kinds),
+        min(each.largest for each in kinds),
     )
 
 

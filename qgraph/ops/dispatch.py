@@ -249,12 +249,12 @@ class _Evaluator:
 
         node = self._node
         graph = onnx.GraphProto(name="node", node=[ir.serde.serialize_node(node)])
-        for name, kind in dict(zip(self._names, kinds, strict=True)).items():
+        for name, array_type in dict(zip(self._names, kinds, strict=True)).items():
             if name:
                 entry = graph.input.add(name=name)
-                if kind is not None:
-                    entry.type.tensor_type.elem_type = ir.DataType.from_numpy(kind[0]).value
-                    for _ in range(kind[1]):
+                if array_type is not None:
+                    entry.type.tensor_type.elem_type = ir.DataType.from_numpy(array_type[0]).value
+                    for _ in range(array_type[1]):
                         entry.type.tensor_type.shape.dim.add()
         graph.output.extend(onnx.ValueInfoProto(name=y.name) for y in node.outputs if y.name)
         imports = [onnx.OperatorSetIdProto(domain=node.domain, version=self._version)]

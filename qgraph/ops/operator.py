@@ -72,8 +72,8 @@ class Operator:
         arguments = self.schema.attributes_of(node)
         if node.op_type == "QuantizeLinear":
             zero_point = input_of(node, 2)
-            kind = steps.element_type(zero_point) or arguments["output_dtype"]
-            arguments["to"] = kind or ir.DataType.UINT8
+            dtype = steps.element_type(zero_point) or arguments["output_dtype"]
+            arguments["to"] = dtype or ir.DataType.UINT8
         return arguments
 
     def run(self, node: ir.Node, arrays: Sequence[Array | None]) -> Array:

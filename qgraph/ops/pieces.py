@@ -36,16 +36,16 @@ def sizes_of(node: ir.Node, index: int) -> tuple[int | None, ...]:
     return sizes
 
 
-def kind_of(node: ir.Node, index: int) -> ir.DataType:
+def dtype_of(node: ir.Node, index: int) -> ir.DataType:
     """Return the element type of an input.
 
     Raises:
         ValueError: it is not known.
     """
-    kind = element_type(node.inputs[index]) if index < len(node.inputs) else None
-    if kind is None:
+    dtype = element_type(node.inputs[index]) if index < len(node.inputs) else None
+    if dtype is None:
         raise ValueError(f"the type of its input {index} is not known. Infer shapes first")
-    return kind
+    return dtype
 
 
 def given(node: ir.Node, index: int) -> ir.Value | None:

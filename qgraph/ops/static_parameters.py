@@ -245,9 +245,9 @@ def _is_safe(node: ir.Node, pairs: Sequence[tuple[Array | None, ...]]) -> bool:
     return True
 
 
-def _holds(kind: ir.DataType, array: Array) -> bool:
+def _holds(dtype: ir.DataType, array: Array) -> bool:
     """Return whether an integer type of 8 or 16 bits has all elements of an array of integers."""
-    if kind not in _CODES or array.dtype.kind not in "iu" or not array.size:
+    if dtype not in _CODES or array.dtype.kind not in "iu" or not array.size:
         return False
-    ends = np.iinfo(kind.numpy())
+    ends = np.iinfo(dtype.numpy())
     return bool(ends.min <= array.min() and array.max() <= ends.max)

@@ -107,9 +107,9 @@ def element_type(value: ir.Value | None) -> ir.DataType | None:
 def code_type(node: ir.Node) -> ir.DataType | None:
     """Return the type of the codes of a QuantizeLinear or DequantizeLinear."""
     x, _, zero_point = inputs_of(node, 3)
-    kind = element_type(zero_point)
-    if kind is not None:
-        return kind
+    dtype = element_type(zero_point)
+    if dtype is not None:
+        return dtype
     if node.op_type == "DequantizeLinear":
         return coded_type(x)
     attribute = node.attributes.get("output_dtype")
@@ -120,10 +120,10 @@ def code_type(node: ir.Node) -> ir.DataType | None:
 
 def coded_type(value: ir.Value | None) -> ir.DataType | None:
     """Return the element type of a value, or that of the QuantizeLinear that computes it."""
-    kind = element_type(value)
+    dtype = element_type(value)
     node = producer_of(value)
-    if kind is not None or node is None:
-        return kind
+    if dtype is not None or node is None:
+        return dtype
     return code_type(node) if node.op_type == "QuantizeLinear" else None
 
 
@@ -131,16 +131,16 @@ TO_FLOAT32 = "convert the model to float32 first (-p widen-floats, from 16 bits)
 """What to do about other types."""
 
 
-def require_float32(name: str, kind: ir.DataType | None) -> None:
+def require_float32(name: str, dtype: ir.DataType | None) -> None:
     """Refuse a type in which a definition, written in float32, would not be true.
 
     An unknown type passes: it comes from a graph without types.
 
     Raises: ValueError.
     """
-    if kind not in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT):
+    if dtype not in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT):
         raise ValueError(
-            f"its {name} is {kind.name}, but definitions are written in FLOAT; {TO_FLOAT32}, or "
+            f"its {name} is {dtype.name}, but definitions are written in FLOAT; {TO_FLOAT32}, or "
             "leave this node out"
         )
 

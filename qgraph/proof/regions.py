@@ -120,10 +120,10 @@ def _lower_or_enumerate(
     matching: Matching, region: Cut, builder: Builder
 ) -> FunctionPair | PairOutcome:
     try:
-        kind = element_type(region)
-        if kind is ir.DataType.FLOAT:
+        dtype = element_type(region)
+        if dtype is ir.DataType.FLOAT:
             return _lower(matching, region, builder)
-        return _enumerate(matching, region, kind)
+        return _enumerate(matching, region, dtype)
     except Undecidable as reason:
         return undecided(reason.reason)
 
@@ -164,19 +164,19 @@ def element_type(region: Cut) -> ir.DataType:
         names = " and ".join(repr(value.name) for value in region.entry)
         raise Undecidable(DO_NOT_FIT(f"the shapes of {names} differ"))
     stated = {value.dtype for value in region.entry} - {None}
-    (kind,) = stated if len(stated) == 1 else (None,)
-    if kind is None:
+    (dtype,) = stated if len(stated) == 1 else (None,)
+    if dtype is None:
         raise Undecidable(NOT_KNOWN("the type of its data is not known"))
-    if not (kind is ir.DataType.FLOAT or _is_narrow(kind)):
+    if not (dtype is ir.DataType.FLOAT or _is_narrow(dtype)):
         raise Undecidable(
-            TYPE_NOT_PROVED(f"its data is {kind.name}; types of that size are not proved")
+            TYPE_NOT_PROVED(f"its data is {dtype.name}; types of that size are not proved")
         )
-    return kind
+    return dtype
 
 
-def _is_narrow(kind: ir.DataType) -> bool:
-    return kind not in (ir.DataType.STRING, ir.DataType.UNDEFINED) and (
-        kind.bitwidth <= NARROW_BITS
+def _is_narrow(dtype: ir.DataType) -> bool:
+    return dtype not in (ir.DataType.STRING, ir.DataType.UNDEFINED) and (
+        dtype.bitwidth <= NARROW_BITS
     )
 
 
@@ -215,7 +215,7 @@ def _check_ranks(segment: NodeSegment, region: Cut) -> None:
             raise Undecidable(DO_NOT_FIT("a parameter has more dimensions than the data"))
 
 
-def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> PairOutcome:
+def _enumerate(matching: Matching, region: Cut, dtype: ir.DataType) -> PairOutcome:
     """Compare both sides on all values of a type of up to 16 bits, in every channel.
 
     Raises:
@@ -228,7 +228,7 @@ def _enumerate(matching: Matching, region: Cut, kind: ir.DataType) -> PairOutcom
         lambda x, side=side, part=part: run_nodes(side, part.nodes, {part.x: x}, part.y, ties)
         for side, part in zip((matching.reference, matching.candidate), segments, strict=True)
     ]
-    outcome = enumerate_values(kind, runs, sizes, axis)
+    outcome = enumerate_values(dtype, runs, sizes, axis)
     if ties and not (outcome.verdict.differing_inputs or outcome.verdict.zero_sign_inputs):
         raise Undecidable(
             LEFT_OPEN(f"ONNX does not define whether {ties[0]} of -0 and +0 is -0 or +0")

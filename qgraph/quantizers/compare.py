@@ -106,11 +106,11 @@ def _counted(outcome: PairOutcome) -> Verdict:
     return replace(verdict, exactness=None)
 
 
-def _enumerate(site: Site, draft: Draft, kind: ir.DataType) -> PairOutcome:
+def _enumerate(site: Site, draft: Draft, dtype: ir.DataType) -> PairOutcome:
     """Compare on all values of a type of 16 bits, in every channel, by the operators' kernels."""
     parts = [NodeSegment(region.nodes, region.x, region.y) for region in (site, draft)]
     runs = [partial(evaluate, part.nodes, part.x, part.y) for part in parts]
-    return enumerate_values(kind, runs, *free_axis(parts, site.shape))
+    return enumerate_values(dtype, runs, *free_axis(parts, site.shape))
 
 
 class _Lowering:

@@ -98,8 +98,8 @@ class _WeightReader:
 
     def read(self, cast: ir.Node) -> Decompressed | None:
         """Return the weight that ``cast`` begins to decode, if it does."""
-        codes, kind = cast.inputs[0], ir.DataType(cast.attributes.get_int("to", 0))
-        if codes is None or kind not in _LARGEST:
+        codes, dtype = cast.inputs[0], ir.DataType(cast.attributes.get_int("to", 0))
+        if codes is None or dtype not in _LARGEST:
             return None
         stored = constant_stream(codes)
         parts = None if stored is not None else unpacked(codes, self.imports)
@@ -118,28 +118,28 @@ class _WeightReader:
             return None
         scaled = self._only_user(nodes[-1], "Mul", shape)
         is_plain = taken is None or constant_expression(taken.inputs[1]) is not None
-        scale: Array | None = np.ones((), kind.numpy())
+        scale: Array | None = np.ones((), dtype.numpy())
         if scaled is not None:
             scale = self._other(scaled, nodes[-1].outputs[0])
             nodes.append(scaled)
-            is_read = kind is ir.DataType.FLOAT and is_plain and constant_tensor(codes) is not None
+            is_read = dtype is ir.DataType.FLOAT and is_plain and constant_tensor(codes) is not None
             if is_read and isinstance(form, IntFormat):
                 return None
         elif form.bits > _FEW_BITS or (taken is None and _is_parameter(cast.outputs[0])):
             return None
-        elif kind is ir.DataType.BFLOAT16:
+        elif dtype is ir.DataType.BFLOAT16:
             # ONNX Runtime has a Cast to bfloat16, but no DequantizeLinear.
             return None
         if scale is None or (taken is not None and zero is None):
             return None
         point = np.zeros((), np.int32) if zero is None else zero
-        if not _has_differences(form, point, kind):
+        if not _has_differences(form, point, dtype):
             return None
         layout = layout_of(shape, scale, point)
         if layout is None:
             return None
         points = layout.lay(point.astype(ir.DataType[name].numpy())) if point.any() else None
-        since = _OPSET_OF_HALVES if kind is not ir.DataType.FLOAT else 0
+        since = _OPSET_OF_HALVES if dtype is not ir.DataType.FLOAT else 0
         opset = max(layout.opset, since, QDQ_SINCE[name])
         y, scale = nodes[-1].outputs[0], layout.lay(scale)
         packed = None if parts is None else parts.astype(ir.DataType[name].numpy())
@@ -182,20 +182,20 @@ class _WeightReader:
         cast = producer_of(value, "Cast")
         if array is not None or cast is None:
             return array
-        kind = ir.DataType(cast.attributes.get_int("to", 0))
+        dtype = ir.DataType(cast.attributes.get_int("to", 0))
         codes = constant_expression(cast.inputs[0])
         codes = unpacked(cast.inputs[0], self.imports) if codes is None else codes
-        if codes is None or codes.dtype.itemsize != 1 or kind not in _LARGEST:
+        if codes is None or codes.dtype.itemsize != 1 or dtype not in _LARGEST:
             return None
-        return codes.astype(kind.numpy())
+        return codes.astype(dtype.numpy())
 
 
-def _has_differences(form: IntFormat | Minifloat, zero: Array, kind: ir.DataType) -> bool:
+def _has_differences(form: IntFormat | Minifloat, zero: Array, dtype: ir.DataType) -> bool:
     """Return whether a type has all codes less a zero point, which is a code itself."""
     if isinstance(form, Minifloat):
-        return not zero.any() and kind is ir.DataType.FLOAT
+        return not zero.any() and dtype is ir.DataType.FLOAT
     is_code = (zero == np.rint(zero)) & (zero >= form.lo) & (zero <= form.hi)
-    return bool(is_code.all()) and form.hi - form.lo <= _LARGEST[kind]
+    return bool(is_code.all()) and form.hi - form.lo <= _LARGEST[dtype]
 
 
 def _is_parameter(value: ir.Value) -> bool:

@@ -88,8 +88,8 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
     facts = infer(model) if decodes else {}
     pairs = []
     for node, codes in decodes:
-        kind = facts.get(node.outputs[0], UNKNOWN).dtype or node.outputs[0].dtype
-        write = _decoded(node, codes, axis_of(node, facts), facts, kind or ir.DataType.FLOAT)
+        dtype = facts.get(node.outputs[0], UNKNOWN).dtype or node.outputs[0].dtype
+        write = _decoded(node, codes, axis_of(node, facts), facts, dtype or ir.DataType.FLOAT)
         if write is not None:
             pairs.append((node, write))
     return pairs
@@ -130,7 +130,7 @@ def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
 
 
 def _decoded(
-    decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts, kind: ir.DataType
+    decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts, dtype: ir.DataType
 ) -> _Write | None:
     """Return what writes moved codes as numbers of a type; None if a step cannot be exchanged."""
     node = codes.producer()
@@ -138,7 +138,7 @@ def _decoded(
         return None
     is_encoded = node is not None and _is_linear(node, "QuantizeLinear")
     if is_encoded or constant_stream(codes) is not None:
-        return lambda draft: _decode(draft, decode, codes, axis, kind)
+        return lambda draft: _decode(draft, decode, codes, axis, dtype)
     if node is None or node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
         return None
     parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
@@ -146,7 +146,7 @@ def _decoded(
     if (before is None) != (axis is None) or not keeps_order(node, decode, facts):
         return None
     writers = [
-        None if part is None else _decoded(decode, part, before, facts, kind) for part in parts
+        None if part is None else _decoded(decode, part, before, facts, dtype) for part in parts
     ]
     if any(write is None for write in writers):
         return None
@@ -154,7 +154,7 @@ def _decoded(
     def write(draft: Draft) -> ir.Value:
         data = [each(draft) for each in writers if each is not None]
         operands = [*data, *node.inputs[len(parts) :]]
-        return _copy(draft, node, operands, kind)
+        return _copy(draft, node, operands, dtype)
 
     return write
 
@@ -203,9 +203,9 @@ def _product(sizes: tuple[Dim, ...]) -> int:
 
 
 def _decode(
-    draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis, kind: ir.DataType
+    draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis, dtype: ir.DataType
 ) -> ir.Value:
-    y = _copy(draft, decode, [codes, *decode.inputs[1:]], kind)
+    y = _copy(draft, decode, [codes, *decode.inputs[1:]], dtype)
     maker = y.producer()
     if maker is not None and axis is not None:
         maker.attributes["axis"] = ir.AttrInt64("axis", axis)
@@ -215,9 +215,9 @@ def _decode(
 
 
 def _copy(
-    draft: Draft, node: ir.Node, operands: list[ir.Value | None], kind: ir.DataType
+    draft: Draft, node: ir.Node, operands: list[ir.Value | None], dtype: ir.DataType
 ) -> ir.Value:
-    y = draft.node(node.op_type, operands, domain=node.domain, dtype=kind)
+    y = draft.node(node.op_type, operands, domain=node.domain, dtype=dtype)
     maker = y.producer()
     if maker is not None:
         maker.attributes.update(node.attributes)

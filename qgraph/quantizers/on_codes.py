@@ -152,8 +152,8 @@ def _data(node: ir.Node, scale: ir.Value | None, zero_point: ir.Value | None) ->
 
 def _format(node: ir.Node, stored: ir.DataType) -> tuple[str | None, int | None]:
     if node.op_type == "MatMulBnb4":
-        kind = node.attributes.get_int("quant_type", 0)
-        return (_FORMATS_OF_BNB4[kind] if kind in (0, 1) else None), 4
+        quant_type = node.attributes.get_int("quant_type", 0)
+        return (_FORMATS_OF_BNB4[quant_type] if quant_type in (0, 1) else None), 4
     if node.op_type == "MatMulNBits" or (
         node.op_type == "GatherBlockQuantized" and stored is ir.DataType.UINT8
     ):

@@ -218,14 +218,14 @@ def _notation(nodes: tuple[ir.Node, ...], x: ir.Value) -> Notation | None:
         return None
     if len(dialects) > 1 or (dialects and (len(nodes) == 1 or names in _PAIRS)):
         return None
-    kind = None if x.dtype is None else x.dtype.name
-    decodes = names[0] in ("DequantizeLinear", "Cast") and kind in _CODES
+    type_name = None if x.dtype is None else x.dtype.name
+    decodes = names[0] in ("DequantizeLinear", "Cast") and type_name in _CODES
     codes = constant(x) if decodes else None
     # Codes without an element can be packed in no type, and no quantizer takes integers.
-    if (decodes and (codes is None or not codes.size)) or (not decodes and kind not in _REALS):
+    if (decodes and (codes is None or not codes.size)) or (not decodes and type_name not in _REALS):
         return None
     is_pair = dialects == {"qdq"} and set(names) <= {name for pair in _PAIRS for name in pair}
-    return Notation(dialects.pop() if dialects else PLAIN, is_pair, kind if decodes else None)
+    return Notation(dialects.pop() if dialects else PLAIN, is_pair, type_name if decodes else None)
 
 
 def _site(

@@ -167,7 +167,7 @@ def sarif_log(document: Mapping[str, Any]) -> str:
 
 def _kinds(page: Page) -> dict[str, FindingKind]:
     """Return the kinds of the findings of a page by id, in the order of their numbers."""
-    return {kind.id: kind for kind in page.kinds or RULES}
+    return {rule.id: rule for rule in page.kinds or RULES}
 
 
 def _driver(version: str, kinds: Mapping[str, FindingKind]) -> dict[str, Any]:
@@ -271,10 +271,10 @@ def junit_report(document: Mapping[str, Any]) -> str:
             level = finding.level or kinds[finding.rule].level
         if finding.rule is None or level is Severity.NOTE:
             continue
-        kind = "failure" if level is Severity.ERROR else "error"
-        count[f"{kind}s"] += 1
+        outcome = "failure" if level is Severity.ERROR else "error"
+        count[f"{outcome}s"] += 1
         attributes = {"message": printable(finding.text), "type": finding.rule}
-        ET.SubElement(case, kind, attributes).text = printable(finding.more)
+        ET.SubElement(case, outcome, attributes).text = printable(finding.more)
     for key in ("tests", "failures", "errors", "skipped"):
         suite.set(key, str(count[key]))
     sentences = [page.sentence, *(text for section in page.sections for text in section.text)]

@@ -72,9 +72,9 @@ def plot(data: Mapping[str, Any], *, format: str = "svg") -> bytes:  # noqa: A00
     file = BytesIO()
     with theme.themed(opaque=True):
         figure = plot_figure(data, title)
-        kind: dict[str, Any] = {"format": format, "dpi": _DOTS_PER_INCH}
+        options: dict[str, Any] = {"format": format, "dpi": _DOTS_PER_INCH}
         metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
-        figure.savefig(file, metadata=metadata, **kind)
+        figure.savefig(file, metadata=metadata, **options)
     return file.getvalue()
 
 
@@ -208,19 +208,19 @@ def _mark(axes: Axes, data: Mapping[str, Any]) -> None:
     if not places:
         return
     codes = data.get("place_codes") or [True] * len(places)
-    for kind, colour, label in (
+    for are_codes, colour, label in (
         (True, theme.BAD, "another code"),
         (False, theme.MUTED, "rounding"),
     ):
         marked = [
-            pair for pair, is_code in zip(places, codes, strict=True) if bool(is_code) is kind
+            pair for pair, is_code in zip(places, codes, strict=True) if bool(is_code) is are_codes
         ]
         for low, high in marked:
             axes.axvspan(float(low), float(high), color=colour, alpha=0.16, lw=0)
         if marked:
             axes.plot(
                 [(float(low) + float(high)) / 2 for low, high in marked],
-                [0.03 if kind else 0.08] * len(marked),
+                [0.03 if are_codes else 0.08] * len(marked),
                 transform=axes.get_xaxis_transform(),
                 color=colour,
                 marker="|",

@@ -68,8 +68,8 @@ def target_sections(profile: Part) -> Iterator[Section]:
             *(f"on {name}: {text}" for name, text in profile["processors"].items()),
         ],
     )
-    for kind, title in _TABLES.items():
-        rows = [row for cell in profile[kind] for row in _rows(cell, profile)]
+    for table, title in _TABLES.items():
+        rows = [row for cell in profile[table] for row in _rows(cell, profile)]
         if rows:
             columns: Columns = [title.lower(), "source", "field", "value"]
             yield Section(title, tables=[Table(title, columns, rows)])

@@ -362,11 +362,11 @@ def _head(tensors: Iterable[ir.TensorProtocol]) -> bytes:
         name = _fresh(tensor.name or "tensor", entries)
         size = stored_bytes(tensor)
         shape = [int(n) for n in tensor.shape.numpy()]
-        kind = _TYPES.get(tensor.dtype)
-        if kind is None:
+        dtype = _TYPES.get(tensor.dtype)
+        if dtype is None:
             remarks[name] = f"{tensor.dtype.name}[{','.join(map(str, shape))}]"
-            kind, shape = "U8", [size]
-        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [offset, offset + size]}
+            dtype, shape = "U8", [size]
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps({"__metadata__": remarks, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

@@ -43,8 +43,8 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
             return False
         if node.op_type == "Constant":
             form: object = len(kept)
-            kind = tuple([(each.name, each.t.data_type) for each in node.attribute])
-            types |= {name: (*types.get(name, ()), kind) for name in names}
+            attributes = tuple([(each.name, each.t.data_type) for each in node.attribute])
+            types |= {name: (*types.get(name, ()), attributes) for name in names}
         else:
             form = _form(node, types)
         if form not in kept:

@@ -11,7 +11,7 @@ from qgraph.targets.layer import LAYERS, Granularity
 from qgraph.targets.profile import Profile
 from qgraph.targets.rules import Loads
 
-_TYPES = frozenset(kind.name for kind in ir.DataType)
+_TYPES = frozenset(dtype.name for dtype in ir.DataType)
 _WORDS = {
     "constant": ("yes", "no", ANY),
     "direct": ("both", "x", "y"),
@@ -51,7 +51,9 @@ def contradictions(profile: Profile) -> Iterator[Found]:
 def _sources(profile: Profile) -> Iterator[Found]:
     """Yield facts whose source is missing."""
     tables = ("load", "kernel", "codes", "storage", "trap", "sums", "slower", "option")
-    cells = [((kind, i), cell) for kind in tables for i, cell in enumerate(getattr(profile, kind))]
+    cells = [
+        ((table, i), cell) for table in tables for i, cell in enumerate(getattr(profile, table))
+    ]
     for place, cell in [(("versions",), profile.versions), *cells]:
         if not cell.source:
             yield place, "'source' is missing: each fact states where it comes from."

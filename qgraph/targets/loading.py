@@ -92,8 +92,8 @@ def version_reasons(target: Profile, version: int, imports: Mapping[str, int]) -
 def worst_of_node(target: Profile, form: NodeForm) -> tuple[Loads, str]:
     """Return whether a runtime loads a node, and why not; an empty text without a reason."""
     if form.since > form.opset:
-        kind = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
-        return Loads.NO, f"{kind} need opset {form.since}, the model has {form.opset}"
+        what = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
+        return Loads.NO, f"{what} need opset {form.since}, the model has {form.opset}"
     for rule in target.load:
         if rule.fits(form):
             return rule.loads, rule.reason.format(**vars(form))

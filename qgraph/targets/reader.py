@@ -157,15 +157,15 @@ class _WrongError(Exception):
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
+def _hints(hint: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(hint)
 
 
-def _made(kind: Any, table: object, place: Place) -> object:
+def _made(hint: Any, table: object, place: Place) -> object:
     """Return a dataclass from a table of TOML."""
     if not isinstance(table, dict):
         raise _WrongError(place, f"{table!r} is not a table. Write its keys.")
-    profile_fields = {each.name: each for each in fields(kind)}
+    profile_fields = {each.name: each for each in fields(hint)}
     shown = [name for name in profile_fields if name not in _DERIVED]
     for key in table:
         if key not in profile_fields or (key in _DERIVED and place):
@@ -176,14 +176,14 @@ def _made(kind: Any, table: object, place: Place) -> object:
     for name, each in profile_fields.items():
         if each.default is MISSING and each.default_factory is MISSING and name not in table:
             raise _WrongError(place, f"{name!r} is missing. Add it.")
-    hints = _hints(kind)
+    hints = _hints(hint)
     values = {key: _value(hints[key], value, (*place, key)) for key, value in table.items()}
-    return kind(**values)
+    return hint(**values)
 
 
-def _value(kind: Any, value: object, place: Place) -> object:
+def _value(hint: Any, value: object, place: Place) -> object:
     """Return a value of TOML as a type."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         choices = [each for each in inner if each is not types.NoneType]
         if value == UNKNOWN and types.NoneType in inner:
@@ -195,17 +195,17 @@ def _value(kind: Any, value: object, place: Place) -> object:
         if not isinstance(value, dict):
             raise _WrongError(place, f"{value!r} is not a table. Write its keys.")
         return {key: _value(inner[1], each, (*place, key)) for key, each in value.items()}
-    if is_dataclass(kind):
-        return _made(kind, value, place)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        matched = matching(kind, value)
+    if is_dataclass(hint):
+        return _made(hint, value, place)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        matched = matching(hint, value)
         if matched is None:
-            raise _WrongError(place, f"{value!r}, expected one of {', '.join(kind)}.")
-        return kind(matched)
-    if kind is float and type(value) is int:
+            raise _WrongError(place, f"{value!r}, expected one of {', '.join(hint)}.")
+        return hint(matched)
+    if hint is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
-        expected = _WORDS.get(kind, kind.__name__)
+    if type(value) is not hint:
+        expected = _WORDS.get(hint, hint.__name__)
         raise _WrongError(place, f"{value!r}, expected {expected}.")
     return value
 

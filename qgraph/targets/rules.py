@@ -153,9 +153,9 @@ def type_of_codes(node: ir.Node) -> str:
     if node.op_type == "DequantizeLinear":
         candidates.append(values[0])
     for value in candidates:
-        kind = None if value is None else element_type(value, _LATEST)
-        if kind is not None:
-            return kind.name
+        dtype = None if value is None else element_type(value, _LATEST)
+        if dtype is not None:
+            return dtype.name
     source = values[0].producer() if node.op_type == "DequantizeLinear" and values[0] else None
     if source is not None and source.op_type == "QuantizeLinear":
         return type_of_codes(source)
@@ -169,8 +169,8 @@ def _scale_type(scale: ir.Value | None) -> str | None:
     source = scale.producer()
     if source is not None and source.op_type == "DequantizeLinear":
         return type_of_codes(source)
-    kind = element_type(scale, _LATEST)
-    return None if kind is None else kind.name
+    dtype = element_type(scale, _LATEST)
+    return None if dtype is None else dtype.name
 
 
 def _sizes(value: ir.Value | None) -> tuple[object, ...]:

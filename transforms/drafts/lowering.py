@@ -172,15 +172,15 @@ def _numbers(model: Model) -> Iterator[_Numbers]:
     for number in model.nodes("Cast"):
         encode = encoder_of(number.inputs[0])
         zero = None if encode is None else _zero_point(encode)
-        kind = ir.DataType(number.attributes.get_int("to", 0))
-        if encode is None or zero is None or kind not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        dtype = ir.DataType(number.attributes.get_int("to", 0))
+        if encode is None or zero is None or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             continue
         users = number.outputs[0].consumers()
-        if kind is ir.DataType.FLOAT and zero and all(_takes(node, zero) for node in users):
+        if dtype is ir.DataType.FLOAT and zero and all(_takes(node, zero) for node in users):
             for sub in users:
-                yield encode, (number, sub), 0, kind
+                yield encode, (number, sub), 0, dtype
         else:
-            yield encode, (number,), zero, kind
+            yield encode, (number,), zero, dtype
 
 
 def _takes(node: ir.Node, zero: int) -> bool:
@@ -199,7 +199,7 @@ def _zero_point(encode: ir.Node) -> int | None:
 
 
 def _decoded(
-    editor: Editor, encode: ir.Node, nodes: tuple[ir.Node, ...], added: int, kind: ir.DataType
+    editor: Editor, encode: ir.Node, nodes: tuple[ir.Node, ...], added: int, dtype: ir.DataType
 ) -> Draft:
     """Return a DequantizeLinear of scale 1, plus ``added``: exact, as all are whole numbers."""
     draft = editor.draft(Region(ir.Value(name=""), nodes[-1].outputs[0], nodes))
@@ -209,9 +209,9 @@ def _decoded(
         without_trailing_none([nodes[0].inputs[0], np.ones(_ones(encode), np.float32), zero]),
         dtype=ir.DataType.FLOAT,
     )
-    y = cast(draft, y, kind)
+    y = cast(draft, y, dtype)
     if added:
-        y = draft.node("Add", [y, draft.constant(np.asarray(added, kind.numpy()))], dtype=kind)
+        y = draft.node("Add", [y, draft.constant(np.asarray(added, dtype.numpy()))], dtype=dtype)
     return draft.giving(y)
 
 

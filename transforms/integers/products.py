@@ -40,22 +40,22 @@ _ONE = np.ones((), np.float32)
 
 def lower_exactly(product: Product) -> Found:
     """Return the lowering of an operator to exact sums; refuse if there is none."""
-    node, kind = product.node, product.exact_type
-    if kind is None and product.result is Result.SUMS:
+    node, exact_type = product.node, product.exact_type
+    if exact_type is None and product.result is Result.SUMS:
         reason = (
             f"its sums {product.size}, float32 is exact below 2**24 and there is no other form; "
             f"the operator is standard and can stay"
         )
         return Kept(node, reason)
-    if kind is None and product.transposed:
+    if exact_type is None and product.transposed:
         reason = (
             f"its sums {product.size} and MatMulInteger does not transpose; transpose its weights "
             "first"
         )
         return Refusal(node, NO_OPERATOR(reason))
     reason = f"{product.integer_operator} keeps the sums"
-    if kind is not None:
-        reason = f"sums of at most {product.largest} are exact in {kind.name.lower()}"
+    if exact_type is not None:
+        reason = f"sums of at most {product.largest} are exact in {exact_type.name.lower()}"
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
     return Rebuild(node, (node,), verdict, lambda draft: draft_exact(draft, product), _OPSET)
 

@@ -57,9 +57,13 @@ class CodeChain:
     kind: str
     obstacle: ExplainedReason | None
 
-    def blocked(self, kind: str, opset: int) -> ExplainedReason | None:
+    def blocked(self, type_name: str, opset: int) -> ExplainedReason | None:
         """Return why the codes cannot become codes of another type of the same width, or None."""
-        if self.obstacle is not None or not FORMATS[kind].lo or opset < versions.SIGNED_CODES_SINCE:
+        if (
+            self.obstacle is not None
+            or not FORMATS[type_name].lo
+            or opset < versions.SIGNED_CODES_SINCE
+        ):
             return self.obstacle
         copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
         return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
@@ -74,44 +78,44 @@ class CodeChain:
             for node, index in uses
         )  # fmt: skip
 
-    def centred(self, kind: str) -> int | ExplainedReason:
+    def centred(self, type_name: str) -> int | ExplainedReason:
         """Return what to add to codes to make their zero point 0, or why they do not fit."""
         points = {tuple(np.unique(_points(n)).tolist()) for n in (*self.encoders, *self.decoders)}
         point = points.pop() if len(points) == 1 else ()
         if len(point) != 1:
             return UNSUITED_RANGE("its codes have several zero points")
-        step, form = -int(point[0]), FORMATS[kind]
+        step, form = -int(point[0]), FORMATS[type_name]
         for node in self.encoders:
             (low, high), is_limited = _limits(node, self.kind)
             wide = (low, high) if is_limited else (form.lo - step, form.hi - step)
             if (low, high) != wide or low + step < form.lo or high + step > form.hi:
                 return UNSUITED_RANGE(
                     f"its codes from {low:g} to {high:g} with zero point {-step} have no equal "
-                    f"ones of {kind} with zero point 0; quantize the data to signed codes"
+                    f"ones of {type_name} with zero point 0; quantize the data to signed codes"
                 )
         return step
 
-    def shift(self, kind: str, editor: Editor, step: int | None = None) -> None:
+    def shift(self, type_name: str, editor: Editor, step: int | None = None) -> None:
         """Add a number to all codes and store them in another type.
 
         Args:
-            kind: the type.
+            type_name: the type.
             editor: makes constants.
             step: the number; None for half of the range, which changes signed to unsigned or back.
         """
         if step is None:
-            step = int(FORMATS[kind].lo - FORMATS[self.kind].lo)
+            step = int(FORMATS[type_name].lo - FORMATS[self.kind].lo)
         for node in (*self.encoders, *self.decoders):
-            _put(node, 2, _moved(_points(node), step, kind), "zero_point", editor)
+            _put(node, 2, _moved(_points(node), step, type_name), "zero_point", editor)
             if node in self.encoders:
                 node.attributes.pop("output_dtype", None)
         for node in self.movers or ():
             for index in (1, 2) if node.op_type == "Clip" else ():
                 bound = constant_expression(_operand(node, index))
                 if bound is not None:
-                    _put(node, index, _moved(bound, step, kind), "bound", editor)
+                    _put(node, index, _moved(bound, step, type_name), "bound", editor)
         for value in self.values:
-            value.type = ir.TensorType(ir.DataType[kind])
+            value.type = ir.TensorType(ir.DataType[type_name])
 
 
 def _points(node: ir.Node) -> Array:
@@ -137,9 +141,9 @@ def _is_stored(value: ir.Value | None) -> bool:
     return constant_stream(codes) is not None
 
 
-def _limits(encode: ir.Node, kind: str) -> tuple[tuple[float, float], bool]:
+def _limits(encode: ir.Node, type_name: str) -> tuple[tuple[float, float], bool]:
     """Return the ends of the codes behind a QuantizeLinear, and whether a Clip is there."""
-    form = FORMATS[kind]
+    form = FORMATS[type_name]
     users = list(encode.outputs[0].consumers())
     if len(users) != 1 or users[0].op_type != "Clip":
         return (form.lo, form.hi), False
@@ -162,7 +166,7 @@ def code_chains(model: Model) -> Iterator[CodeChain]:
 
 
 def _chain(encode: ir.Node) -> CodeChain:
-    kind = (code_type(encode) or ir.DataType.UINT8).name
+    type_name = (code_type(encode) or ir.DataType.UINT8).name
     pending, values = [encode.outputs[0]], dict[ir.Value, None]()
     members: dict[str, dict[ir.Node, None]] = {"encoders": {}, "movers": {}, "decoders": {}}
     obstacle: ExplainedReason | None = None
@@ -200,7 +204,7 @@ def _chain(encode: ir.Node) -> CodeChain:
         obstacle = obstacle or AT_RUN_TIME(
             "a scale, a zero point or a limit of its codes is computed at run time"
         )
-    return CodeChain(tuple(values), encoders, movers, decoders, kind, obstacle)
+    return CodeChain(tuple(values), encoders, movers, decoders, type_name, obstacle)
 
 
 def _role(node: ir.Node, index: int) -> str | None:
@@ -227,8 +231,8 @@ def _operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if len(node.inputs) > index else None
 
 
-def _moved(array: Array, step: int, kind: str) -> Array:
-    return (array.astype(np.int32) + np.int32(step)).astype(numpy_dtype(kind))
+def _moved(array: Array, step: int, type_name: str) -> Array:
+    return (array.astype(np.int32) + np.int32(step)).astype(numpy_dtype(type_name))
 
 
 def _put(node: ir.Node, index: int, array: Array, name: str, editor: Editor) -> None:
@@ -255,18 +259,18 @@ def is_same_width(one: str, other: str) -> bool:
 
 def shift_activations(
     model: Model,
-    kind: str,
+    type_name: str,
     report: Report,
     *,
     symmetric: bool = True,
     centre: bool = False,
     products: bool = False,
 ) -> None:
-    """Shift all codes of data that have the width of ``kind``; do nothing if it names no type.
+    """Shift all codes of data that have the width of ``type_name``; do nothing if it names no type.
 
     Args:
         model: is changed.
-        kind: the type.
+        type_name: the type.
         report: gets an entry for each QuantizeLinear.
         symmetric: whether codes with zero point 0 are shifted too.
         centre: whether zero points become 0.
@@ -279,17 +283,17 @@ def shift_activations(
             continue
         if not symmetric and not any(_points(node).any() for node in chain.encoders):
             continue
-        if centre and kind in FORMATS:
+        if centre and type_name in FORMATS:
             step = chain.obstacle
-            if step is None and FORMATS[chain.kind].bits == FORMATS[kind].bits:
-                step = chain.centred(kind)
-            if step is None or (step == 0 and chain.kind == kind):
+            if step is None and FORMATS[chain.kind].bits == FORMATS[type_name].bits:
+                step = chain.centred(type_name)
+            if step is None or (step == 0 and chain.kind == type_name):
                 continue
-        elif not is_same_width(chain.kind, kind):
+        elif not is_same_width(chain.kind, type_name):
             continue
-        reason = step if isinstance(step, ExplainedReason) else chain.blocked(kind, opset)
+        reason = step if isinstance(step, ExplainedReason) else chain.blocked(type_name, opset)
         if reason is None and not isinstance(step, ExplainedReason):
-            chain.shift(kind, editor, step)
+            chain.shift(type_name, editor, step)
         report.sites += (
             entry(node, SiteStatus.CHANGED, verdict=_SHIFTED)
             if reason is None

@@ -72,11 +72,11 @@ class PluginSite(Site):
 def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
     """Return the site with the plugin's meaning; the same site if it has no FakeQuantize."""
     if site.x.dtype not in (None, ir.DataType.FLOAT):
-        kind = site.x.dtype.name
+        type_name = site.x.dtype.name
         return Refusal(
             site.root,
             UNSUPPORTED_TYPE(
-                f"its data is {kind}; the plugin's arithmetic is known for float32 only; "
+                f"its data is {type_name}; the plugin's arithmetic is known for float32 only; "
                 "use fake_quantize=reference"
             ),
         )
@@ -192,11 +192,11 @@ def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
     meaning = site.quantizer
     ends = (meaning.input_low, meaning.input_high, meaning.output_low, meaning.output_high)
     steps = plugin_steps(*ends, meaning.levels)
-    kind = holding(steps.first, steps.last, CODE_TYPES)
-    if target not in ("onnx", "qonnx", "qdq") or (target == "qdq" and kind is None):
+    type_name = holding(steps.first, steps.last, CODE_TYPES)
+    if target not in ("onnx", "qonnx", "qdq") or (target == "qdq" and type_name is None):
         return
     if site.weight is not None:
-        yield from _stored(site, steps, target, kind, editor)
+        yield from _stored(site, steps, target, type_name, editor)
         return
     decode = _decoding(editor.draft(site), steps, fused=True)
     draft = editor.draft(site)
@@ -207,24 +207,24 @@ def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
         y = clip(draft, draft.x, steps.low, steps.high)
     y = draft.op.Mul(y, steps.rate) if (steps.rate != 1).any() else y
     y = draft.op.Add(y, steps.shift) if steps.shift.any() else y
-    q = _rounded(draft, y, steps, target, kind)
+    q = _rounded(draft, y, steps, target, type_name)
     yield draft.giving(decode(draft.op, q, steps))
 
 
 def _rounded(
-    draft: Draft, y: Operand, steps: PluginSteps, target: str, kind: str | None
+    draft: Draft, y: Operand, steps: PluginSteps, target: str, type_name: str | None
 ) -> Operand:
     """Append the rounding to whole numbers by the operator of a dialect."""
     if target == "qonnx":
         return quant(draft, y, ONE, ZERO, codes_holding(steps.first, steps.last), Rounding.ROUND)
-    if target == "qdq" and kind is not None:
-        codes = quantize(draft, y, ONE, ZERO, kind, SCALAR)
-        return dequantize(draft, codes, ONE, ZERO, kind, SCALAR)
+    if target == "qdq" and type_name is not None:
+        codes = quantize(draft, y, ONE, ZERO, type_name, SCALAR)
+        return dequantize(draft, codes, ONE, ZERO, type_name, SCALAR)
     return draft.op.Round(y)
 
 
 def _stored(
-    site: PluginSite, steps: PluginSteps, target: str, kind: str | None, editor: Editor
+    site: PluginSite, steps: PluginSteps, target: str, type_name: str | None, editor: Editor
 ) -> Iterator[Draft]:
     """Yield a constant stored as codes, then the plugin's operations from code to value."""
     with np.errstate(all="ignore"):
@@ -234,12 +234,12 @@ def _stored(
     decode = _decoding(editor.draft(site), steps, fused=fused)
     draft = editor.draft(site)
     codes: Operand
-    if target == "qdq" and kind is not None:
-        stored = draft.constant(q.astype(np.int32).astype(numpy_dtype(kind)), "codes")
-        codes = dequantize(draft, stored, ONE, ZERO, kind, SCALAR)
+    if target == "qdq" and type_name is not None:
+        stored = draft.constant(q.astype(np.int32).astype(numpy_dtype(type_name)), "codes")
+        codes = dequantize(draft, stored, ONE, ZERO, type_name, SCALAR)
     else:
         codes = draft.constant(q.astype(np.float32), "codes")
-        codes = _rounded(draft, codes, steps, target, kind) if target == "qonnx" else codes
+        codes = _rounded(draft, codes, steps, target, type_name) if target == "qonnx" else codes
     yield draft.giving(decode(draft.op, codes, steps))
 
 

@@ -284,8 +284,8 @@ class WeightPlan:
         except ModelError as error:
             return UNSUITED_WEIGHT(str(error))
         self._now = [
-            tensor_of(packed, ir.DataType[kind], shape)
-            for packed, (kind, shape) in zip(data, self._outputs(), strict=True)
+            tensor_of(packed, ir.DataType[type_name], shape)
+            for packed, (type_name, shape) in zip(data, self._outputs(), strict=True)
         ]
         return None
 
@@ -295,8 +295,8 @@ class WeightPlan:
         anchor = places.first_user(value)
         stem = value.name or "weight"
         tensors = self._now or [
-            DeferredTensor(self._job, index, ir.DataType[kind], shape)
-            for index, (kind, shape) in enumerate(self._outputs())
+            DeferredTensor(self._job, index, ir.DataType[type_name], shape)
+            for index, (type_name, shape) in enumerate(self._outputs())
         ]
         names = ["codes", "scale", *self._more()]
         operands = [

@@ -80,8 +80,8 @@ class Scaling:
             what = f"input {index} of {title(node)} is not constant"
             raise Stuck(f"{what}; run -p fold-constants first, if it follows from constants")
         if before.dtype != np.float32:
-            kind = before.dtype
-            raise Stuck(f"input {index} of {title(node)} is {kind}, not float32; {TO_FLOAT32}")
+            dtype = before.dtype
+            raise Stuck(f"input {index} of {title(node)} is {dtype}, not float32; {TO_FLOAT32}")
         product = before.astype(np.float64) * factor
         if product.shape != before.shape and not grows:
             raise Stuck(f"the shape of the scales does not fit input {index} of {title(node)}")
@@ -158,8 +158,8 @@ def _push(value: ir.Value, user: ir.Node, factor: Float64, moved: Scaling) -> No
     if node.graph is not user.graph:
         raise Stuck(f"{value.name!r} is computed outside of the graph of {title(user)}")
     if value.dtype not in (None, ir.DataType.FLOAT):
-        kind = value.dtype.name if value.dtype else "unknown"
-        raise Stuck(f"{value.name!r} is {kind}, not float32; {TO_FLOAT32}")
+        dtype = value.dtype.name if value.dtype else "unknown"
+        raise Stuck(f"{value.name!r} is {dtype}, not float32; {TO_FLOAT32}")
     if node.op_type in _OUTPUT_SCALES and _is_known(value):
         for index in _OUTPUT_SCALES[node.op_type]:
             grows = node.op_type == "FakeQuantize"

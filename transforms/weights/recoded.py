@@ -150,11 +150,11 @@ class Recoded:
         zero_point: Array | None,
         attributes: dict[str, int],
     ) -> ir.Value:
-        node, kind = self._stored.decode, self._chosen.kind
+        node, type_name = self._stored.decode, self._chosen.kind
         new_scale = node.inputs[1] if scale is None else self.draft.constant(scale, "scale")
         operands: list[ir.Value | Array | None] = [codes, new_scale]
         if zero_point is not None:
-            whole = zero_point.astype(np.int32).astype(numpy_dtype(kind))
+            whole = zero_point.astype(np.int32).astype(numpy_dtype(type_name))
             operands.append(self.draft.constant(whole, "zero_point"))
         output = node.attributes.get_int("output_dtype", 0)
         attributes = attributes | ({"output_dtype": output} if output else {})

@@ -171,10 +171,10 @@ class WeightScaling:
         if self.negative is NegativeFactor.CODES and (product < 0).any():
             codes, product = self._negated(node, np.sign(product), axis), np.abs(product)
         scales = rounded(product, before.dtype, "the scale", normal=True)
-        kind = codes.dtype
-        if zero is None and kind is not None and kind.is_integer() and "block_size" not in more:
+        dtype = codes.dtype
+        if zero is None and dtype is not None and dtype.is_integer() and "block_size" not in more:
             # ONNX Runtime moves a pair without a zero point over Transpose with another type.
-            zero = self.constant(np.zeros(scales.shape, kind.numpy()), "zero_point")
+            zero = self.constant(np.zeros(scales.shape, dtype.numpy()), "zero_point")
         return self._again(node, [codes, self.constant(scales, "scale"), zero], **more)
 
     def _spread(self, node: ir.Node, zero: ir.Value | None, size: int) -> ir.Value | None:
@@ -289,12 +289,12 @@ def compact(factor: Float64) -> Float64:
     return factor
 
 
-def rounded(exact: Array, kind: np.dtype[Any], what: str, *, normal: Mask | bool = False) -> Array:
+def rounded(exact: Array, dtype: np.dtype[Any], what: str, *, normal: Mask | bool = False) -> Array:
     """Return numbers in another type, each rounded once.
 
     Args:
         exact: float64.
-        kind: a floating type.
+        dtype: a floating type.
         what: names a number in messages.
         normal: which numbers must not be zero or subnormal.
 
@@ -303,15 +303,15 @@ def rounded(exact: Array, kind: np.dtype[Any], what: str, *, normal: Mask | bool
     """
     wide = np.asarray(exact, np.float64)
     with np.errstate(all="ignore"):
-        narrow = (_to_odd(wide) if kind == ml_dtypes.bfloat16 else wide).astype(kind)
-    limits = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
+        narrow = (_to_odd(wide) if dtype == ml_dtypes.bfloat16 else wide).astype(dtype)
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     tiny = np.abs(_wide(narrow)) < float(limits.smallest_normal)
     faulty = ~np.isfinite(narrow) | (tiny & normal)
     if faulty.any():
         first = [int(i) for i in np.unravel_index(int(np.argmax(faulty)), faulty.shape)]
         channel = f" at index {first}" if first else ""
         raise Stuck(
-            FAULTY_SCALE(f"{what}{channel} would be {wide[tuple(first)]:g}, no normal {kind}")
+            FAULTY_SCALE(f"{what}{channel} would be {wide[tuple(first)]:g}, no normal {dtype}")
         )
     return narrow
 
@@ -332,8 +332,8 @@ def real_constant(value: ir.Value | None, what: str) -> Array:
     """
     array = constant_expression(value)
     if array is None or array.dtype not in FLOATS:
-        kind = "computed at run time" if array is None else array.dtype
-        raise Stuck(f"{what} is {kind}, expected a float constant")
+        described = "computed at run time" if array is None else array.dtype
+        raise Stuck(f"{what} is {described}, expected a float constant")
     return array
 
 

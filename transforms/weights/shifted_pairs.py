@@ -53,8 +53,8 @@ def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -
         )
 
 
-def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
-    """Return the pair of ``site`` with codes of type ``kind`` of the same width.
+def shifted(site: Site, editor: Editor, type_name: str) -> Draft | None:
+    """Return the pair of ``site`` with codes of type ``type_name`` of the same width.
 
     The zero point is added after rounding, so that codes, zero points and bounds move alike. None
     for anything but a pair of the other signedness whose codes nothing else uses.
@@ -66,7 +66,7 @@ def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
     values = [node.outputs[0] for node in site.nodes[:-1]]
     if any(len(value.uses()) != 1 or value.is_graph_output() for value in values):
         return None
-    now, form = _kind(first), FORMATS[kind]
+    now, form = _kind(first), FORMATS[type_name]
     if not isinstance(now, IntFormat) or not isinstance(form, IntFormat):
         return None
     if now.bits != form.bits or now.signed == form.signed:
@@ -76,17 +76,17 @@ def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
     value: ir.Value = draft.x
     for node in site.nodes:
         if node.op_type == "Clip":
-            bounds = [_moved(draft, bound, step, kind, "bound") for bound in node.inputs[1:]]
-            value = draft.node("Clip", [value, *bounds], dtype=ir.DataType[kind])
+            bounds = [_moved(draft, bound, step, type_name, "bound") for bound in node.inputs[1:]]
+            value = draft.node("Clip", [value, *bounds], dtype=ir.DataType[type_name])
             continue
         scale = node.inputs[1]
         point = input_of(node, 2)
         if scale is None or (point is None and scale.shape is None):
             return None
-        moved = _moved(draft, point, step, kind, "zero_point")
+        moved = _moved(draft, point, step, type_name, "zero_point")
         if moved is None:
             shape = [int(size) for size in scale.shape or () if isinstance(size, int)]
-            moved = draft.constant(np.full(shape, step, numpy_dtype(kind)), "zero_point")
+            moved = draft.constant(np.full(shape, step, numpy_dtype(type_name)), "zero_point")
         attributes = {
             name: attribute.value
             for name, attribute in node.attributes.items()
@@ -97,9 +97,9 @@ def shifted(site: Site, editor: Editor, kind: str) -> Draft | None:
             [value, scale, moved],
             attributes,
             domain=node.domain,
-            dtype=ir.DataType[kind] if node is first else node.outputs[0].dtype,
+            dtype=ir.DataType[type_name] if node is first else node.outputs[0].dtype,
         )
-    draft.needs(QDQ_SINCE[kind])
+    draft.needs(QDQ_SINCE[type_name])
     return draft.giving(value)
 
 
@@ -113,10 +113,10 @@ def _kind(node: ir.Node) -> object:
 
 
 def _moved(
-    draft: Draft, value: ir.Value | None, step: int, kind: str, name: str
+    draft: Draft, value: ir.Value | None, step: int, type_name: str, name: str
 ) -> ir.Value | None:
     array = constant_expression(value)
     if array is None:
         return None
     whole = array.astype(np.int32) + np.int32(step)
-    return draft.constant(whole.astype(numpy_dtype(kind)), name)
+    return draft.constant(whole.astype(numpy_dtype(type_name)), name)

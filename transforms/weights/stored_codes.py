@@ -231,14 +231,14 @@ def recodings(stored: Stored, span: NumberRange, kinds: Sequence[str] | None) ->
         family = "float"
         if isinstance(now, IntFormat):
             family = "signed" if now.signed else "unsigned"
-        narrower = [kind for kind in _NARROWER[family] if FORMATS[kind].bits < now.bits]
+        narrower = [name for name in _NARROWER[family] if FORMATS[name].bits < now.bits]
         kinds = [*narrower, stored.stream.kind]
-    for _, alike in itertools.groupby(kinds, key=lambda kind: FORMATS[kind].bits):
+    for _, alike in itertools.groupby(kinds, key=lambda name: FORMATS[name].bits):
         offers = [
             recoding
-            for kind in alike
-            for shift, factor in _moves(stored, span, kind)
-            if (recoding := laid(stored, kind, shift, factor)) is not None
+            for type_name in alike
+            for shift, factor in _moves(stored, span, type_name)
+            if (recoding := laid(stored, type_name, shift, factor)) is not None
         ]
         # Within one width, types without zero points take fewer bytes.
         yield from sorted(offers, key=lambda recoding: recoding.zero_point is not None)
@@ -280,24 +280,24 @@ def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool = False) -> i
         recoding: how they are stored.
         rows: whether blocks become rows.
     """
-    kind = stored.scale_type
+    type_name = stored.scale_type
     needed = [QDQ_SINCE[recoding.kind]]
     if recoding.axis is not None:
         needed.append(21 if recoding.block_size and not rows else 13)
-    if kind != "FLOAT":
-        needed.append(24 if kind == "FLOAT8E8M0" else 19)
+    if type_name != "FLOAT":
+        needed.append(24 if type_name == "FLOAT8E8M0" else 19)
     if stored.decode.attributes.get_int("output_dtype", 0):
         needed.append(23)
     return max(needed)
 
 
-def _moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Move]:
+def _moves(stored: Stored, span: NumberRange, type_name: str) -> Iterator[Move]:
     """Yield candidate shifts and power-of-two factors."""
-    now, form = FORMATS[stored.stream.kind], FORMATS[kind]
+    now, form = FORMATS[stored.stream.kind], FORMATS[type_name]
     if isinstance(now, IntFormat) and isinstance(form, IntFormat):
-        yield from _integer_moves(stored, span, kind)
+        yield from _integer_moves(stored, span, type_name)
     elif isinstance(now, IntFormat):
-        grid = MINIFLOATS[kind]
+        grid = MINIFLOATS[type_name]
         reach = min(2.0 ** (grid.mantissa_bits + 1), grid.max_value)
         if -reach <= span.low_centred and span.high_centred <= reach:
             yield stored.source.shift, 1.0
@@ -311,18 +311,18 @@ def _moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Move]:
                 break
     else:
         used32 = np.array(sorted(span.used), np.float32)
-        if kind == stored.stream.kind or (cast(used32, kind) == used32).all():
+        if type_name == stored.stream.kind or (cast(used32, type_name) == used32).all():
             yield None, 1.0
 
 
-def _integer_moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Move]:
-    now, form = FORMATS[stored.stream.kind], FORMATS[kind]
+def _integer_moves(stored: Stored, span: NumberRange, type_name: str) -> Iterator[Move]:
+    now, form = FORMATS[stored.stream.kind], FORMATS[type_name]
     point = stored.zero_point
     # Zero points, also those that are 0, are shifted with the codes and must fit too.
     lowest, highest = (0, 0) if point is None else (int(point.min()), int(point.max()))
     low, high = min(span.low, lowest), max(span.high, highest)
     as_it_is = form.lo <= low and high <= form.hi
-    if kind == stored.stream.kind:
+    if type_name == stored.stream.kind:
         yield None, 1.0
         return
     if point is not None and form.lo <= span.low_centred and span.high_centred <= form.hi:
@@ -337,19 +337,19 @@ def _integer_moves(stored: Stored, span: NumberRange, kind: str) -> Iterator[Mov
             yield Parameter(number, stored.shape), 1.0
 
 
-def laid(stored: Stored, kind: str, shift: Parameter | None, factor: float) -> Recoding | None:
+def laid(stored: Stored, type_name: str, shift: Parameter | None, factor: float) -> Recoding | None:
     """Return the recoding with its parameters as stored; None if they cannot be stored."""
     whole = stored.scale is not None and stored.scale.size > 1
     axis = stored.axis if whole or (stored.scale is None and stored.block_size) else None
     size = stored.block_size if axis is not None else 0
-    plain = Recoding(kind, shift, factor, None, None, axis, size)
+    plain = Recoding(type_name, shift, factor, None, None, axis, size)
     point = stored.moved_point(shift)
     if factor == 1 and not point.any():
         return plain
     scale = stored.scale_over(factor)
     if scale is None:
         return None
-    if point.any() and not isinstance(FORMATS[kind], IntFormat):
+    if point.any() and not isinstance(FORMATS[type_name], IntFormat):
         return None
     return _with(plain, scale, np.broadcast_to(point, scale.shape), axis, size, is_merged=False)
 

@@ -134,7 +134,7 @@ class _Stripped:
     def _outputs(self) -> list[tuple[str, list[dict[str, Any]]]]:
         if self._known is None:
             self._known = []
-            for bits, kind in ((16, "16-bit quantizers"), (None, "quantizers")):
+            for bits, noun in ((16, "16-bit quantizers"), (None, "quantizers")):
                 model, number = without_quantizers(self.candidate, bits)
                 if not number:
                     continue
@@ -143,7 +143,7 @@ class _Stripped:
                     outputs = [executor.run(batch) for batch in self.batches]
                 except QGraphError:  # the remaining model may not be runnable
                     continue
-                what = f"{number} {kind} of data are left out"
+                what = f"{number} {noun} of data are left out"
                 self._known.append((what, outputs))
         return self._known
 
@@ -307,8 +307,8 @@ def _width(node: ir.Node) -> int | None:
     zero = constant(input_of(node, 2))
     if zero is not None:
         return ir.DataType.from_numpy(zero.dtype).bitwidth
-    kind = node.attributes.get_int("output_dtype", ir.DataType.UINT8.value)
-    return ir.DataType(kind or ir.DataType.UINT8.value).bitwidth
+    stated = node.attributes.get_int("output_dtype", ir.DataType.UINT8.value)
+    return ir.DataType(stated or ir.DataType.UINT8.value).bitwidth
 
 
 _THEIRS = frozenset({"", "ai.onnx", "com.microsoft"})

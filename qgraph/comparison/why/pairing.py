@@ -116,7 +116,7 @@ class Skeleton:
 
     def forms(self) -> list[tuple[object, ...]]:
         """Return the operators of the nodes with the sizes of weights, in any order of axes."""
-        return [(*kind, self._sizes(n)) for kind, n in zip(self.kinds(), self.nodes, strict=True)]
+        return [(*form, self._sizes(n)) for form, n in zip(self.kinds(), self.nodes, strict=True)]
 
     def _sizes(self, node: ir.Node) -> object:
         weights = node.inputs[1] if node.op_type in LAYERS and len(node.inputs) > 1 else None
@@ -167,11 +167,11 @@ def _partners(reference: Skeleton, candidate: Skeleton) -> dict[ir.Node, ir.Node
     if reference.kinds() == candidate.kinds():
         return dict(zip(candidate.nodes, reference.nodes, strict=True))
     kinds = reference.forms(), candidate.forms()
-    named = {(n.name, kind): n for n, kind in zip(reference.nodes, kinds[0], strict=True) if n.name}
+    named = {(n.name, form): n for n, form in zip(reference.nodes, kinds[0], strict=True) if n.name}
     partners = {
-        node: named[node.name, kind]
-        for node, kind in zip(candidate.nodes, kinds[1], strict=True)
-        if node.name and (node.name, kind) in named
+        node: named[node.name, form]
+        for node, form in zip(candidate.nodes, kinds[1], strict=True)
+        if node.name and (node.name, form) in named
     }
     taken = set(partners.values())
     ours = [p for p in zip(reference.nodes, kinds[0], strict=True) if p[0] not in taken]

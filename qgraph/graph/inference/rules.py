@@ -35,10 +35,10 @@ MOST_ITEMS = 1024
 """The elements of larger tensors are not followed."""
 
 _INTEGERS = {
-    kind: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if name == "INT" else (0, (1 << bits) - 1)
+    dtype: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if name == "INT" else (0, (1 << bits) - 1)
     for bits in (8, 16, 32, 64)
     for name in ("INT", "UINT")
-    for kind in (ir.DataType[f"{name}{bits}"],)
+    for dtype in (ir.DataType[f"{name}{bits}"],)
 }
 
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
@@ -97,10 +97,10 @@ class Fact:
         return np.array(items.tolist(), self.dtype.numpy()).reshape(items.shape)
 
     def __repr__(self) -> str:
-        kind = "?" if self.dtype is None else self.dtype.name
+        type_name = "?" if self.dtype is None else self.dtype.name
         shape = "[...]" if self.shape is None else f"[{', '.join(map(_shown, self.shape))}]"
         items = self.items
-        return f"{kind}{shape}" + ("" if items is None else f" = {items.tolist()}")
+        return f"{type_name}{shape}" + ("" if items is None else f" = {items.tolist()}")
 
 
 UNKNOWN = Fact()
@@ -249,11 +249,11 @@ class Call:
             return self.integers(name)
         return self.numbers(index) if self.has(index) else None
 
-    def _attribute(self, name: str, kind: ir.AttributeType) -> ir.Attr | None:
+    def _attribute(self, name: str, attribute_type: ir.AttributeType) -> ir.Attr | None:
         attribute = self.node.attributes.get(name)
         if attribute is None:
             return None
-        if attribute.is_ref() or attribute.type is not kind:
+        if attribute.is_ref() or attribute.type is not attribute_type:
             raise Unknown
         return attribute
 

@@ -283,10 +283,10 @@ def inferred(
     try:
         yield
     finally:
-        for value, kind, shape in before:
+        for value, value_type, shape in before:
             value.shape = shape
-            if kind is not None or not keeps_types:
-                value.type = kind
+            if value_type is not None or not keeps_types:
+                value.type = value_type
 
 
 def _shape(stated: ir.Shape | None, fact: Fact) -> ir.Shape | None:

@@ -90,8 +90,8 @@ class OpsetChange:
     def constant(self, name: str, array: Array) -> ir.Value:
         """Return a new constant that is visible to the node."""
         tensor = ir.tensor(array)
-        kind, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
-        value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+        tensor_type, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
+        value = ir.Value(name=name, type=tensor_type, shape=shape, const_value=tensor)
         return self.editor.place(value, self.node, self.node.graph, self.stem)
 
     def insert(self, op_type: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:

@@ -29,7 +29,7 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
 
     Source: ONNX Runtime's documentation of its operators, GatherBlockQuantized-1.
     """
-    kind, result = pieces.kind_of(node, 0), pieces.kind_of(node, 2)
+    dtype, result = pieces.dtype_of(node, 0), pieces.dtype_of(node, 2)
     sizes = pieces.sizes_of(node, 0)
     get, rank = node.attributes.get_int, len(sizes)
     gather, axis = (
@@ -37,10 +37,10 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
         for name, default in (("gather_axis", 0), ("quantize_axis", 1))
     )
     size = get("block_size", 128)
-    if kind in _NARROW:
+    if dtype in _NARROW:
         return _decoded_first(draft, node, (gather, axis, size), result)
-    if kind is not _PACKED:
-        raise ValueError(f"its data is {kind.name}, expected UINT8, INT4 or UINT4. Cast it")
+    if dtype is not _PACKED:
+        raise ValueError(f"its data is {dtype.name}, expected UINT8, INT4 or UINT4. Cast it")
     bits = get("bits", 4)
     is_last = not gather and 0 < axis == rank - 1
     if bits not in (2, 4, 8) or not is_last or size < 1 or sizes[-1] is None:

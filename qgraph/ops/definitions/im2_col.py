@@ -37,11 +37,11 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
             f"are {list(kernel)}, {list(strides)}, {list(dilations)}, {list(pads)}; expected "
             "[N, H, W, C], three times two numbers, and four"
         )
-    x, kind = pieces.operand(node, 0), pieces.kind_of(node, 0)
+    x, dtype = pieces.operand(node, 0), pieces.dtype_of(node, 0)
     if any(pads):
-        value = np.asarray(node.attributes.get_int("pad_value", 0), kind.numpy())
+        value = np.asarray(node.attributes.get_int("pad_value", 0), dtype.numpy())
         amounts = np.asarray([0, *pads[:2], 0, 0, *pads[2:], 0], np.int64)
-        x = draft.node("Pad", [x, amounts, value], dtype=kind)
+        x = draft.node("Pad", [x, amounts, value], dtype=dtype)
     counts = []
     for index, axis in ((0, 1), (1, 3)):
         length = sizes[index + 1]
@@ -54,7 +54,7 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
         count = (padded - reach - 1) // strides[index] + 1
         starts = np.arange(count) * strides[index]
         windows = starts[:, None] + np.arange(kernel[index]) * dilations[index]
-        x = draft.node("Gather", [x, windows.astype(np.int64)], {"axis": axis}, dtype=kind)
+        x = draft.node("Gather", [x, windows.astype(np.int64)], {"axis": axis}, dtype=dtype)
         counts.append(count)
     x = pieces.moved(draft, x, [0, 1, 3, 2, 4, 5])
     channels = sizes[3]

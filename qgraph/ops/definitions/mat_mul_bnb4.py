@@ -66,7 +66,7 @@ def mat_mul_bnb4(draft: Draft, node: ir.Node) -> Operand:
             f"K = {k}, N = {n}, block_size = {size}, expected positive numbers. Export it again"
         )
     a, packed, absmax = (pieces.operand(node, index) for index in range(3))
-    kind, total = pieces.kind_of(node, 0), n * k
+    dtype, total = pieces.dtype_of(node, 0), n * k
     codes = pieces.unpacked(draft, packed, len(pieces.sizes_of(node, 1)), 4, high=True)
     codes = pieces.reshape(draft, codes, [-1])
     blocks = -(-total // size)
@@ -81,7 +81,7 @@ def mat_mul_bnb4(draft: Draft, node: ir.Node) -> Operand:
     if get("transB", 1):
         w = pieces.moved(draft, w, [1, 0])
     y = draft.node("MatMul", [pieces.cast(draft, a, pieces.FLOAT), w], dtype=pieces.FLOAT)
-    return pieces.cast(draft, y, kind)
+    return pieces.cast(draft, y, dtype)
 
 
 def _resized(draft: Draft, x: ir.Value, length: int, wanted: int) -> ir.Value:

@@ -22,7 +22,7 @@ def multi_threshold(draft: Draft, node: ir.Node) -> Operand:
     """
     x, thresholds = pieces.operand(node, 0), pieces.operand(node, 1)
     sizes, table = pieces.sizes_of(node, 0), pieces.sizes_of(node, 1)
-    rank, kind = len(sizes), pieces.kind_of(node, 0)
+    rank, dtype = len(sizes), pieces.dtype_of(node, 0)
     layout = node.attributes.get_string("data_layout", "")
     axis = layout.index("C") if "C" in layout else 1
     axis = axis if layout else _CHANNELS_OF_RANK.get(rank, 1)
@@ -37,7 +37,7 @@ def multi_threshold(draft: Draft, node: ir.Node) -> Operand:
         raise ValueError("the number of its thresholds is not known, expected a constant. Fold it")
     aligned[rank] = table[1]
     op = draft.op
-    wide = draft.node("Unsqueeze", [x, pieces.LAST], dtype=kind)
+    wide = draft.node("Unsqueeze", [x, pieces.LAST], dtype=dtype)
     reached = op.GreaterOrEqual(wide, pieces.reshape(draft, thresholds, aligned))
     ones = op.Cast(reached, to=pieces.FLOAT)
     count = draft.node("ReduceSum", [ones, pieces.LAST], {"keepdims": 0}, dtype=pieces.FLOAT)

@@ -35,7 +35,7 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
     open were found by running it.
     """
     get = node.attributes.get_int
-    heads, kind = get("num_heads", 0), pieces.FLOAT
+    heads, dtype = get("num_heads", 0), pieces.FLOAT
     x, w, bias, x_scale, w_scale = (pieces.operand(node, index) for index in range(5))
     width = pieces.sizes_of(node, 1)[-1]
     if heads < 1 or width is None or width % (3 * heads):
@@ -52,24 +52,26 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
     zeros = [pieces.given(node, index) for index in (6, 7)]
     operands = [x, w, *zeros] if zeros[1] is not None else [x, w, *zeros[:1]]
     sums = draft.node("MatMulInteger", operands, dtype=ir.DataType.INT32)
-    scale = draft.node("Mul", [x_scale, w_scale], dtype=kind)
-    reals = draft.node("Mul", [pieces.cast(draft, sums, kind), scale], dtype=kind)
-    reals = draft.node("Add", [reals, bias], dtype=kind)
-    parts = draft.node("Reshape", [reals, np.asarray([0, 0, 3, heads, size], np.int64)], dtype=kind)
+    scale = draft.node("Mul", [x_scale, w_scale], dtype=dtype)
+    reals = draft.node("Mul", [pieces.cast(draft, sums, dtype), scale], dtype=dtype)
+    reals = draft.node("Add", [reals, bias], dtype=dtype)
+    parts = draft.node(
+        "Reshape", [reals, np.asarray([0, 0, 3, heads, size], np.int64)], dtype=dtype
+    )
     parts = pieces.moved(draft, parts, [2, 0, 3, 1, 4])
     q, k, v = (
-        draft.node("Gather", [parts, np.asarray(index, np.int64)], {"axis": 0}, dtype=kind)
+        draft.node("Gather", [parts, np.asarray(index, np.int64)], {"axis": 0}, dtype=dtype)
         for index in range(3)
     )
-    scores = draft.node("MatMul", [q, pieces.moved(draft, k, [0, 1, 3, 2])], dtype=kind)
+    scores = draft.node("MatMul", [q, pieces.moved(draft, k, [0, 1, 3, 2])], dtype=dtype)
     factor = np.asarray(np.float32(1) / np.sqrt(np.float32(size)))
-    scores = draft.node("Mul", [scores, factor], dtype=kind)
+    scores = draft.node("Mul", [scores, factor], dtype=dtype)
     for mask in (_key_mask(draft, node), _future_mask(draft, node, scores)):
         if mask is not None:
-            scores = draft.node("Add", [scores, mask], dtype=kind)
-    shares = draft.node("Softmax", [scores], {"axis": -1}, dtype=kind)
-    y = pieces.moved(draft, draft.node("MatMul", [shares, v], dtype=kind), [0, 2, 1, 3])
-    return draft.node("Reshape", [y, np.asarray([0, 0, heads * size], np.int64)], dtype=kind)
+            scores = draft.node("Add", [scores, mask], dtype=dtype)
+    shares = draft.node("Softmax", [scores], {"axis": -1}, dtype=dtype)
+    y = pieces.moved(draft, draft.node("MatMul", [shares, v], dtype=dtype), [0, 2, 1, 3])
+    return draft.node("Reshape", [y, np.asarray([0, 0, heads * size], np.int64)], dtype=dtype)
 
 
 def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
@@ -77,14 +79,14 @@ def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
     mask = pieces.given(node, 5)
     if mask is None:
         return None
-    kind, sizes = pieces.kind_of(node, 5), pieces.sizes_of(node, 5)
-    if kind not in _WHOLE_NUMBERS or len(sizes) != 2:
+    dtype, sizes = pieces.dtype_of(node, 5), pieces.sizes_of(node, 5)
+    if dtype not in _WHOLE_NUMBERS or len(sizes) != 2:
         raise ValueError(
-            f"its mask is {kind.name} of shape {list(sizes)}, expected integers [batch, keys]. "
+            f"its mask is {dtype.name} of shape {list(sizes)}, expected integers [batch, keys]. "
             "Export it with such a mask, or run it in ONNX Runtime"
         )
     filler = node.attributes.get_float("mask_filter_value", _MASKED)
-    is_kept = draft.node("Greater", [mask, np.zeros((), kind.numpy())], dtype=ir.DataType.BOOL)
+    is_kept = draft.node("Greater", [mask, np.zeros((), dtype.numpy())], dtype=ir.DataType.BOOL)
     added = draft.op.Where(is_kept, 0.0, filler)
     return draft.node("Unsqueeze", [added, np.asarray([1, 2], np.int64)], dtype=pieces.FLOAT)
 

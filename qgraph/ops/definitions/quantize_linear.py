@@ -49,13 +49,13 @@ def resolve(node: ir.Node) -> dict[str, ir.DataType]:
     if zero_point is None:
         named = ir.DataType(node.attributes.get_int("output_dtype", 0))
         return {"to": named if named != ir.DataType.UNDEFINED else ir.DataType.UINT8}
-    kind = steps.element_type(zero_point)
-    if kind is None:
+    dtype = steps.element_type(zero_point)
+    if dtype is None:
         raise ValueError(
             f"the type of its zero point {zero_point.name!r} is unknown, expected a typed value. "
             "Run shape inference first"
         )
-    return {"to": kind}
+    return {"to": dtype}
 
 
 def define(
@@ -172,9 +172,9 @@ def require_float32_scale(node: ir.Node) -> None:
 
     Raises: ValueError.
     """
-    kind = steps.element_type(node.inputs[1])
-    if kind != ir.DataType.FLOAT8E8M0:
-        steps.require_float32("scale", kind)
+    dtype = steps.element_type(node.inputs[1])
+    if dtype != ir.DataType.FLOAT8E8M0:
+        steps.require_float32("scale", dtype)
 
 
 def check_zero_point(scale: Array, zero_point: Array | None, target: NumberFormat) -> None:
@@ -308,13 +308,13 @@ def dequantize_linear(
         minifloat has a zero point.
     Source: ONNX DequantizeLinear, versions 10 to 28.
     """
-    kind = ir.DataType.from_numpy(x.dtype).name
-    if kind not in FORMATS:
+    codes = ir.DataType.from_numpy(x.dtype).name
+    if codes not in FORMATS:
         raise ValueError(
             f"its data is {x.dtype}, expected codes of one of {', '.join(FORMATS)}. "
             "Quantize the data first"
         )
-    check_zero_point(scale, zero_point, FORMATS[kind])
+    check_zero_point(scale, zero_point, FORMATS[codes])
     result = _result_type(scale, output_dtype)
     shifted = zero_point is not None and bool(zero_point.any())
     if zero_point is not None and shifted and zero_point.dtype != x.dtype:
@@ -324,15 +324,15 @@ def dequantize_linear(
         )
     params = [scale.astype(np.float32, copy=False)]
     if shifted and zero_point is not None:
-        params.append(zero_point.astype(np.int32 if kind == "INT32" else np.float32))
+        params.append(zero_point.astype(np.int32 if codes == "INT32" else np.float32))
     shape, aligned = blocks.align_views(params, x.shape, axis, block_size)
 
     def work(y: Array, x: Array, s: Array, z: Array | None = None) -> None:
         values = y if y.dtype == np.float32 else np.empty(y.shape, np.float32)
-        if z is not None and kind == "INT32":
+        if z is not None and codes == "INT32":
             np.copyto(values, x - z, casting="same_kind")
         else:
-            if kind in minifloat.MINIFLOATS:
+            if codes in minifloat.MINIFLOATS:
                 minifloat.decode(x, values)
             else:
                 np.copyto(values, x, casting="unsafe")

@@ -55,18 +55,18 @@ def block_format(node: ir.Node) -> BlockFormat | None:
         element = node.attributes.get_string("element_dtype", "int8")
         grid = FORMATS.get(_ELEMENTS.get(element, ""))
         top = _top_exponent(grid) if isinstance(grid, Minifloat) else 6
-        kind = _ELEMENTS.get(element, "INT8")
-        return BlockFormat(kind, np.float32(2.0**-top), axis, get("block_size", 32))
+        type_name = _ELEMENTS.get(element, "INT8")
+        return BlockFormat(type_name, np.float32(2.0**-top), axis, get("block_size", 32))
     method = node.attributes.get_string("bfp_method", "to_bfp")
     is_plain = name in ((_DOMAIN, "BFPQuantizeDequantize"), (_OLD, "BFPFixNeuron"))
     if is_plain and method not in _PRIME:
         bits = get("bit_width", 16) - 9
-        kind = next(
-            kind
-            for top, kind in ((3, "INT4"), (7, "INT8"), (15, "INT16"), (99, "INT32"))
+        type_name = next(
+            type_name
+            for top, type_name in ((3, "INT4"), (7, "INT8"), (15, "INT16"), (99, "INT32"))
             if bits <= top
         )
-        return BlockFormat(kind, np.float32(2.0 ** (1 - bits)), axis, get("block_size", 8))
+        return BlockFormat(type_name, np.float32(2.0 ** (1 - bits)), axis, get("block_size", 8))
     return None
 
 
@@ -186,12 +186,12 @@ def _in_blocks(
     Infinities and NaN stay; with ``spoils`` they make NaN of their whole block.
     """
     draft.needs(pieces.OPSET_OF_AXES)
-    sizes, kind = pieces.sizes_of(node, 0), pieces.kind_of(node, 0)
+    sizes, dtype = pieces.sizes_of(node, 0), pieces.dtype_of(node, 0)
     rank = len(sizes)
     axis = pieces.axis_of(node.attributes.get_int("axis", 1), rank) if rank > 1 else 0
     operand = pieces.operand(node, 0)
     if not rank or all(size == 1 for size in sizes):
-        return draft.node("Identity", [operand], dtype=kind)
+        return draft.node("Identity", [operand], dtype=dtype)
     op, x = draft.op, pieces.cast(draft, operand, pieces.FLOAT)
     size = node.attributes.get_int("block_size", default)
     blocks, _ = pieces.blocks_of(draft, x, sizes, axis, size)
@@ -204,7 +204,7 @@ def _in_blocks(
         y = op.Where(op.Greater(odd, 0.0), float("nan"), y)
     else:
         y = op.Where(is_finite, y, blocks)
-    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, axis), kind)
+    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, axis), dtype)
 
 
 def _top_exponent(grid: Minifloat) -> int:

@@ -31,21 +31,21 @@ def extended_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
     x, scale, point = (pieces.operand(node, index) for index in range(3))
-    kind, axis = _kind(node, pieces.kind_of(node, 2))
-    if kind.name in QDQ_SINCE and kind not in _WIDE:
-        draft.needs(QDQ_SINCE[kind.name])
+    dtype, axis = _code_type(node, pieces.dtype_of(node, 2))
+    if dtype.name in QDQ_SINCE and dtype not in _WIDE:
+        draft.needs(QDQ_SINCE[dtype.name])
         operands = [x, *_parameters(draft, node)]
-        return draft.node("QuantizeLinear", operands, {"axis": axis}, dtype=kind)
+        return draft.node("QuantizeLinear", operands, {"axis": axis}, dtype=dtype)
     op = draft.op
     steps = op.Div(x, _aligned(draft, node, scale, axis))
-    if kind is ir.DataType.BFLOAT16:
+    if dtype is ir.DataType.BFLOAT16:
         zero = pieces.cast(draft, _aligned(draft, node, point, axis), pieces.FLOAT)
-        return op.Cast(op.Add(steps, zero), to=kind)
+        return op.Cast(op.Add(steps, zero), to=dtype)
     wide = ir.DataType.INT64
     zero = pieces.cast(draft, _aligned(draft, node, point, axis), wide)
     total = draft.node("Add", [op.Cast(op.Round(steps), to=wide), zero], dtype=wide)
-    bounds = [np.asarray(bound, np.int64) for bound in _WIDE[kind]]
-    return pieces.cast(draft, draft.node("Clip", [total, *bounds], dtype=wide), kind)
+    bounds = [np.asarray(bound, np.int64) for bound in _WIDE[dtype]]
+    return pieces.cast(draft, draft.node("Clip", [total, *bounds], dtype=wide), dtype)
 
 
 @composite("ExtendedDequantizeLinear", _DOMAIN, also=[OpKey(_OLD, "VitisDequantizeLinear")])
@@ -55,28 +55,28 @@ def extended_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
     x, scale, point = (pieces.operand(node, index) for index in range(3))
-    kind, axis = _kind(node, pieces.kind_of(node, 2))
-    if kind.name in QDQ_SINCE and kind not in _WIDE:
-        draft.needs(QDQ_SINCE[kind.name])
+    dtype, axis = _code_type(node, pieces.dtype_of(node, 2))
+    if dtype.name in QDQ_SINCE and dtype not in _WIDE:
+        draft.needs(QDQ_SINCE[dtype.name])
         operands = [x, *_parameters(draft, node)]
         return draft.node("DequantizeLinear", operands, {"axis": axis}, dtype=pieces.FLOAT)
-    to = pieces.FLOAT if kind is ir.DataType.BFLOAT16 else ir.DataType.INT64
+    to = pieces.FLOAT if dtype is ir.DataType.BFLOAT16 else ir.DataType.INT64
     zero = pieces.cast(draft, _aligned(draft, node, point, axis), to)
     steps = draft.node("Sub", [pieces.cast(draft, x, to), zero], dtype=to)
     numbers = pieces.cast(draft, steps, pieces.FLOAT)
     return draft.op.Mul(numbers, _aligned(draft, node, scale, axis))
 
 
-def _kind(node: ir.Node, kind: ir.DataType) -> tuple[ir.DataType, int]:
+def _code_type(node: ir.Node, dtype: ir.DataType) -> tuple[ir.DataType, int]:
     """Return the type of the codes, and the axis of the scales."""
-    if kind is ir.DataType.FLOAT16:
+    if dtype is ir.DataType.FLOAT16:
         raise ValueError(
             "its zero point is FLOAT16, for which Quark's kernel for processors ignores the scale "
             "and that for graphics cards does not; expected codes or BFLOAT16. Write a Cast"
         )
-    if kind not in (*_WIDE, ir.DataType.BFLOAT16) and kind.name not in QDQ_SINCE:
-        raise ValueError(f"its zero point is {kind.name}, expected integers or BFLOAT16. Cast it")
-    return kind, pieces.axis_of(node.attributes.get_int("axis", 0), len(pieces.sizes_of(node, 0)))
+    if dtype not in (*_WIDE, ir.DataType.BFLOAT16) and dtype.name not in QDQ_SINCE:
+        raise ValueError(f"its zero point is {dtype.name}, expected integers or BFLOAT16. Cast it")
+    return dtype, pieces.axis_of(node.attributes.get_int("axis", 0), len(pieces.sizes_of(node, 0)))
 
 
 def _parameters(draft: Draft, node: ir.Node) -> list[ir.Value]:

@@ -44,12 +44,12 @@ def int4_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
     Source: TensorRT's documentation of quantization schemes.
     """
     draft.needs(_OPSET_OF_BLOCKS)
-    kind = ir.DataType.INT4
+    dtype = ir.DataType.INT4
     sizes = pieces.sizes_of(node, 1)
     if any(size is None for size in sizes):
         raise ValueError("the shape of its scales is not known, expected constants. Fold them")
-    zero = np.zeros([size or 0 for size in sizes], kind.numpy())
-    return _linear(draft, node, "QuantizeLinear", [draft.constant(zero, "zero_point")], kind)
+    zero = np.zeros([size or 0 for size in sizes], dtype.numpy())
+    return _linear(draft, node, "QuantizeLinear", [draft.constant(zero, "zero_point")], dtype)
 
 
 @composite(
@@ -73,7 +73,7 @@ def mxfp8_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
     Source: TensorRT's documentation of quantization schemes; ModelOpt 0.47 for the attributes.
     """
-    if pieces.kind_of(node, 0) is not _FP8 or pieces.kind_of(node, 1) is not ir.DataType.UINT8:
+    if pieces.dtype_of(node, 0) is not _FP8 or pieces.dtype_of(node, 1) is not ir.DataType.UINT8:
         raise ValueError(
             "its data or scales are not FLOAT8E4M3FN and UINT8, so that ModelOpt has not packed "
             "its weights yet. Export the model with ModelOpt's exporter of MXFP8"
@@ -101,7 +101,7 @@ def fp4_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     Source: ModelOpt 0.47, by reading how it replaces this operator by two DequantizeLinear.
     """
     draft.needs(_OPSET_OF_BLOCKS)
-    sizes, kind = pieces.sizes_of(node, 0), pieces.kind_of(node, 0)
+    sizes, dtype = pieces.sizes_of(node, 0), pieces.dtype_of(node, 0)
     size = node.attributes.get_int("block_size", 0)
     if len(sizes) != 2 or size < 1 or not sizes[1] or sizes[1] % size:
         raise ValueError(f"its data has shape {list(sizes)}, expected a matrix of whole blocks")
@@ -116,25 +116,25 @@ def fp4_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     scale = op.Min(op.Max(scale, _LEAST_FP8), _LARGEST_FP8)
     scale = op.Mul(op.Cast(op.Cast(scale, to=_FP8), to=pieces.FLOAT), unit)
     y = op.Mul(pieces.element(draft, op.Div(blocks, scale), MINIFLOATS["FLOAT4E2M1"]), scale)
-    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, 1), kind)
+    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, 1), dtype)
 
 
 def _dequantized(draft: Draft, node: ir.Node, kinds: tuple[ir.DataType, ...]) -> Operand:
-    kind = pieces.kind_of(node, 0)
-    if kind not in kinds:
+    dtype = pieces.dtype_of(node, 0)
+    if dtype not in kinds:
         raise ValueError(
-            f"its data is {kind.name}, expected {' or '.join(k.name for k in kinds)}: ModelOpt has "
-            "not packed its weights yet. Export the model with ModelOpt's exporter"
+            f"its data is {dtype.name}, expected {' or '.join(k.name for k in kinds)}: ModelOpt "
+            "has not packed its weights yet. Export the model with ModelOpt's exporter"
         )
-    draft.needs(QDQ_SINCE[kind.name])
-    return _linear(draft, node, "DequantizeLinear", [], pieces.kind_of(node, 1))
+    draft.needs(QDQ_SINCE[dtype.name])
+    return _linear(draft, node, "DequantizeLinear", [], pieces.dtype_of(node, 1))
 
 
 def _linear(
-    draft: Draft, node: ir.Node, name: str, more: list[ir.Value], kind: ir.DataType
+    draft: Draft, node: ir.Node, name: str, more: list[ir.Value], dtype: ir.DataType
 ) -> ir.Value:
     """Return the standard operator with the operands and attributes of ``node``."""
-    draft.needs(QDQ_SINCE[kind.name] if name == "QuantizeLinear" else 1)
+    draft.needs(QDQ_SINCE[dtype.name] if name == "QuantizeLinear" else 1)
     attributes = {
         key: node.attributes.get_int(key, 0)
         for key in ("axis", "block_size")
@@ -143,4 +143,4 @@ def _linear(
     if attributes.get("block_size"):
         draft.needs(_OPSET_OF_BLOCKS)
     operands = [pieces.operand(node, 0), pieces.operand(node, 1), *more]
-    return draft.node(name, operands, attributes, dtype=kind)
+    return draft.node(name, operands, attributes, dtype=dtype)

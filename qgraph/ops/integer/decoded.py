@@ -88,8 +88,8 @@ def parameters(node: ir.Node) -> tuple[Array, Array]:
         raise OperatorError(f"{where(node)}: its scale is {scale.dtype}; {TO_FLOAT32}")
     codes = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
     if zero is None:
-        kind = None if codes is None else codes.dtype
-        zero = np.zeros(scale.shape, np.uint8 if kind is None else kind.numpy())
+        dtype = None if codes is None else codes.dtype
+        zero = np.zeros(scale.shape, np.uint8 if dtype is None else dtype.numpy())
     return (scale.reshape(()), single(zero)) if scale.size == 1 else (scale, zero)
 
 

@@ -34,8 +34,10 @@ _ONE = np.ones((), np.float32)
 
 def draft_exact(draft: Draft, product: Product) -> Operand:
     """Draft sums that are exact, and what is made of them; the same bits as the operator's."""
-    kind = product.exact_type
-    total = product.draft_int32(draft) if kind is None else product.draft_sums(draft, kind)
+    exact_type = product.exact_type
+    total = (
+        product.draft_int32(draft) if exact_type is None else product.draft_sums(draft, exact_type)
+    )
     if product.result is Result.SUMS:
         return cast(draft, total, ir.DataType.INT32)
     op = draft.op

@@ -150,11 +150,11 @@ def _product(node: ir.Node) -> Kernel:
         if bias is not None:
             is_conv = signature.kind == "Conv"
             acc = acc + (int32(bias).reshape(-1, *(1,) * (rank - 2)) if is_conv else int32(bias))
-        kind = signature.result(inputs)
-        if kind is Result.SUMS:
+        stage = signature.result(inputs)
+        if stage is Result.SUMS:
             return [acc]
         unit = alpha * float32(aligned("s_a")) * float32(aligned("s_b"))
-        if kind is Result.REALS:
+        if stage is Result.REALS:
             y = acc.astype(np.float32) * fitted(unit, acc)
             return [y if added is None else y + float32(added)]
         with np.errstate(all="ignore"):

@@ -154,8 +154,8 @@ def _is_turned(node: ir.Node) -> bool:
     return bool(node.attributes.get_int("transB", 0))
 
 
-def _signature(kind: str, inputs: str) -> Signature:
-    return Signature(kind, tuple(inputs.split()))
+def _signature(operator: str, inputs: str) -> Signature:
+    return Signature(operator, tuple(inputs.split()))
 
 
 SIGNATURES = {
@@ -233,10 +233,10 @@ class _Reader:
         zero_point = self.inputs.get(f"z_{side}")
         dtype = code_type(self.node, codes, zero_point)
         zero = None if zero_point is None else self.parameter(f"z_{side}")
-        kind = None if zero is None else type_of(zero)
-        if kind not in (None, ir.DataType.from_numpy(dtype)):
+        zero_type = None if zero is None else type_of(zero)
+        if zero_type not in (None, ir.DataType.from_numpy(dtype)):
             raise OperatorError(
-                f"{label}: its zero point is {kind.name} and its codes {dtype}, expected one "
+                f"{label}: its zero point is {zero_type.name} and its codes {dtype}, expected one "
                 "type. Correct the model's exporter."
             )
         if isinstance(zero, np.ndarray) and not zero.any():
@@ -281,15 +281,15 @@ def code_type(node: ir.Node, *parameters: Parameter | None) -> np.dtype[Any]:
         OperatorError: it is not known, or is not int8 or uint8.
     """
     kinds = [type_of(each) for each in parameters if each is not None]
-    kind = next((kind for kind in kinds if kind is not None), None)
-    if kind not in CODES:
+    dtype = next((dtype for dtype in kinds if dtype is not None), None)
+    if dtype not in CODES:
         names = (each.name for each in parameters if isinstance(each, ir.Value))
         raise OperatorError(
             f"{where(node)}: the codes {next(names, node.outputs[0].name)!r} are of type "
-            f"{kind.name if kind else 'unknown'}, expected int8 or uint8. Run shape inference "
+            f"{dtype.name if dtype else 'unknown'}, expected int8 or uint8. Run shape inference "
             "first."
         )
-    return kind.numpy()
+    return dtype.numpy()
 
 
 def read_parameter(node: ir.Node, value: ir.Value | None, name: str) -> Parameter:

@@ -211,18 +211,18 @@ class Sum:
 
     def draft_int32(self, draft: Draft) -> ir.Value:
         """Draft the sums as int32, by the standard operator that has them."""
-        kind = ir.DataType.INT32
+        dtype = ir.DataType.INT32
         zeros = [self.a.stored_zero_point, self.b.stored_zero_point]
         operands = without_trailing_none([self.a.codes, self.b.codes, *zeros])
-        total = draft.node(self.integer_operator, operands, self.attributes, dtype=kind)
+        total = draft.node(self.integer_operator, operands, self.attributes, dtype=dtype)
         bias = self.bias
         if bias is None:
             return total
         if self.kind == "Conv":
             spatial = max(len(self.b.codes.shape or ()) - 2, 0)
             shape = draft.constant(np.array([-1] + [1] * spatial, np.int64))
-            bias = draft.node("Reshape", [bias, shape], dtype=kind)
-        return draft.node("Add", [total, bias], dtype=kind)
+            bias = draft.node("Reshape", [bias, shape], dtype=dtype)
+        return draft.node("Add", [total, bias], dtype=dtype)
 
     @property
     def _depth(self) -> int | None:
@@ -296,5 +296,5 @@ def draft_value(draft: Draft, operand: Operand) -> ir.Value:
 
 def type_of(parameter: Parameter) -> ir.DataType | None:
     """Return the element type of a parameter, None if the graph does not tell."""
-    kind = parameter.dtype
-    return ir.DataType.from_numpy(kind) if isinstance(kind, np.dtype) else kind
+    dtype = parameter.dtype
+    return ir.DataType.from_numpy(dtype) if isinstance(dtype, np.dtype) else dtype

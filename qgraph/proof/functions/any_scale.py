@@ -59,8 +59,8 @@ class AnyScale:
         number = self._builder.constant(parameter_array(node, scale, shape))
         (operand,) = operands
         place = operand.dtype, operand.shape, operand.op == CONSTANT
-        kind = "scale", array.dtype.str, array.shape, number.shape
-        form = self._forms.of(node, {**dict.fromkeys(data, place), scale: kind})
+        mark = "scale", array.dtype.str, array.shape, number.shape
+        form = self._forms.of(node, {**dict.fromkeys(data, place), scale: mark})
         key = None if form is None else (*form, shape)
         if key not in self._templates:
             symbol = Expr("scale", dtype=number.dtype, shape=number.shape)

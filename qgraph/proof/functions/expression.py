@@ -223,9 +223,9 @@ def undefined(name: str, values: list[Array], attributes: dict[str, Any]) -> Mas
     return np.zeros(np.shape(first), np.bool_)
 
 
-def integer_range(kind: str) -> tuple[float, float] | None:
+def integer_range(name: str) -> tuple[float, float] | None:
     """Return the lowest number of an integer type, and the first one above; None for others."""
-    if (integer := _INTEGER.fullmatch(kind)) is None:
+    if (integer := _INTEGER.fullmatch(name)) is None:
         return None
     signed, bits = not integer[1], int(integer[2])
     return -(2.0 ** (bits - 1)) if signed else 0.0, 2.0 ** (bits - signed)

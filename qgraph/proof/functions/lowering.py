@@ -314,8 +314,8 @@ class Forms:
                 inputs.append((value.dtype, operands[value]))
             else:
                 inputs.append((value.dtype, self._constant(value)))
-        kind = node.domain, node.op_type, node.overload
-        return (*kind, tuple(attributes), tuple(inputs), node.outputs[0].dtype)
+        operator = node.domain, node.op_type, node.overload
+        return (*operator, tuple(attributes), tuple(inputs), node.outputs[0].dtype)
 
     def of_region(
         self, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value

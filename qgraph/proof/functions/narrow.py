@@ -45,17 +45,17 @@ class NodeSegment(NamedTuple):
 Run: TypeAlias = Callable[[Array], Array]
 
 
-def all_values(kind: ir.DataType) -> Array:
+def all_values(dtype: ir.DataType) -> Array:
     """Return all values of a type of up to 16 bits, with NaN and infinities."""
-    dtype = np.dtype(kind.numpy())
-    if kind is ir.DataType.BOOL:
+    stored = np.dtype(dtype.numpy())
+    if dtype is ir.DataType.BOOL:
         return np.array([False, True])
-    patterns = np.arange(1 << int(kind.bitwidth), dtype=f"u{dtype.itemsize}")
-    if kind.bitwidth < 8 and kind.is_signed() and kind.is_integer():
+    patterns = np.arange(1 << int(dtype.bitwidth), dtype=f"u{stored.itemsize}")
+    if dtype.bitwidth < 8 and dtype.is_signed() and dtype.is_integer():
         # sub-byte integers are stored with their sign extended over the byte
-        half = 1 << (int(kind.bitwidth) - 1)
-        return (patterns.astype(np.int64) - half).astype(dtype)
-    return patterns.view(dtype)
+        half = 1 << (int(dtype.bitwidth) - 1)
+        return (patterns.astype(np.int64) - half).astype(stored)
+    return patterns.view(stored)
 
 
 def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[list[int], int]:
@@ -106,12 +106,12 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def enumerate_values(
-    kind: ir.DataType, runs: Sequence[Run], sizes: list[int], axis: int
+    dtype: ir.DataType, runs: Sequence[Run], sizes: list[int], axis: int
 ) -> PairOutcome:
     """Compare two functions at all values of a type of up to 16 bits, in every channel.
 
     Args:
-        kind: the type of the data, of at most 16 bits.
+        dtype: the type of the data, of at most 16 bits.
         runs: two functions that compute the results of reference and candidate for an array.
         sizes: shape of data with all channels.
         axis: the axis of size 1 along which the values are laid out.
@@ -133,7 +133,7 @@ def enumerate_values(
 
     sizes = [*sizes]
     channels = math.prod(sizes)
-    values = all_values(kind)
+    values = all_values(dtype)
     with np.errstate(invalid="ignore"):  # signalling NaN
         nan = is_nan(values)
         numbers, zeros = values[~nan], values[~nan & (values.astype(np.float64) == 0)]

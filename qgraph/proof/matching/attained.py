@@ -235,13 +235,13 @@ def _joins(node: ir.Node, known: KnownValues) -> bool:
 
 
 def _whole_type(value: ir.Value) -> Limits | None:
-    kind = value.dtype
-    if kind is None or kind in (ir.DataType.STRING, ir.DataType.BOOL):
+    dtype = value.dtype
+    if dtype is None or dtype in (ir.DataType.STRING, ir.DataType.BOOL):
         return None
-    if not kind.is_integer():
+    if not dtype.is_integer():
         return Limits(np.array([-np.inf]), np.array([np.inf]))
-    count = 2.0**kind.bitwidth
-    lo = -count / 2 if kind.is_signed() else 0.0
+    count = 2.0**dtype.bitwidth
+    lo = -count / 2 if dtype.is_signed() else 0.0
     return Limits(np.array([lo]), np.array([lo + count - 1]))
 
 

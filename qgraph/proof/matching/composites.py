@@ -80,8 +80,8 @@ def _write_packed(node: ir.Node) -> None:
         return
     if any(stream is None for stream, v in zip(streams, packed, strict=True) if v is not None):
         return
-    kind = ir.DataType[scales.kind]  # data and product have the same type
-    if kind not in _REALS or x.dtype not in (None, kind):
+    dtype = ir.DataType[scales.kind]  # data and product have the same type
+    if dtype not in _REALS or x.dtype not in (None, dtype):
         return
     zero = None if points is None else points.array()
     order = None if groups is None else groups.array()
@@ -103,10 +103,10 @@ def _write_packed(node: ir.Node) -> None:
     value = ir.Value(name=name, type=real, shape=shape, const_value=tensor)
     if isinstance(node.graph, ir.Graph):
         node.graph.register_initializer(value)
-        is_narrow = kind is not ir.DataType.FLOAT
+        is_narrow = dtype is not ir.DataType.FLOAT
         if is_narrow:
             x, bias = _widened(x, node), None if bias is None else _widened(bias, node)
-        _replace(node, ir.node("MatMul", [x, value]), bias, narrowed=kind if is_narrow else None)
+        _replace(node, ir.node("MatMul", [x, value]), bias, narrowed=dtype if is_narrow else None)
 
 
 def _widened(value: ir.Value, node: ir.Node) -> ir.Value:

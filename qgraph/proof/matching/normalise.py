@@ -246,8 +246,8 @@ def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
         held = tuple(array.reshape(-1).tolist())
     because = side.fixed.get(name) or side.domain.reasons[side.index].get(name) or origin(value)
     dtype = value.dtype
-    kind = None if dtype is None or dtype is ir.DataType.UNDEFINED else _type_name(dtype)
-    return ListedFact(_SIDES[side.index], name, kind, stated_shape(value), because, held)
+    type_name = None if dtype is None or dtype is ir.DataType.UNDEFINED else _type_name(dtype)
+    return ListedFact(_SIDES[side.index], name, type_name, stated_shape(value), because, held)
 
 
 def _type_name(dtype: ir.DataType) -> str:

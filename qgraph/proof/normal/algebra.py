@@ -90,9 +90,9 @@ def join_negations(graph: Rewriter, node: ir.Node) -> bool:
     return graph.replace(node.outputs[0], x)
 
 
-def _is_negated(kind: ir.DataType) -> bool:
+def _is_negated(dtype: ir.DataType) -> bool:
     """Return whether Neg takes a type: real numbers, and signed integers of at least 8 bits."""
-    return kind.is_signed() and kind.bitwidth >= (16 if kind.is_floating_point() else 8)
+    return dtype.is_signed() and dtype.bitwidth >= (16 if dtype.is_floating_point() else 8)
 
 
 def write_sum(graph: Rewriter, node: ir.Node) -> bool:

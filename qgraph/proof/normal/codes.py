@@ -245,11 +245,10 @@ def _read(
     and all scales are positive and finite.
     """
     codes = [x for x, *_ in tensors if x is not None and x.dtype in CODES]
-    kinds = {x.dtype for x in codes}
-    if graph.imports.get("", 1) < _OPSET or len(codes) < len(tensors) or len(kinds) != 1:
+    types = {x.dtype for x in codes}
+    if graph.imports.get("", 1) < _OPSET or len(codes) < len(tensors) or len(types) != 1:
         return None
-    (kind,) = kinds
-    dtype = np.dtype((kind or _REAL).numpy())
+    dtype = np.dtype((types.pop() or _REAL).numpy())
     arrays = [graph.array(value) for value in (*(s for _, s, _ in tensors), scale)]
     arrays += [
         np.zeros((), dtype) if value is None else graph.array(value)

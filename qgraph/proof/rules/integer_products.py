@@ -51,10 +51,10 @@ def product_of_codes(call: NodeCall) -> Operand:
     total = _total(call, factors[0], factors[1], operands.get("bias"), signature.kind)
     if (total.low < -_HALF).any() or (total.high >= _HALF).any():
         total = _wrapped(call, total, factors[0])
-    kind = signature.result(operands)
-    if kind is Result.SUMS:
+    result = signature.result(operands)
+    if result is Result.SUMS:
         return total
-    return _scaled(call, call.tracer.Cast(total, to="FLOAT"), kind, operands, aligned)
+    return _scaled(call, call.tracer.Cast(total, to="FLOAT"), result, operands, aligned)
 
 
 _HALF = 2.0**31
@@ -85,15 +85,15 @@ def _wrapped(call: NodeCall, total: Quantity, data: Quantity) -> Quantity:
 
 
 def _total(
-    call: NodeCall, data: Quantity, weights: Quantity, bias: Quantity | None, kind: str
+    call: NodeCall, data: Quantity, weights: Quantity, bias: Quantity | None, operator: str
 ) -> Quantity:
     if weights.value is None:
-        if kind == "Conv" or bias is not None:
+        if operator == "Conv" or bias is not None:
             raise call.refusal("weights that are not constant")
         return product_of_data(call, data, weights, is_integer=True)
-    if kind != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
+    if operator != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
         return product_of_data(call, data, weights, is_integer=True)
-    rows, layout = convolved(call, weights) if kind == "Conv" else multiplied(weights)
+    rows, layout = convolved(call, weights) if operator == "Conv" else multiplied(weights)
     if bias is not None:
         if bias.value is None:
             raise call.refusal("a bias that is not constant")
@@ -106,14 +106,14 @@ def _total(
 def _scaled(
     call: NodeCall,
     total: Quantity,
-    kind: Result,
+    result: Result,
     operands: dict[str, Quantity],
     aligned: Callable[[str], Quantity],
 ) -> Operand:
     tracer, alpha = call.tracer, np.float32(call.number("alpha", 1.0))
     unit = aligned("s_a") if alpha == 1 else tracer.Mul(constant(alpha), aligned("s_a"))
     unit = tracer.Mul(unit, aligned("s_b"))
-    if kind is Result.REALS:
+    if result is Result.REALS:
         y: Operand = tracer.Mul(total, unit)
         return y if "added" not in operands else tracer.Add(y, operands["added"])
     steps = tracer.Mul(total, tracer.Div(unit, aligned("s_y")))

@@ -104,8 +104,8 @@ def quantize_linear(call: NodeCall) -> Operand:
     if x.value is not None:
         raise call.refusal("constants of 16 bits")
     scale = np.abs(call.tracer.quantity(_parameters(call)[0]).numbers)
-    kind = call.node.outputs[0].dtype
-    codes = None if kind is None else FORMATS.get(kind.name)
+    dtype = call.node.outputs[0].dtype
+    codes = None if dtype is None else FORMATS.get(dtype.name)
     if isinstance(codes, IntFormat) and codes.bits <= _BITS:
         # An overflow gives the first or the last code, too.
         x = call.tracer.clipped(x, -scale * _BEYOND_CODES, scale * _BEYOND_CODES)
@@ -145,7 +145,7 @@ def _defined(call: NodeCall, x: Operand) -> Operand:
     except OperatorError as error:
         raise Undecidable(NOT_COMPUTED(str(error))) from error
     result: Operand = operator.define(call.tracer, x, *_parameters(call), **arguments)
-    kind = call.node.outputs[0].dtype
-    if isinstance(result, Quantity) and kind is not None:
-        return stored(result, kind.name)
+    dtype = call.node.outputs[0].dtype
+    if isinstance(result, Quantity) and dtype is not None:
+        return stored(result, dtype.name)
     return result

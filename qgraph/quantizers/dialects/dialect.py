@@ -209,8 +209,8 @@ def data_of(draft: Draft, site: Site) -> ir.Value:
     Where ``site`` decodes stored codes, these are the decoded values.
     """
     # The output of a Constant node may lack a type; its tensor has one.
-    kind = site.weight.kind if site.weight is not None else site.x.dtype and site.x.dtype.name
-    if kind in (None, ir.DataType.FLOAT.name) or site.values is None:
+    type_name = site.weight.kind if site.weight is not None else site.x.dtype and site.x.dtype.name
+    if type_name in (None, ir.DataType.FLOAT.name) or site.values is None:
         return draft.x
     return draft.constant(site.values, "weight")
 

@@ -88,9 +88,9 @@ class CodeType:
     def of(cls, lo: Float32, hi: Float32, kinds: tuple[str, ...] = CODE_TYPES) -> CodeType | None:
         """Return the first of ``kinds`` that holds all codes; None if none does."""
         low, high = float(lo.min()), float(hi.max())
-        kind = holding(low, high, kinds)
+        type_name = holding(low, high, kinds)
         uniform = bool((lo == low).all() and (hi == high).all())
-        return None if kind is None else cls(kind, low, high, uniform)
+        return None if type_name is None else cls(type_name, low, high, uniform)
 
     @property
     def is_full(self) -> bool:
@@ -114,12 +114,12 @@ class CodeType:
 
 
 def quantize(
-    draft: Draft, x: Operand, scale: Float32, zero_point: Float32, kind: str, layout: Layout
+    draft: Draft, x: Operand, scale: Float32, zero_point: Float32, type_name: str, layout: Layout
 ) -> ir.Value:
-    """Append a QuantizeLinear to codes of type ``kind``."""
+    """Append a QuantizeLinear to codes of type ``type_name``."""
     stored = draft.constant(layout.lay(scale), "scale")
-    dtype = ir.DataType[kind]
-    return _linear(draft, "QuantizeLinear", x, stored, zero_point, kind, layout, dtype)
+    dtype = ir.DataType[type_name]
+    return _linear(draft, "QuantizeLinear", x, stored, zero_point, type_name, layout, dtype)
 
 
 def dequantize(
@@ -127,14 +127,14 @@ def dequantize(
     codes: Operand,
     scale: Float32,
     zero_point: Float32,
-    kind: str,
+    type_name: str,
     layout: Layout,
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Value:
     """Append a DequantizeLinear, without a zero point if that is 0 everywhere."""
     laid = np.asarray(layout.lay(scale), order="C")
     stored = draft.constant(laid.astype(numpy_dtype(dtype.name), copy=False), "scale")
-    return _linear(draft, "DequantizeLinear", codes, stored, zero_point, kind, layout, dtype)
+    return _linear(draft, "DequantizeLinear", codes, stored, zero_point, type_name, layout, dtype)
 
 
 def _linear(
@@ -143,17 +143,17 @@ def _linear(
     x: Operand,
     scale: ir.Value,
     zero_point: Float32,
-    kind: str,
+    type_name: str,
     layout: Layout,
     dtype: ir.DataType,
     **attributes: int,
 ) -> ir.Value:
     operands: list[Operand | None] = [x, scale]
     if name == "QuantizeLinear" or zero_point.any():
-        codes = np.broadcast_to(layout.lay(zero_point), layout.shape).astype(numpy_dtype(kind))
+        codes = np.broadcast_to(layout.lay(zero_point), layout.shape).astype(numpy_dtype(type_name))
         operands.append(draft.constant(codes, "zero_point"))
     is_half = draft.x.dtype in HALF_TYPES or dtype in HALF_TYPES
-    draft.needs(max(layout.opset, QDQ_SINCE[kind], _SINCE_HALF if is_half else 1))
+    draft.needs(max(layout.opset, QDQ_SINCE[type_name], _SINCE_HALF if is_half else 1))
     return draft.node(name, operands, layout.attributes | attributes, dtype=dtype)
 
 
@@ -161,7 +161,7 @@ def dequantized(
     layout: Layout,
     scale: Float32,
     zero_point: Float32,
-    kind: str,
+    type_name: str,
     dtype: ir.DataType,
     scales: Scales,
 ) -> Iterator[Form]:
@@ -170,7 +170,7 @@ def dequantized(
 
     def node(draft: Draft, codes: ir.Value, value: ir.Value, **attributes: int) -> ir.Value:
         name, to = "DequantizeLinear", ir.DataType.FLOAT
-        return _linear(draft, name, codes, value, zero_point, kind, layout, to, **attributes)
+        return _linear(draft, name, codes, value, zero_point, type_name, layout, to, **attributes)
 
     def typed(stored: Array, since: int) -> Form:
         def form(draft: Draft, codes: ir.Value) -> Operand:
@@ -200,7 +200,7 @@ def dequantized(
             narrow = _exactly(laid, name)
             if narrow is not None:
                 yield typed(narrow, _OUTPUT_TYPE_SINCE)
-    yield lambda draft, codes: dequantize(draft, codes, scale, zero_point, kind, layout, dtype)
+    yield lambda draft, codes: dequantize(draft, codes, scale, zero_point, type_name, layout, dtype)
 
 
 def two_levels(scale: Float32) -> tuple[Array, np.float32] | None:
@@ -239,11 +239,13 @@ def clip(draft: Draft, x: Operand, lo: Float32, hi: Float32) -> Operand:
     return bounded
 
 
-def clip_codes(draft: Draft, codes: Operand, lo: float, hi: float, kind: str) -> ir.Value:
+def clip_codes(draft: Draft, codes: Operand, lo: float, hi: float, type_name: str) -> ir.Value:
     """Append a Clip on codes."""
     draft.needs(12)
-    bounds = [draft.constant(np.array(bound, numpy_dtype(kind)), "bound") for bound in (lo, hi)]
-    return draft.node("Clip", [codes, *bounds], dtype=ir.DataType[kind])
+    bounds = [
+        draft.constant(np.array(bound, numpy_dtype(type_name)), "bound") for bound in (lo, hi)
+    ]
+    return draft.node("Clip", [codes, *bounds], dtype=ir.DataType[type_name])
 
 
 def holding(lo: float, hi: float, kinds: tuple[str, ...]) -> str | None:
@@ -256,14 +258,14 @@ def is_whole(zero_point: Float32) -> bool:
     return bool((zero_point == np.rint(zero_point)).all())
 
 
-def holds(kind: str, values: Float32) -> bool:
-    """Return whether all ``values`` lie in the range of ``kind``."""
-    return bool((values >= FORMATS[kind].lo).all() and (values <= FORMATS[kind].hi).all())
+def holds(type_name: str, values: Float32) -> bool:
+    """Return whether all ``values`` lie in the range of ``type_name``."""
+    return bool((values >= FORMATS[type_name].lo).all() and (values <= FORMATS[type_name].hi).all())
 
 
-def are_codes(kind: str, zero_point: Float32) -> bool:
-    """Return whether a zero point consists of codes of ``kind``."""
-    return is_whole(zero_point) and holds(kind, zero_point)
+def are_codes(type_name: str, zero_point: Float32) -> bool:
+    """Return whether a zero point consists of codes of ``type_name``."""
+    return is_whole(zero_point) and holds(type_name, zero_point)
 
 
 def counted_from_zero_point(meaning: Affine) -> Affine | None:

@@ -141,18 +141,18 @@ def _meaning(
         parameters = zip((scale, zero_point), vars(decoding).values(), strict=True)
         if all(np.array_equal(one, other) for one, other in parameters):
             decoding = None
-    kind = FORMATS.get(storage)
-    if decoding is not None and not isinstance(kind, IntFormat):
+    form = FORMATS.get(storage)
+    if decoding is not None and not isinstance(form, IntFormat):
         raise OperatorError(
             f"{where(decode)}: its scale differs from that of {nodes[0].name!r}, so the pair is "
             f"not a quantizer to a minifloat. Give both the same scale, or remove the scales."
         )
-    if not isinstance(kind, IntFormat):
-        if not isinstance(kind, Minifloat):
+    if not isinstance(form, IntFormat):
+        if not isinstance(form, Minifloat):
             raise OperatorError(f"{where(decode)}: codes of type {storage} are not a number format")
         saturates = nodes[0].attributes.get_int("saturate", 1) != 0
-        return Floating(scale, kind, saturating=saturates), shape
-    lo, hi = _clip_bounds(nodes, kind)
+        return Floating(scale, form, saturating=saturates), shape
+    lo, hi = _clip_bounds(nodes, form)
     meaning = Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST, decoding=decoding)
     return meaning, shape
 
@@ -210,8 +210,8 @@ def _sizes(node: ir.Node, x: ir.Value, scale: Float32, attributes: dict[str, Any
     return [size or 1 for size in sizes]
 
 
-def _clip_bounds(nodes: tuple[ir.Node, ...], kind: IntFormat) -> tuple[Float32, Float32]:
-    lo, hi = np.asarray(kind.lo, np.float32), np.asarray(kind.hi, np.float32)
+def _clip_bounds(nodes: tuple[ir.Node, ...], form: IntFormat) -> tuple[Float32, Float32]:
+    lo, hi = np.asarray(form.lo, np.float32), np.asarray(form.hi, np.float32)
     for node in nodes:
         if node.op_type != "Clip":
             continue

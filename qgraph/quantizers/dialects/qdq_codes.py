@@ -184,9 +184,9 @@ class _Packer:
         for chosen in (above,) if self.later and splits else (from_low, above):
             form = _range_form(low, high, top, splits=chosen is above)
             last = self._range(chosen)[1]
-            kind = next((kind for kind in UNSIGNED if last <= FORMATS[kind].hi), None)
-            if kind is not None:
-                yield from self._draft(replace(chosen, kind=kind), form)
+            type_name = next((name for name in UNSIGNED if last <= FORMATS[name].hi), None)
+            if type_name is not None:
+                yield from self._draft(replace(chosen, kind=type_name), form)
 
     def _stored(
         self, placed: Placed, coding: Coding, scale: Float32, zero_point: Float32
@@ -194,23 +194,23 @@ class _Packer:
         """Yield ``(codes - zero_point) * scale``: one DequantizeLinear if the layout allows it."""
         layout = placed.layout(scale, zero_point) if is_whole(zero_point) else None
         lo, hi = self._range(coding)
-        for kind in SIGNED if min(lo, float(zero_point.min())) < 0 else UNSIGNED:
-            if not FORMATS[kind].lo <= lo <= hi <= FORMATS[kind].hi:
+        for name in SIGNED if min(lo, float(zero_point.min())) < 0 else UNSIGNED:
+            if not FORMATS[name].lo <= lo <= hi <= FORMATS[name].hi:
                 continue
             if layout is None:
                 spread = placed.spread(scale), placed.spread(zero_point)
-                yield from self._draft(replace(coding, kind=kind), self._product(*spread, kind))
-            elif holds(kind, zero_point):
-                for form in dequantized(layout, scale, zero_point, kind, self._dtype, self.scales):
-                    yield from self._draft(replace(coding, kind=kind), form)
+                yield from self._draft(replace(coding, kind=name), self._product(*spread, name))
+            elif holds(name, zero_point):
+                for form in dequantized(layout, scale, zero_point, name, self._dtype, self.scales):
+                    yield from self._draft(replace(coding, kind=name), form)
 
-    def _product(self, scale: Float32, zero_point: Float32, kind: str) -> Form:
+    def _product(self, scale: Float32, zero_point: Float32, type_name: str) -> Form:
         """Return the decoding in three operators, for parameters without a layout."""
         dtype = numpy_dtype(self._dtype.name)
         factor, offset = scale.astype(dtype), zero_point.astype(dtype)
 
         def form(draft: Draft, codes: ir.Value) -> Operand:
-            steps: Operand = dequantize(draft, codes, ONE, ZERO, kind, SCALAR, self._dtype)
+            steps: Operand = dequantize(draft, codes, ONE, ZERO, type_name, SCALAR, self._dtype)
             steps = draft.op.Sub(steps, offset) if offset.any() else steps
             return draft.node("Mul", [steps, draft.constant(factor, "scale")])
 
@@ -336,8 +336,8 @@ class _Packer:
     def _narrowed(self, parameter: Float32) -> Float32:
         """Return a parameter, converted to the type of the data, in which operators compute."""
         weight = self.site.weight
-        kind = "FLOAT" if weight is None or weight.kind not in _FLOATS else weight.kind
-        narrow = parameter.astype(numpy_dtype(kind), copy=False)
+        type_name = "FLOAT" if weight is None or weight.kind not in _FLOATS else weight.kind
+        narrow = parameter.astype(numpy_dtype(type_name), copy=False)
         return narrow.astype(np.float32, copy=False)
 
     @property
@@ -351,8 +351,8 @@ def _range_form(low: Float32, high: Float32, top: float, *, splits: bool) -> For
     """Return FakeQuantize's own float operations from code to value."""
 
     def form(draft: Draft, codes: ir.Value) -> Operand:
-        kind = ir.DataType.INT8 if codes.dtype is None else codes.dtype
-        whole = dequantize(draft, codes, ONE, ZERO, kind.name, SCALAR)
+        dtype = ir.DataType.INT8 if codes.dtype is None else codes.dtype
+        whole = dequantize(draft, codes, ONE, ZERO, dtype.name, SCALAR)
         y = range_values(draft, whole, low, high, top)
         return split_top(draft, y, whole, np.float32(top), high) if splits else y
 

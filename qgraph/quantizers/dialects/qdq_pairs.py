@@ -109,28 +109,32 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
     codes = CodeType.of(ZERO, top)
     if codes is None or not (meaning.input_low < meaning.input_high).all():
         return
-    kind, low, high = codes.kind, meaning.output_low, meaning.output_high
+    type_name, low, high = codes.kind, meaning.output_low, meaning.output_high
     if meaning.decoding is not None:
-        for layout in _layouts(site, meaning.decoding, kind):
+        for layout in _layouts(site, meaning.decoding, type_name):
             draft = editor.draft(site)
             yield _decoded(
-                draft, _range_codes(draft, meaning, kind), meaning.decoding, kind, layout
+                draft, _range_codes(draft, meaning, type_name), meaning.decoding, type_name, layout
             )
         return
     real = Decoding(*even_steps(low, high, float(top)))
     outer = _layout(site, real.scale, real.zero_point)
-    if outer is not None and np.isfinite(real.zero_point).all() and holds(kind, real.zero_point):
+    if (
+        outer is not None
+        and np.isfinite(real.zero_point).all()
+        and holds(type_name, real.zero_point)
+    ):
         step, offset = even_steps(meaning.input_low, meaning.input_high, float(top))
         inner = _layout(site, step, offset)
-        if inner is not None and holds(kind, offset):
+        if inner is not None and holds(type_name, offset):
             draft = editor.draft(site)
             q = codes.quantize(draft, draft.x, step, offset, inner)
-            yield _decoded(draft, q, real, kind, outer)
+            yield _decoded(draft, q, real, type_name, outer)
         draft = editor.draft(site)
-        yield _decoded(draft, _range_codes(draft, meaning, kind), real, kind, outer)
+        yield _decoded(draft, _range_codes(draft, meaning, type_name), real, type_name, outer)
     for splits in (False, True):
         draft = editor.draft(site)
-        q = dequantize(draft, _range_codes(draft, meaning, kind), ONE, ZERO, kind, SCALAR)
+        q = dequantize(draft, _range_codes(draft, meaning, type_name), ONE, ZERO, type_name, SCALAR)
         y = range_values(draft, q, low, high, float(top))
         yield draft.giving(split_top(draft, y, draft.x, meaning.input_high, high) if splits else y)
 
@@ -185,10 +189,10 @@ def _layout(site: Site, *parameters: Float32) -> Layout | None:
     return layout_of(site.shape or None, *parameters)
 
 
-def _layouts(site: Site, real: Decoding, kind: str) -> list[Layout | None]:
+def _layouts(site: Site, real: Decoding, type_name: str) -> list[Layout | None]:
     """Return the layout of a DequantizeLinear, if one can decode, and None for float operators."""
     layout = _layout(site, real.scale, real.zero_point)
-    return [layout, None] if layout and are_codes(kind, real.zero_point) else [None]
+    return [layout, None] if layout and are_codes(type_name, real.zero_point) else [None]
 
 
 def _rounded(draft: Draft, y: Operand, meaning: Affine | Truncating, codes: CodeType) -> ir.Value:
@@ -199,11 +203,11 @@ def _rounded(draft: Draft, y: Operand, meaning: Affine | Truncating, codes: Code
     return quantize(draft, y, ONE, ZERO, codes.kind, SCALAR)
 
 
-def _range_codes(draft: Draft, meaning: Ranged, kind: str) -> ir.Value:
+def _range_codes(draft: Draft, meaning: Ranged, type_name: str) -> ir.Value:
     """Compute the steps of a FakeQuantize in float and store them."""
     y, top = range_steps(draft, draft.x, meaning), np.float32(meaning.levels - 1)
-    y = y if top == FORMATS[kind].hi else draft.op.Min(y, top)
-    return quantize(draft, y, ONE, ZERO, kind, SCALAR)
+    y = y if top == FORMATS[type_name].hi else draft.op.Min(y, top)
+    return quantize(draft, y, ONE, ZERO, type_name, SCALAR)
 
 
 def _signs(draft: Draft, y: Operand) -> ir.Value:
@@ -214,10 +218,12 @@ def _signs(draft: Draft, y: Operand) -> ir.Value:
 
 
 def _decoded(
-    draft: Draft, codes: Operand, real: Decoding, kind: str, layout: Layout | None
+    draft: Draft, codes: Operand, real: Decoding, type_name: str, layout: Layout | None
 ) -> Draft:
     """Complete a draft by ``(codes - zero_point) * scale``, in float if there is no layout."""
     if layout is not None:
-        return draft.giving(dequantize(draft, codes, real.scale, real.zero_point, kind, layout))
-    steps = dequantize(draft, codes, ONE, ZERO, kind, SCALAR)
+        return draft.giving(
+            dequantize(draft, codes, real.scale, real.zero_point, type_name, layout)
+        )
+    steps = dequantize(draft, codes, ONE, ZERO, type_name, SCALAR)
     return draft.giving(real_values(draft, steps, real.scale, real.zero_point))

@@ -214,12 +214,12 @@ def _always(step: Step) -> Callable[[Expr], LastSteps | None]:
 
 def _cast(e: Expr) -> LastSteps | None:
     attributes = dict(e.attributes)
-    kind = FORMATS.get(attributes["to"])
-    if attributes["to"] == FLOAT or isinstance(kind, IntFormat):
+    form = FORMATS.get(attributes["to"])
+    if attributes["to"] == FLOAT or isinstance(form, IntFormat):
         return [], e.inputs[0]
-    if not isinstance(kind, Minifloat):
+    if not isinstance(form, Minifloat):
         return None
-    return [Encoded(kind, bool(attributes.get("saturate", 1)))], e.inputs[0]
+    return [Encoded(form, bool(attributes.get("saturate", 1)))], e.inputs[0]
 
 
 def _choice(e: Expr) -> LastSteps | None:

@@ -64,24 +64,24 @@ def floating(plain: Sequence[Step]) -> Floating:
     scale = scale_of(before, out_scale)
     require(same(scale, out_scale))
     if isinstance(core, Encoded):
-        kind = _clamped(core.kind, limit)
-        return Floating(float32(scale), kind, Rounding.ROUND, core.saturates)
+        form = _clamped(core.kind, limit)
+        return Floating(float32(scale), form, Rounding.ROUND, core.saturates)
     top = number(limit)
     if top is None or not np.isfinite(top) or not isinstance(core, Snapped):
         raise NoMatch
     return Floating(float32(scale), _format(core, top), core.mode, saturates)
 
 
-def _clamped(kind: Minifloat, limit: Array) -> Minifloat:
+def _clamped(form: Minifloat, limit: Array) -> Minifloat:
     """Return a format whose largest value is at most ``limit``, which lies on its grid."""
     if not np.isfinite(limit).any():
-        return kind
+        return form
     # Bounds of the data are multiples of the scale up to a rounding error.
-    near = float(kind.snap(limit.reshape(-1)[0]))
+    near = float(form.snap(limit.reshape(-1)[0]))
     require(close(limit, np.asarray(near), SAME_SCALE))
-    if near == kind.max_value:
-        return kind
-    return Minifloat(kind.exponent_bits, kind.mantissa_bits, kind.bias, near)
+    if near == form.max_value:
+        return form
+    return Minifloat(form.exponent_bits, form.mantissa_bits, form.bias, near)
 
 
 def _format(core: Snapped, top: float) -> Minifloat:

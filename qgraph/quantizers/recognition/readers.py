@@ -333,10 +333,10 @@ def _high(low: Array, width: Array, ends: list[Array], *, clamped: bool) -> Arra
 
 def stored(plain: Sequence[Step], codes: str) -> Affine | Ranged:
     """Read ``(code - zero_point) * scale``, or ``code / top * span + low``, of stored codes."""
-    kind = FORMATS.get(codes)
+    form = FORMATS.get(codes)
     ends = [step for step in plain if isinstance(step, End)]
     after = AfterRounding.of([step for step in plain if not isinstance(step, End)])
-    if after.scale is None or not isinstance(kind, IntFormat) or is_bounded(after.real):
+    if after.scale is None or not isinstance(form, IntFormat) or is_bounded(after.real):
         raise NoMatch
     if after.top is not None:
         high = ends[0].value if ends else summand(after.low, after.scale)
@@ -345,7 +345,7 @@ def stored(plain: Sequence[Step], codes: str) -> Affine | Ranged:
         last = np.nextafter(high, low) if ends else high
         return Ranged(low, last, low, high, _levels(after.top))
     require(not ends and not after.added.any())
-    lo, hi = np.maximum(after.codes[0], kind.lo), np.minimum(after.codes[1], kind.hi)
+    lo, hi = np.maximum(after.codes[0], form.lo), np.minimum(after.codes[1], form.hi)
     scale, zero_point = float32(after.scale), float32(after.taken)
     return Affine(scale, zero_point, float32(lo), float32(hi), recipe=Recipe.ROUND_FIRST)
 

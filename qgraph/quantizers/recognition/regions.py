@@ -226,8 +226,8 @@ class UseDefGraph:
 
     def _of(self, value: ir.Value) -> Expr:
         if value not in self._expressions:
-            kind = None if value.dtype in HALF_TYPES else value.dtype
-            variable = Expr(INPUT, dtype=FLOAT if kind is None else kind.name)
+            dtype = None if value.dtype in HALF_TYPES else value.dtype
+            variable = Expr(INPUT, dtype=FLOAT if dtype is None else dtype.name)
             self._expressions[value] = variable
             self._shapes[value] = fixed_sizes(value) or ()
             self._values.setdefault(id(variable), []).append(value)

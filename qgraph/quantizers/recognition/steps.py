@@ -188,12 +188,12 @@ class Kinds:
         indices: list[int | None] = []
         for step in reversed(steps):
             if isinstance(step, Rounded):
-                kind: tuple[object, ...] = (number, step.mode)
+                key: tuple[object, ...] = (number, step.mode)
             elif isinstance(step, ArithmeticStep | Limited) and step.number is not None:
-                kind = number, step.kind, index_of.setdefault(step.number, len(index_of))
+                key = number, step.kind, index_of.setdefault(step.number, len(index_of))
             else:
                 break
-            number = numbers.setdefault(kind, len(numbers))
+            number = numbers.setdefault(key, len(numbers))
             indices.append(number)
         return [None] * (len(steps) - len(indices)) + indices[::-1]
 

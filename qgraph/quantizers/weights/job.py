@@ -91,9 +91,9 @@ class CodeWriter:
         label: names the codes in the message of :meth:`write`.
     """
 
-    def __init__(self, sink: Sink, kind: str, start: int, label: str = "codes") -> None:
+    def __init__(self, sink: Sink, type_name: str, start: int, label: str = "codes") -> None:
         self._sink, self._label = sink, label
-        self._bits = FORMATS[kind].bits
+        self._bits = FORMATS[type_name].bits
         self._byte = start * self._bits // 8
         self._rest = np.empty(0, np.uint8)
 
@@ -304,9 +304,9 @@ class Source:
         )
 
 
-def numbers_of(codes: Array, kind: str) -> Array:
+def numbers_of(codes: Array, type_name: str) -> Array:
     """Return the numbers of codes without scale and zero point, as int32 or float32."""
-    if kind in DTYPES:
+    if type_name in DTYPES:
         return decode(codes)
     return codes.astype(np.int32)
 
@@ -386,12 +386,12 @@ class RepackJob:
         return run_now(self, [packed_size(bits, count)])[0]
 
 
-def codes_of(numbers: Array, kind: str) -> Array:
+def codes_of(numbers: Array, type_name: str) -> Array:
     """Return the codes of whole numbers, or of numbers of a minifloat, in the type's own dtype."""
-    form = FORMATS[kind]
+    form = FORMATS[type_name]
     if not isinstance(form, IntFormat):
-        return encode(numbers.astype(np.float32, copy=False), kind)
+        return encode(numbers.astype(np.float32, copy=False), type_name)
     whole = np.clip(numbers, form.lo, form.hi).astype(np.int64 if form.bits > 16 else np.int32)
     if form.bits >= 8:
-        return whole.astype(numpy_dtype(kind))
-    return whole.astype(np.int8).view(numpy_dtype(kind))
+        return whole.astype(numpy_dtype(type_name))
+    return whole.astype(np.int8).view(numpy_dtype(type_name))

@@ -63,7 +63,7 @@ class LevelTable:
         cls,
         quantize: ElementProgram,
         dequantize: ElementProgram,
-        kind: str,
+        type_name: str,
         ends: tuple[float, float],
     ) -> LevelTable | None:
         """Return the table of a quantizer and its decoder; None if it has none, or is not equal.
@@ -71,7 +71,7 @@ class LevelTable:
         Args:
             quantize: what the quantizer's operators compute.
             dequantize: what the decoder computes from the codes.
-            kind: ONNX type of the codes.
+            type_name: ONNX type of the codes.
             ends: data beyond them, in steps, counts as clipped.
         """
         plan, halves = quantize.stages(), quantize.split()
@@ -85,10 +85,10 @@ class LevelTable:
         shape, laid = shapes
         stages = plan(laid[: counts[0]])
         levels = None if stages is None else stages.levels()
-        form = FORMATS[kind]
+        form = FORMATS[type_name]
         if stages is None or levels is None or isinstance(form, IntFormat) == stages.by_upper_half:
             return None
-        table = cls(shape, stages, stages.arrays, kind, ends, None)
+        table = cls(shape, stages, stages.arrays, type_name, ends, None)
         decoders = (halves[1], laid[counts[0] :][: counts[1]]), (dequantize, laid[sum(counts) :])
         if not table._proves(levels, *decoders):
             return None
@@ -97,8 +97,8 @@ class LevelTable:
         inputs = representatives()
         with np.errstate(all="ignore"):
             stages.level(inputs, *(a.reshape(-1)[:1].reshape(()) for a in stages.arrays))
-            codes = encode(inputs, kind).view(np.uint8)
-        return cls(shape, stages, stages.arrays, kind, ends, codes)
+            codes = encode(inputs, type_name).view(np.uint8)
+        return cls(shape, stages, stages.arrays, type_name, ends, codes)
 
     def read(self, data: Array, start: int, spread: Spread) -> tuple[Array, int] | None:
         """Return the codes of flat ``data``, which is overwritten, and how many were clipped.
@@ -206,11 +206,11 @@ class Spread:
         return laid
 
 
-def numbers_of(codes: Array, kind: str) -> Array:
+def numbers_of(codes: Array, type_name: str) -> Array:
     """Return the numbers of codes after packing and unpacking."""
-    form = FORMATS[kind]
+    form = FORMATS[type_name]
     if not isinstance(form, IntFormat):
-        return decode(codes.view(numpy_dtype(kind)))
+        return decode(codes.view(numpy_dtype(type_name)))
     if form.bits >= 8 or (codes.min() >= form.lo and codes.max() <= form.hi):
         return codes
     shift = codes.dtype.type(8 - form.bits)

@@ -320,12 +320,12 @@ def _call(
 def _result_type(node: ir.Node, attributes: dict[str, Any]) -> np.dtype[Any]:
     """Return the output type of DequantizeLinear; codes are their float32 values."""
     scale = node.inputs[1]
-    kind = attributes["output_dtype"]
+    dtype = attributes["output_dtype"]
     if node.op_type == "QuantizeLinear" or scale is None:
         return np.dtype(np.float32)
-    if kind == ir.DataType.UNDEFINED:
-        kind = scale.dtype or ir.DataType.FLOAT
-    return numpy_dtype(kind.name)
+    if dtype == ir.DataType.UNDEFINED:
+        dtype = scale.dtype or ir.DataType.FLOAT
+    return numpy_dtype(dtype.name)
 
 
 def _parameter(

@@ -202,29 +202,29 @@ class _Work:
 
 
 @functools.cache
-def _work(kind: str) -> _Work:
+def _work(family: str) -> _Work:
     return _Work()
 
 
 def _loop(codes: str, count: int, by_columns: bool) -> Loop | None:
     """Return a compiled loop for ``count`` more errors; None if it is not worth while."""
-    kind = "INTEGER" if isinstance(FORMATS[codes], IntFormat) else codes
-    work = _work(kind)
+    family = "INTEGER" if isinstance(FORMATS[codes], IntFormat) else codes
+    work = _work(family)
     work.done += count
     if work.done < _WORTH:
         return None
     with work.lock:  # one thread compiles, the others wait
-        return _compiled(kind, by_columns)
+        return _compiled(family, by_columns)
 
 
 @functools.cache
-def _compiled(kind: str, by_columns: bool) -> Loop | None:
+def _compiled(family: str, by_columns: bool) -> Loop | None:
     """Return the loop that adds squares down the columns, or that writes errors of each group."""
     numba = find_numba()
     if numba is None:
         return None
     compile_ = numba.njit(error_model="numpy", nogil=True, fastmath=False)
-    rounded = compile_(_rounding(kind))
+    rounded = compile_(_rounding(family))
 
     def add(w: Any, scale: Any, point: Any, lowest: Any, highest: Any, total: Any) -> None:
         groups, size, columns = w.shape
@@ -249,11 +249,11 @@ def _compiled(kind: str, by_columns: bool) -> Loop | None:
     return loop
 
 
-def _rounding(kind: str) -> Callable[[Any], Any]:
+def _rounding(family: str) -> Callable[[Any], Any]:
     """Return the rounding of places to codes without their limits, to be compiled."""
-    if kind == "INTEGER":
+    if family == "INTEGER":
         return lambda number: np.rint(number)
-    form = MINIFLOATS[kind]
+    form = MINIFLOATS[family]
     exponent = np.uint32(0x7F800000)
     least = np.uint32((128 - form.bias) << 23)
     fraction = np.uint32(form.mantissa_bits << 23)
