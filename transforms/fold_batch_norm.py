@@ -114,20 +114,20 @@ class _Fold(OfDraft):
     Attributes:
         layer: the operator.
         head, tail: the chains; at least one has nodes.
-        made: the new operator.
+        scaled: the new operator.
         scaling: what multiplied the weights.
     """
 
     layer: WeightedSum
     head: ChannelAffine
     tail: ChannelAffine
-    made: ir.Node
+    scaled: ir.Node
     scaling: WeightScaling
 
     @property
     def copies(self) -> dict[ir.Node, ir.Node]:
         """The old nodes of the new ones that take their place."""
-        return {self.made: self.layer.node} | self.scaling.copies
+        return {self.scaled: self.layer.node} | self.scaling.copies
 
     def report(self) -> SiteReport:
         """Return the entry of the report, named by the first BatchNormalization of the chains."""

@@ -76,7 +76,7 @@ def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
     x, w = map(reader.operand, inputs)
     if x is None or w is None:
         return None
-    data, weights = x.found, w.found
+    data, weights = x.operand, w.operand
     ranks = [None if (sizes := reader.sizes(value)) is None else len(sizes) for value in inputs]
     if x.axis is not None:
         data = replace(data, axis=_data_role(node, x.axis, ranks[0]))
@@ -215,16 +215,16 @@ def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
             operators = tuple(
                 BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
             )
-            return _Behind(read.found, operators, (*between, *users), consumers, is_output)
+            return _Behind(read.operand, operators, (*between, *users), consumers, is_output)
         operators = tuple(BehindLayer(_name(each, reader)) for each in between)
         readers = len(list(node.outputs[0].uses()))
         return _Behind(None, operators, tuple(between), max(1, readers), is_output)
-    operand = reader.result(site)
+    read = reader.result(site)
     low, high = reader.reach(site)
     operators = tuple(
         BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
     )
-    y = None if operand is None else operand.found
+    y = None if read is None else read.operand
     return _Behind(y, operators, (*between, *site.nodes), consumers, is_output)
 
 

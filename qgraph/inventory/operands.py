@@ -50,12 +50,12 @@ class ReadOperand:
     """An operand, and what the description of a layer has to compare.
 
     Attributes:
-        found: its description; the axis is open.
+        operand: its description; the axis is open.
         axis: axis along which scales differ; None if they do not, or the axis is not known.
         scale: its scales; None if they are not constant.
     """
 
-    found: CodedOperand
+    operand: CodedOperand
     axis: int | None
     scale: Float32 | None
 
@@ -65,7 +65,7 @@ class OperandReader:
 
     Args:
         model: the model.
-        found: all its quantizers.
+        read_sites: all its quantizers.
         facts: its inferred types and shapes; None to infer them.
     """
 
@@ -100,7 +100,7 @@ class OperandReader:
                 is_constant = value in self._fixed
                 axis = _moved_axis(read.axis, moves)
                 before = tuple(reversed(passed))
-                operand = replace(read.found, before=before, is_constant=is_constant)
+                operand = replace(read.operand, before=before, is_constant=is_constant)
                 return ReadOperand(operand, axis, read.scale)
             node = value.producer()
             if node is None or node.op_type not in _MOVES or node.domain or not node.inputs:
@@ -121,7 +121,7 @@ class OperandReader:
             return None
         while names[0] in ACTIVATIONS:
             names.pop(0)
-        return replace(read, found=replace(read.found, written="+".join(names)))
+        return replace(read, operand=replace(read.operand, written="+".join(names)))
 
     def apart(self, node: ir.Node) -> tuple[ReadOperand, tuple[float, float]] | None:
         """Return what a QuantizeLinear gives whose DequantizeLinear stands behind data movement.
@@ -140,14 +140,14 @@ class OperandReader:
         if read is None:
             return None
         zero = constant_expression(input_of(decode, 2))
-        least, most = _LIMITS[read.found.codes]
+        least, most = _LIMITS[read.operand.codes]
         ends = -math.inf, math.inf
         if read.scale is not None:
             point = np.zeros((), np.float32) if zero is None else zero.astype(np.float32)
             low, high = (least - point) * read.scale, (most - point) * read.scale
             ends = float(np.max(low)), float(np.min(high))
         written = "+".join([*names, "DequantizeLinear"])
-        return replace(read, found=replace(read.found, written=written)), ends
+        return replace(read, operand=replace(read.operand, written=written)), ends
 
     def reach(self, site: Site) -> tuple[float, float]:
         """Return the smallest and largest real number that the type of the codes stands for."""
