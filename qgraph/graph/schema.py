@@ -53,9 +53,9 @@ def versions_of(imports: Mapping[str, int]) -> dict[str, int]:
 _declared: set[tuple[OpKey, int]] = set()
 
 
-def is_declared(name: str, version: int, domain: str) -> bool:
-    """Return whether onnx, or a dialect that is loaded, has an operator."""
-    return onnx.defs.has(name, version, domain) or is_own(name, version, domain)
+def is_standard(name: str, version: int, domain: str) -> bool:
+    """Return whether the ONNX standard itself has an operator, not a dialect or a plugin."""
+    return (domain == "" or domain.startswith("ai.onnx.")) and onnx.defs.has(name, version, domain)
 
 
 def is_own(name: str, version: int, domain: str) -> bool:
@@ -182,7 +182,7 @@ class OpSchema:
         return {attribute.name: attribute.read(node) for attribute in self.attributes}
 
     def declare(self) -> None:
-        """Let :func:`is_declared` know the operator; onnx knows nothing of it."""
+        """Let :func:`is_own` know the operator; onnx knows nothing of it."""
         _declared.update((key, self.since) for key in self.keys)
 
     def publish(self) -> None:

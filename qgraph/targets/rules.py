@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
-from qgraph.graph.schema import element_type, is_declared
+from qgraph.graph.schema import element_type, is_standard
 from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity
 
@@ -102,7 +102,7 @@ def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool
         call=call,
         inside=inside,
         declared=domain in imports or (domain == "" and "ai.onnx" in imports),
-        known=version > 0 and is_declared(node.op_type, version, domain),
+        known=version > 0 and is_standard(node.op_type, version, domain),
         opset=version,
     )
     values = [*node.inputs, None, None, None, None]

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.errors import UnsupportedError
+from qgraph.graph.schema import OpSchema
 from qgraph.model import load
 from qgraph.targets.layer import Granularity
 from qgraph.targets.loading import runtimes_of
@@ -151,6 +152,19 @@ def test_the_scale_of_a_scale_counts():
     )
     found = verdicts(model)
     assert (found["onnxruntime-cpu"], found["tensorrt"], found["openvino-cpu"]) == (NO, YES, YES)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime-cpu", "openvino-cpu", "tensorrt"])
+def test_a_runtime_does_not_know_what_a_plugin_adds(name: str):
+    """An operator that only a plugin registers is as unknown to a runtime as without the plugin."""
+    text = """<ir_version: 10, opset_import: ["": 21, "com.example.rules": 1]>
+    net (float[2] x) => (float[2] y) { y = com.example.rules.Steps (x) }"""
+    model = ir.from_onnx_text(text)
+    before = verdicts(model)
+    schema = OpSchema("Steps", ("com.example.rules",), ("x",))
+    schema.declare()
+    schema.publish()
+    assert before[name] == verdicts(model)[name] == UNKNOWN
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
