@@ -20,8 +20,9 @@ from qgraph.proof.matching.operators import RESHAPING
 from qgraph.quantizers.movement import axis_before, axis_of
 from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus
-from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.targets.layer import LAYERS
+from qgraph.transforms.base import Transform, option, selects, transform
+from qgraph.transforms.drafts.choice import entry, label, refused
 from qgraph.transforms.weights.constant_codes import store
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import present
@@ -52,11 +53,15 @@ class FoldConstants(Transform):
     4. ``recurrent``: likewise for constant operands of LSTM, GRU and RNN, for compilers that take
        float constants only.
 
+    5. ``layers``: likewise for weights of Conv, ConvTranspose, Gemm and MatMul, for runtimes that
+       decode them in each run.
+
     Other weights stay codes.
     """
 
     biases: bool = option(False, help="decode constants of INT32 codes")
     recurrent: bool = option(False, help="decode constant operands of LSTM, GRU and RNN")
+    layers: str = option("", help="patterns of names of layers whose weights are decoded")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
@@ -94,7 +99,15 @@ class FoldConstants(Transform):
             return False
         users = {user.op_type for user in node.outputs[0].consumers()}
         is_recurrent = self.recurrent and not users.isdisjoint(_RECURRENT)
-        return is_recurrent or (self.biases and _is_wide(node))
+        return is_recurrent or (self.biases and _is_wide(node)) or self._is_of_layers(node)
+
+    def _is_of_layers(self, node: ir.Node) -> bool:
+        """Return whether a node decodes weights of selected layers, and nothing else."""
+        uses = node.outputs[0].uses() if self.layers else ()
+        return bool(uses) and all(
+            use.node.op_type in LAYERS and use.idx == 1 and selects(self.layers, label(use.node))
+            for use in uses
+        )
 
 
 def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:

@@ -101,6 +101,8 @@ class Storage:
         operators: whose weights they are.
         taken: the verdict.
         source: where it comes from.
+        ratio: time of a layer whose data are no codes with such weights, divided by its time with
+            weights in float; None if it was not measured.
         note: what to mind.
     """
 
@@ -108,6 +110,7 @@ class Storage:
     operators: Names
     taken: Loads
     source: Names
+    ratio: float | None = None
     note: str = ""
 
 

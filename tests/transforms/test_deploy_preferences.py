@@ -93,6 +93,50 @@ def test_packed_weights_beside_a_quantized_layer_stay_packed():
     assert left.inputs[1].producer().inputs[0].dtype.name == "INT4"
 
 
+LAST_IN_FLOAT = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[N,32] x) => (float[N,8] y, float[N,8] z)
+    <float s = {0.05}, uint8 u = {128}, float[8] t = {1, 1, 1, 1, 1, 1, 1, 1},
+     float[8] b = {1, 1, 1, 1, 1, 1, 1, 1}> {
+        q = QuantizeLinear (x, s, u)
+        e = DequantizeLinear (q, s, u)
+        f = DequantizeLinear <axis = 1> (v, t)
+        [coded] m = MatMul (e, f)
+        a = Add (m, b)
+        p = QuantizeLinear (a, s, u)
+        z = DequantizeLinear (p, s, u)
+        h = Tanh (e)
+        d = DequantizeLinear <axis = 0> (w, t)
+        [last] y0 = Gemm <transB = 1> (h, d, b)
+        BEHIND
+    }"""
+
+
+@pytest.mark.parametrize("prefer", ["speed", "size"])
+@pytest.mark.parametrize("kind", [np.int8, np.int16])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_weights_that_are_decoded_in_each_run_become_floats(kind, prefer, quantized):
+    pair = "c = QuantizeLinear (y0, s, u) y = DequantizeLinear (c, s, u)"
+    source = LAST_IN_FLOAT.replace("BEHIND", pair if quantized else "y = Identity (y0)")
+    proto = onnx.parser.parse_model(source)
+    codes = np.random.default_rng(0).integers(-8, 8, (8, 32))
+    weights = {"w": codes.astype(kind), "v": codes.T.astype(np.int8)}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+        for name, array in weights.items()
+    )
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "onnxruntime-cpu", prefer=prefer)
+    assert found.certificate.verdict in ("proved", "bounded")
+    (last,) = [node for node in model.nodes("Gemm") if node.name == "last"]
+    is_decoded = prefer == "speed" and not quantized
+    assert (last.inputs[1].producer() is None) == is_decoded
+    if is_decoded:
+        assert np.array_equal(last.inputs[1].const_value.numpy(), codes.astype(np.float32))
+    again = model.clone()
+    qgraph.deploy(again, "onnxruntime-cpu", prefer=prefer)
+    assert again.identity() == model.identity()
+
+
 def four_bits(network: Path) -> Path:
     proto = onnx.load(network)
     (weights,) = [each for each in proto.graph.initializer if each.name == "w"]

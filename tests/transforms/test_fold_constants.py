@@ -131,3 +131,23 @@ def test_biases_are_decoded_where_that_is_asked_for(check_pass):
     )
     (layer,) = model.nodes("Gemm")
     np.testing.assert_array_equal(constant(layer.inputs[2]), np.float32([1.5, -17500]))
+
+
+def test_weights_of_named_layers_become_floats(check_pass):
+    weights = np.arange(-6, 6, dtype=np.int8).reshape(3, 4)
+    source = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,4] x) => (float[N,3] y, float[N,3] z)
+        <float[3] s = {0.5, 0.25, 3.0}, int8[3] zp = {1, 0, -2}, int8[3,4] w = {
+            -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5}> {
+            named = DequantizeLinear <axis = 0> (w, s, zp)
+            other = DequantizeLinear <axis = 0> (w, s, zp)
+            [first] y = Gemm <transB = 1> (x, named)
+            [second] z = Gemm <transB = 1> (x, other)
+        }""")
+    model, _ = check_pass(
+        FoldConstants(layers="first"), source, ops=["DequantizeLinear", "Gemm", "Gemm"]
+    )
+    (first,) = (node for node in model.nodes("Gemm") if node.name == "first")
+    scale, point = np.float32([0.5, 0.25, 3.0]), np.int8([1, 0, -2])
+    expected = (weights - point[:, None]).astype(np.float32) * scale[:, None]
+    assert np.array_equal(constant(first.inputs[1]), expected)

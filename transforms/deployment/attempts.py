@@ -21,6 +21,7 @@ from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
+from qgraph.transforms.deployment.decoding import decode_weights
 from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for, steps_for
 from qgraph.transforms.drafts.choice import label
 
@@ -114,6 +115,8 @@ def best_form(
             tried.append(steps)
             model = reference.clone()
             report = model.apply(*steps)
+            if packed is None:
+                decode_weights(model, profile, report)
             attempt = Attempt(model, report, proved(reference, model, request))
             failing = attempt.failing
             if not failing:
@@ -184,6 +187,17 @@ def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
     report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
     same = reference.clone()
     return Attempt(same, report, proved(reference, same, request))
+
+
+def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note: str) -> Attempt:
+    """Return the model with its quantized layers as they are, with a note that says why.
+
+    Weights that the target would decode in each run are floats.
+    """
+    attempt = unchanged(reference, request, note)
+    if not decode_weights(attempt.model, profile, attempt.report):
+        return attempt
+    return replace(attempt, certificate=proved(reference, attempt.model, request))
 
 
 def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:

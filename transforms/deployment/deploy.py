@@ -32,6 +32,7 @@ from qgraph.transforms.deployment.attempts import (
     converted,
     order_of,
     unchanged,
+    unchanged_layers,
 )
 from qgraph.transforms.deployment.forms import Left, Preference, marked_slower, packed
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
@@ -95,9 +96,8 @@ def deploy(
     preference = member(Preference, prefer, "prefer")
     asked = Bounding.of(within, model.inputs, model.outputs)
     request = replace(asked, against=Against.IDEAL, order=order_of(profile))
-    attempt = unchanged(
-        reference, request, "every quantized layer runs in an integer kernel already"
-    )
+    note = "every quantized layer runs in an integer kernel already"
+    attempt = unchanged(reference, request, note)
     deployment = listed(reference, attempt, runtime)
     if not deployment.layers and deployment.is_executed:
         attempt = unchanged(reference, request, "there is no quantized layer to rewrite")
@@ -112,12 +112,14 @@ def deploy(
             attempt = best_form(*how, packed(best_form(*how, ()).model))
         else:
             attempt = _gaining(*how, deployment, runtime)
+    elif preference is not Preference.SIZE:
+        attempt = unchanged_layers(reference, profile, request, note)
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
     deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
-    if chosen.tuning is not None and (note := chosen.tuning.note) is not None:
-        deployment = replace(deployment, notes=[*deployment.notes, note])
+    if chosen.tuning is not None and (remark := chosen.tuning.note) is not None:
+        deployment = replace(deployment, notes=[*deployment.notes, remark])
     if require_all and deployment.left:
         first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"
         raise EquivalenceError(
@@ -163,7 +165,8 @@ def _gaining(
         slower = [len(marked_slower(each, profile)) for each in (reference, attempt.model)]
         is_idle = len(after.left) >= len(before.left) and slower[1] >= slower[0]
         if _worse(before, after) or is_idle:
-            return unchanged(reference, request, "no form has more layers in integer kernels")
+            note = "no form has more layers in integer kernels"
+            return unchanged_layers(reference, profile, request, note)
     elif not any(layer.kernel for layer in after.layers):
         plain = converted(reference, profile, request)
         loaded = listed(reference, plain, runtime)

@@ -1,0 +1,84 @@
+"""Store weights as floats that a target would decode in each run."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.schema import LINEAR_DOMAINS
+from qgraph.inventory.layers import quantized_layers
+from qgraph.model import Model
+from qgraph.reports import Report
+from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.layer import LAYERS
+from qgraph.targets.profile import Profile
+from qgraph.transforms.base import escaped
+from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.fold_constants import FoldConstants
+
+_BETWEEN = frozenset({"Add", "Clip", "Identity", "Relu"})
+"""Operators between a layer and a quantizer that runtimes join with the layer."""
+
+
+def decode_weights(model: Model, profile: Profile, report: Report) -> bool:
+    """Decode the weights of layers in float that were measured to be slower on stored codes.
+
+    Args:
+        model: is changed; without a quantized layer it stays.
+        profile: of the target.
+        report: gets what was done.
+
+    Returns:
+        Whether the model was changed.
+    """
+    names = _slow_layers(model, profile)
+    if names:
+        report.extend(model.apply(FoldConstants(layers="|".join(map(escaped, names)))))
+    return bool(names)
+
+
+def _slow_layers(model: Model, profile: Profile) -> list[str]:
+    """Return the layers whose weights are to be decoded."""
+    slow = {
+        (name, codes)
+        for row in profile.storage
+        if row.ratio is not None and row.ratio > 1
+        for name in row.operators
+        for codes in row.codes
+    }
+    layers = list(quantized_layers(model.ir)) if slow else []
+    on_codes = {
+        layer.node
+        for layer in layers
+        if isinstance(kernel_of(layer.description, profile), KernelMatch)
+    }
+    return [
+        label(node)
+        for node in model.nodes(*LAYERS)
+        if layers and node not in on_codes
+        if (node.op_type, _codes(node)) in slow and not _is_quantized(node.outputs[0], profile)
+    ]
+
+
+def _codes(node: ir.Node) -> str | None:
+    """Return the type of the stored codes of a layer's weights; None without codes."""
+    weights = node.inputs[1]
+    decode = None if weights is None else weights.producer()
+    if (
+        decode is None
+        or decode.op_type != "DequantizeLinear"
+        or decode.domain not in LINEAR_DOMAINS
+    ):
+        return None
+    tensor = constant_tensor(decode.inputs[0])
+    return None if tensor is None else tensor.dtype.name
+
+
+def _is_quantized(value: ir.Value, profile: Profile) -> bool:
+    """Return whether a quantizer reads a result: float weights before it may be quantized anew."""
+    users = list(value.consumers())
+    return any(
+        user.op_type == "QuantizeLinear"
+        or (user.op_type in _BETWEEN | profile.passing and _is_quantized(user.outputs[0], profile))
+        for user in users
+    )
