@@ -10,8 +10,9 @@ follows has no definition over float32, such as sums in float64 and tables of co
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,7 @@ import onnx_ir as ir
 from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.interface import Pair
-from qgraph.graph.slices import between, dominators
+from qgraph.graph.slices import between, dominators, nearest_cut
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
 from qgraph.numerics.values import compare_values, is_nan
@@ -39,6 +40,9 @@ from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, TWO_INPUTS, TYPE_NOT_PROVED, U
 _CASES = 1 << 22
 _BOXES = 1 << 20
 _NARROW_BITS = 8
+_SIGNED = 3
+"""Maximum number of quantized values whose zeros are tried with both signs."""
+
 _SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
 
 
@@ -196,11 +200,12 @@ _ROUNDING = frozenset({"Ceil", "Floor", "QuantizeLinear", "Round"})
 def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     """Compare both sides of a region for every step of the quantizers that its input goes to first.
 
-    Each side computes its result from what its own quantizer gives, element by element. So it is
-    constant wherever that quantizer is, whatever follows in whatever type. The steps of a quantizer
-    divide all finite inputs, by the intervals of its definition. One input of each part on which
-    both quantizers are constant is run, and the infinities and NaN. Nothing is claimed about signs
-    of zeros: quantizers may give -0 and +0 on one step.
+    Each side computes its result from what its own quantizers give, element by element. So it is
+    constant wherever these are, whatever follows in whatever type. The steps of quantizers divide
+    all finite inputs, by the intervals of their definitions. One input of each part on which all
+    quantizers are constant is run, and the infinities and NaN. A quantizer may give -0 and +0
+    on one step. So signs of zeros are claimed only if both zeros lead to the same bits on each
+    side.
 
     Returns: None if the input goes to no quantizer first, or there are too many parts.
 
@@ -213,10 +218,10 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
     pairs = list(zip(sides, segments, strict=True))
-    first = [_first_steps(side, segment) for side, segment in pairs]
-    if any(steps is None for steps in first):
+    quantized = [_quantized_steps(side, segment) for side, segment in pairs]
+    if not all(quantized):
         return None
-    starts = np.unique(np.concatenate([steps for steps in first if steps is not None]))
+    starts = np.unique(np.concatenate([keys for steps in quantized for keys in steps.values()]))
     for side, segment in pairs:
         for node in segment.nodes:
             _check_zeros(node, [v for v in node.inputs if v is not None and not side.known.has(v)])
@@ -230,11 +235,14 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     a, b = (run_nodes(side, part.nodes, {part.x: data}, part.y) for side, part in pairs)
     if a.dtype != b.dtype or a.shape != b.shape or a.ndim != len(sizes):
         raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
+    has_signs = a.dtype.kind not in "biu" and any(
+        _distinguishes_zeros(side, segment, data, steps)
+        for (side, segment), steps in zip(pairs, quantized, strict=True)
+    )
     a, b = (np.moveaxis(side, axis, 0).reshape(len(x), -1) for side in (a, b))
     at_nan = compare_values(a[-1], b[-1])
     comparison = compare_values(a[:-1], b[:-1])
     nan_differs = Exactness.of(at_nan) < Exactness.BITS
-    has_signs = a.dtype.kind not in "biu"
     level, count, witness = Exactness.of(comparison), 0, None
     if has_signs or nan_differs:
         level = min(level, Exactness.VALUES)
@@ -264,21 +272,57 @@ def _makes_steps(node: ir.Node) -> bool:
     return is_quantizer or (node.domain == "" and node.op_type in _ROUNDING)
 
 
-def _first_steps(side: MatchedModel, segment: NodeSegment) -> Keys | None:
-    """Return the first input of each step of the quantizer that all of a segment reads.
+def _distinguishes_zeros(
+    side: MatchedModel, segment: NodeSegment, data: Array, quantized: Collection[ir.Value]
+) -> bool:
+    """Return whether signs of zeros in quantized values may change the bits of a segment."""
+    signed = [value for value in quantized if not is_whole(value)]
+    if len(signed) > _SIGNED:
+        return True
+    after = between(segment.y, quantized, side.operands) or []
+    steps = {}
+    for value in quantized:
+        before = between(value, [segment.x], side.operands) or []
+        steps[value] = run_nodes(side, before, {segment.x: data}, value)
+    ties: list[str] = []
+    results = []
+    for zeros in itertools.product((0.0, -0.0), repeat=len(signed)):
+        for value, zero in zip(signed, zeros, strict=True):
+            steps[value] = np.where(steps[value] == 0, steps[value].dtype.type(zero), steps[value])
+        results.append(run_nodes(side, after, steps, segment.y, ties))
+    levels = (Exactness.of(compare_values(results[0], result)) for result in results)
+    return bool(ties) or any(level < Exactness.BITS for level in levels)
 
-    It is the longest beginning of the segment that is defined over float32. None is returned if
-    there is none.
+
+def _quantized_steps(side: MatchedModel, segment: NodeSegment) -> dict[ir.Value, Keys]:
+    """Return quantized values from which a segment computes its result, and the steps of each.
+
+    A step is given by its first input. The values are the nearest to the result that are defined
+    over float32. There are none if the result is computed from other values too.
     """
-    chain = dominators(segment.y, side.operands)
-    for value in chain[: chain.index(segment.x)] if segment.x in chain else ():
-        nodes = between(value, [segment.x], side.operands) or []
-        if not any(map(_makes_steps, nodes)):
-            break
-        try:
-            _check_parameters(side, nodes)
-            root = lower(nodes, segment.x, value, (), Builder(), constants=side.known.array)
-        except Undecidable:
-            continue
-        return plateaus(root, max_boxes=_BOXES).lo
-    return None
+    steps: dict[ir.Value, Keys | None] = {}
+
+    def is_quantized(value: ir.Value) -> bool:
+        if value not in steps:
+            steps[value] = _steps_of(side, segment.x, value)
+        return steps[value] is not None
+
+    cut = nearest_cut(segment.y, is_quantized, side.operands) or []
+    return {value: keys for value in cut if (keys := steps[value]) is not None}
+
+
+def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value) -> Keys | None:
+    """Return the first input of each step of a value; None if no quantizer over float32 makes it.
+
+    Raises:
+        Undecidable: there are too many steps.
+    """
+    nodes = between(value, [x], side.operands) or []
+    if not any(map(_makes_steps, nodes)):
+        return None
+    try:
+        _check_parameters(side, nodes)
+        root = lower(nodes, x, value, (), Builder(), constants=side.known.array)
+    except Undecidable:
+        return None
+    return plateaus(root, max_boxes=_BOXES).lo

@@ -300,7 +300,8 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
             for s in shown
             if s.region is not None
         ]
-        nodes += zero_sign_nodes(side.nodes, side.normalised.graph.outputs, exits, steps)
+        outputs = side.normalised.graph.outputs
+        nodes += zero_sign_nodes(side.nodes, outputs, exits, steps, side.known.array)
     return nodes
 
 

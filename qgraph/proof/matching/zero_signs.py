@@ -20,7 +20,7 @@ product of positive numbers may become zero, and counts as not negative only. Na
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -165,7 +165,11 @@ def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bo
     return not is_modelled and OpKey.of(node) not in _KNOWN
 
 
-def forgets(node: ir.Node) -> bool:
+ArrayOf = Callable[[ir.Value], Array | None]
+"""Returns the array of a constant; None for other values."""
+
+
+def forgets(node: ir.Node, array_of: ArrayOf = constant_expression) -> bool:
     """Return whether a node has the same results for -0 and +0.
 
     Examples are powers with even exponents, squares, and sums with constants that are not zero.
@@ -177,7 +181,7 @@ def forgets(node: ir.Node) -> bool:
     if node.op_type == "Mul":
         return node.inputs[0] is node.inputs[1]
     if node.op_type in ("Add", "Sub"):
-        arrays = [constant_expression(value) for value in node.inputs]
+        arrays = [array_of(value) for value in node.inputs if value is not None]
         return any(array is not None and bool((array != 0).all()) for array in arrays)
     return node.op_type in _FORGETTING
 
@@ -228,6 +232,7 @@ def zero_sign_nodes(
     outputs: Iterable[ir.Value],
     starts: Collection[ir.Value],
     steps: Sequence[ZeroRegion],
+    array_of: ArrayOf,
 ) -> list[tuple[ir.Node, str]]:
     """Return the nodes that distinguish zeros whose sign may differ between the models, and why.
 
@@ -236,6 +241,7 @@ def zero_sign_nodes(
         outputs: the outputs of the model.
         starts: values that may be zeros of the other sign in the other model.
         steps: regions that are treated as one operator each.
+        array_of: returns the array of a constant.
     """
     if not starts:
         return []
@@ -259,7 +265,7 @@ def zero_sign_nodes(
                     f"{node.op_type} distinguishes -0 from +0, and the models may compute "
                     "different zeros"
                 )
-            if not forgets(node):
+            if not forgets(node, array_of):
                 spread.update(_beyond(node))
         for step in steps:
             node_after = step.exit.producer()

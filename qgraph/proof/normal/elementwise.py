@@ -3,7 +3,8 @@
 An elementwise node ``f`` computes each element of its result from one element of each operand,
 after broadcasting. So ``M(f(a, p)) = f(M(a), M(p))`` bit for bit, including NaN and signs of zeros,
 for a data movement ``M`` and a parameter ``p`` that is moved as it broadcasts. The axis of a
-QuantizeLinear or DequantizeLinear moves with its scale.
+QuantizeLinear or DequantizeLinear moves with its scale. A Gather from a constant with one axis is a
+function of each index; its table is not moved.
 
 Constants get as few dimensions as possible:
 
@@ -60,6 +61,14 @@ def is_on_elements(node: ir.Node) -> bool:
     return is_defined(node)
 
 
+def reads_table(graph: Rewriter, node: ir.Node) -> bool:
+    """Return whether a node is a Gather of single numbers from a constant, one for each index."""
+    if node.domain or node.op_type != "Gather" or graph.known.has(node.outputs[0]):
+        return False
+    table = graph.array(node.inputs[0])
+    return table is not None and table.ndim == 1
+
+
 def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
     """Return whether ONNX does not define the sign of a zero result, as of Max for -0 and +0.
 
@@ -108,7 +117,7 @@ def parameter_sizes(
     """
     shapes = []
     for index, value in enumerate(node.inputs):
-        if value is None or not graph.known.has(value) or _is_type_only(node, index):
+        if value is None or not graph.known.has(value) or stays(node, index):
             continue
         array = graph.array(value)
         if array is None:
@@ -150,7 +159,7 @@ def moved(
     parameters: dict[int, Array] = {}
     for index, value in enumerate(node.inputs):
         inputs.append(value)
-        if value is None or _is_type_only(node, index):
+        if value is None or stays(node, index):
             continue
         if not graph.known.has(value):
             if value in data:
@@ -242,8 +251,9 @@ def is_along_axis(node: ir.Node) -> bool:
     return node.op_type in _ALONG_AXIS and node.domain in ("", "com.microsoft")
 
 
-def _is_type_only(node: ir.Node, index: int) -> bool:
-    return OpKey.of(node) == OpKey("", "CastLike") and index == 1
+def stays(node: ir.Node, index: int) -> bool:
+    """Return whether an operand is used as a whole for each element: a type or a table."""
+    return (OpKey.of(node), index) in ((OpKey("", "CastLike"), 1), (OpKey("", "Gather"), 0))
 
 
 def _broadcasts(node: ir.Node) -> bool:

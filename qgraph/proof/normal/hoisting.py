@@ -44,6 +44,7 @@ from qgraph.proof.normal.elementwise import (
     keeps_sizes,
     leaves_zero_open,
     moved,
+    reads_table,
 )
 from qgraph.proof.normal.maxima import common_function
 from qgraph.proof.normal.movements import (
@@ -115,7 +116,9 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
     movement: Movement = graph.movements[node]
     value = node.inputs[0]
     inner = value.producer()
-    if inner is None or graph.known.has(value) or not is_on_elements(inner):
+    if inner is None or graph.known.has(value):
+        return False
+    if not (is_on_elements(inner) or reads_table(graph, inner)):
         return False
     if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False

@@ -51,3 +51,55 @@ def test_a_division_by_zeros_of_either_sign_is_not_proved():
     by = "t = Cast <to = 11> (d) u = Div(f, t) y = Cast <to = 1> (u)"
     ours, theirs = (model(body, "int8 k = {0}, ") for body in (codes + by, signed + by))
     assert qgraph.prove(ours, theirs).verdict is not ProofVerdict.PROVED
+
+
+def verdict_of(ours: str, theirs: str, more: str) -> ProofVerdict:
+    return qgraph.prove(model(ours, more), model(theirs, more)).verdict
+
+
+def table(kind: str, numbers: list[float]) -> str:
+    return f"{kind}[256] t = {{{', '.join(map(str, numbers))}}}, "
+
+
+SIGNED = QUANT.replace("signed = 0", "signed = 1")
+OF_TABLE = "q = QuantizeLinear(x, s, k) i = Cast <to = 6> (q) v = Gather(t, i) "
+DIVIDE = "r = Cast <to = 1> (v) y = Div(c, r)"
+
+
+@pytest.mark.parametrize(
+    ("computed", "results", "is_proved"),
+    [
+        ("v = Add(h, l)", [i / 8 + 24 for i in range(256)], True),  # 40 for zeros of both signs
+        ("v = Mul(h, l)", [i * 5 - 640 for i in range(256)], False),
+        ("v = Relu(h)", [max(i / 8 - 16, 0) for i in range(256)], False),  # ONNX leaves it open
+        ("v = Mul(h, h)", [(i / 8 - 16) ** 2 for i in range(256)], True),
+    ],
+)
+def test_zeros_of_either_sign_may_lead_to_one_result(computed, results, is_proved):
+    """A signed Quant gives -0 for small negative inputs, and a table has +0 for them."""
+    constants = "uint8 k = {128}, double p = {0.25}, double l = {40}, "
+    wide = f"u = Cast <to = 11> (d) h = Mul(u, p) {computed} "
+    verdict = verdict_of(
+        OF_TABLE + DIVIDE, SIGNED + wide + DIVIDE, constants + table("double", results)
+    )
+    assert (verdict is ProofVerdict.PROVED) == is_proved
+
+
+@pytest.mark.parametrize(("minuend", "is_proved"), [("f", True), ("m", False)])
+def test_a_constant_that_is_computed_hides_the_sign_of_zero(minuend, is_proved):
+    """1.25 - 0.3 is not zero, and 0.3 - 0.3 is."""
+    after = f"p = Sub({minuend}, m) o = Cast <to = 1> (p) v = Add(d, o) y = Div(c, v)"
+    codes = CODES.replace("z)", "k)")
+    verdict = verdict_of(codes + after, SIGNED + after, "int8 k = {0}, ")
+    assert (verdict is ProofVerdict.PROVED) == is_proved
+
+
+@pytest.mark.parametrize(("high", "is_proved"), [("h", True), ("l", False)])
+def test_several_quantizers_of_one_input_are_tried_together(high, is_proved):
+    """One model has a table of squares, the other multiplies what two quantizers give."""
+    squares = table("float", [i * i / 4 for i in range(256)])
+    constants = f"{squares} uint8 k = {{0}}, float h = {{255}}, float l = {{254}}, "
+    rounded = f"a = Div(x, s) r = Round(a) o = Clip(r, n, {high}) g = Mul(o, s) "
+    wide = "u = Cast <to = 11> (d) p = Cast <to = 11> (g) j = Mul(u, p) y = Cast <to = 1> (j)"
+    verdict = verdict_of(OF_TABLE.replace("v =", "y ="), CODES + rounded + wide, constants)
+    assert (verdict is ProofVerdict.PROVED) == is_proved
