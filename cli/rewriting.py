@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "If anything fails, neither OUT nor the report is written. Quantizers that are left unchanged "
-    "are listed with the reason; the exit status is still 0."
+    "are listed with the reason; the exit status is still 0. If --timeout is reached, it is 4."
 )
 
 
@@ -69,6 +69,7 @@ rewrite_options = options.gathered(
         "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
     ),
     options.report_option,
+    options.timeout_option,
     options.table_options(),
     click.option("--in-place", is_flag=True, help="Replace MODEL."),
     options.keep_inputs_option,

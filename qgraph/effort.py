@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from qgraph.errors import OptionError
+from qgraph.errors import OptionError, UndecidedError
 
 Progress = Callable[[str, int, int], None]
 """Is told what is done, how many of its parts are finished, and how many there are."""
@@ -65,6 +65,20 @@ def is_over() -> bool:
     return watch().is_over
 
 
+def require_time(progress: str) -> None:
+    """Raise if the computation has to end, and cannot end with a part of its result.
+
+    Args:
+        progress: how far it is, such as ``2 of 7 passes were applied``.
+
+    Raises:
+        UndecidedError: the time limit is reached.
+    """
+    if is_over():
+        limit = watch().seconds
+        raise UndecidedError(f"{progress} in {limit:g} seconds, the time limit. Allow more time.")
+
+
 def seconds_left(most: float) -> float:
     """Return the seconds until the computation has to end, and ``most`` if there are more."""
     return max(0.0, min(most, watch().end - time.monotonic()))
@@ -91,11 +105,12 @@ def watched(progress: Progress, seconds: float | None = None) -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the time of proofs and checks in the block.
+    """Limit the time of what is called in the block.
 
     A proof that reaches the limit ends soon after; what it did not decide is undecided, with the
-    reason QG066. A check that has found no difference by then raises
-    :class:`qgraph.errors.UndecidedError`.
+    reason QG066. :func:`qgraph.why` and :func:`qgraph.reduce` return what they have by then. A
+    check that has found no difference, and a conversion or deployment that is not complete, raise
+    :class:`qgraph.errors.UndecidedError`; the model stays as it was.
 
     Args:
         seconds: the limit, a positive number.

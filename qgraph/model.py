@@ -15,13 +15,14 @@ import onnx_ir as ir
 
 from qgraph.certificate import Identity
 from qgraph.display import Displayed
+from qgraph.effort import require_time
 from qgraph.errors import OptionError, QGraphError, require, unexpected
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
 from qgraph.graph.structure import check_structure
 from qgraph.graph.tensors import slots
-from qgraph.reports import Report
+from qgraph.reports import Report, SiteStatus
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.storage.identity import Origin, hash_in_memory
@@ -215,6 +216,7 @@ class Model(Displayed):
 
         Raises:
             QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
+            UndecidedError: the time limit was reached.
         """
         from qgraph.ops.static_parameters import freeze_static_parameters
 
@@ -232,9 +234,12 @@ class Model(Displayed):
             report.notes.append(
                 f"parameters that follow from static dimensions, casts or Expand: {settled}"
             )
-        for step in steps:
+        for number, step in enumerate(steps, 1):
             draft = _run_step(step, draft, report)
             report.settle()  # counts read nodes that the next pass may change
+            changed, visited = report.count(SiteStatus.CHANGED), len(report.sites)
+            done = f"{changed} of {visited} quantizers and nodes were changed, and "
+            require_time(f"{done * bool(visited)}{number} of {len(steps)} passes were run")
         check_names(draft)
         report.weight_bytes_after = storage.weight_bytes(draft)
         self._ir = draft

@@ -87,6 +87,7 @@ from qgraph.cli.several import output_folder, several_models
 @click.option("--measure", is_flag=True, help="Time MODEL and the result in the runtime.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
 @options.report_option
+@options.timeout_option
 @options.table_options()
 @click.option(
     "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
@@ -122,7 +123,8 @@ def command(
     the limit of what MODEL means in real numbers. A rewrite that cannot be shown within the limit
     is not done, and its layer says why.
 
-    Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left.
+    Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left; 4 if
+    --timeout is reached, and nothing is written then.
     """
     from qgraph.bound import Bounding
     from qgraph.cli import arrays

@@ -13,6 +13,7 @@ from qgraph.cli import options
 from qgraph.cli.files import planned, protect_models
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
+from qgraph.effort import is_over
 from qgraph.text import amount, counted
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @options.input_options
 @options.probes_option
 @options.backend_option
+@options.timeout_option
 @options.talk_options
 @click.pass_obj
 def command(
@@ -50,7 +52,8 @@ def command(
     first differing tensor from equal tensors are written to reference.onnx and candidate.onnx in
     FOLDER, and one sample on which it differs to inputs.npz.
 
-    Exit status: 0 written, 4 no difference on these inputs.
+    Exit status: 0 written, 4 no difference on these inputs, or none before --timeout is reached. If
+    it is reached later, the parts may be larger than necessary.
     """
     from qgraph.cli import arrays
     from qgraph.comparison.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
@@ -72,6 +75,8 @@ def command(
                 arrays.checked(inputs, feeds),
                 backend=backend,
             )
+            if is_over():
+                talk.note("the time limit was reached, so the parts may be larger than necessary")
             files = reduction.save(folder, outputs)
         _show(reduction, files, backend)
     return 0

@@ -11,6 +11,7 @@ import click
 from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
+from qgraph.cli.failures import UNDECIDED
 from qgraph.cli.files import Views, deliver, planned, view_options
 from qgraph.cli.output import Talk
 from qgraph.cli.progress import ProgressBar
@@ -26,6 +27,7 @@ from qgraph.cli.progress import ProgressBar
 @bounding_options(question=False)
 @options.table_options()
 @options.report_option
+@options.timeout_option
 @view_options("html", "markdown")
 @options.talk_options
 @click.pass_obj
@@ -40,7 +42,7 @@ def command(
     request: Bounding,
     report: Path | None,
     views: Views,
-) -> None:
+) -> int:
     """Show which quantizers of CANDIDATE cost accuracy, worst first.
 
     REFERENCE is the float network, or a model with other quantizers. Each quantizer of CANDIDATE is
@@ -48,6 +50,9 @@ def command(
     the values of REFERENCE, which separates its own error from errors that come with its data.
 
     Without --labels, rows count as right whose largest output is where REFERENCE has it.
+
+    Exit status: 0 good; 4 if --timeout is reached. The result then covers the batches that were
+    run by that time, if there is one; --batch N makes batches smaller.
     """
     from qgraph.cli import arrays
     from qgraph.comparison.why.why import why
@@ -74,3 +79,4 @@ def command(
                 progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
             )
         deliver(talk, causes.to_json(), outputs, report, views, models)
+    return UNDECIDED if causes.batches < causes.batches_in_all else 0

@@ -15,6 +15,7 @@ from qgraph.comparison.divergence import correspondence, excerpt, frontier, valu
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
 from qgraph.deprecated import grouped
+from qgraph.effort import is_over
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
@@ -155,7 +156,7 @@ class _Reducer:
         best = self._try(high)
         if best is None:
             best = self._try(0)
-            while best is not None and high - low > 1:
+            while best is not None and high - low > 1 and not is_over():
                 middle = (low + high) // 2
                 reduction = self._try(middle)
                 if reduction is None:
@@ -303,7 +304,7 @@ class _Reducer:
             return reduction
         low, high = 0, count
         best = reduction
-        while high - low > 1:
+        while high - low > 1 and not is_over():
             middle = (low + high) // 2
             for start, stop in ((low, middle), (middle, high)):
                 feeds = {name: array[start:stop] for name, array in reduction.inputs.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
+from qgraph.effort import require_time
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution.demonstration import demonstrate
 from qgraph.inventory.layers import quantized_layers
@@ -122,6 +123,11 @@ def best_form(
             if not failing:
                 report.notes += [] if obstacle is None else [obstacle]
                 return attempt
+            settled = len(attempt.certificate.regions) - len(failing)
+            require_time(
+                f"No form was shown to be within the limits: of the one tried last, {settled} of "
+                f"{len(attempt.certificate.regions)} segments were decided"
+            )
             obstacle = obstacle or _obstacle(failing)
             near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
             touched = set(map(escaped, near))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from qgraph.bound import Against, Bounding, Within
 from qgraph.comparison.check import Feeds, Inputs
+from qgraph.effort import require_time
 from qgraph.errors import (
     EquivalenceError,
     OptionError,
@@ -86,6 +87,7 @@ def deploy(
         ExecutionError: the model cannot be run on the inputs.
         EquivalenceError: ``require_all`` is set and layers are left, or the inputs show that a
             bound is violated.
+        UndecidedError: the time limit was reached.
     """
     profile, model = profile_of(target), load(source)
     runtime = TargetRuntime(profile)
@@ -131,6 +133,7 @@ def deploy(
         shown = accuracy(reference, attempt.model, request, data, labels)
         deployment = replace(deployment, accuracy=shown)
     deployment = replace(deployment, findings=_traps(attempt.model, target))
+    require_time("The layers were rewritten, but their kernels and findings were not read")
     if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)

@@ -83,6 +83,7 @@ class WhyReport(Displayed):
         sqnr_db: outputs of the candidate against those of the reference; None if equal.
         quantizers: one for each quantizer of the candidate.
         batches: how many were run.
+        batches_in_all: how many there are; more than were run if the time limit was reached.
         notes: what the report leaves out.
         files: the two models.
     """
@@ -93,6 +94,7 @@ class WhyReport(Displayed):
     sqnr_db: float | None
     quantizers: Sequence[QuantizerCost]
     batches: int
+    batches_in_all: int
     notes: Sequence[str]
     files: tuple[Identity, Identity]
 
@@ -122,6 +124,7 @@ class WhyReport(Displayed):
             "candidate": self.candidate,
             "sqnr_db": finite(self.sqnr_db),
             "batches": self.batches,
+            "batches_in_all": self.batches_in_all,
             "quantizers": [cost.to_json() for cost in self.quantizers],
             "notes": list(self.notes),
         }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from qgraph.comparison.bound_runs import BoundRuns
 from qgraph.comparison.check import Feeds, Inputs
 from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.comparison.metrics import Comparing
-from qgraph.comparison.tolerance import TOP1, Metric, Score, metric_of
+from qgraph.comparison.tolerance import TOP1, Score, metric_of
 from qgraph.comparison.why.pairing import (
     PairedQuantizer,
     Place,
@@ -25,8 +24,10 @@ from qgraph.comparison.why.pairing import (
     prepared,
 )
 from qgraph.comparison.why.report import QuantizerCost, WhyReport
-from qgraph.comparison.why.switches import SELECTED, with_switches
+from qgraph.comparison.why.scores import Scores
+from qgraph.comparison.why.switches import with_switches
 from qgraph.comparison.why.tally import CodeTally
+from qgraph.effort import is_over, require_time
 from qgraph.errors import OptionError, UnsupportedError, member
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
@@ -34,13 +35,9 @@ from qgraph.graph import interface
 from qgraph.graph.opset.versions import require
 from qgraph.graph.scopes import node_name
 from qgraph.model import Model, Source, load
-from qgraph.numerics import Array
 from qgraph.reports import operator_name
 
 _AT_ONCE = 32  # quantizers whose values are held at a time
-_DECIBELS_OF_ZERO = -999.0
-
-Outputs = list[Array]
 
 
 def why(
@@ -77,6 +74,8 @@ def why(
         OptionError: an option is wrong.
         UnsupportedError: the models cannot be raised to a common opset, or be run.
         ExecutionError: a model cannot be run on the inputs.
+        UndecidedError: the time limit was reached in the first batch. If it is reached later, the
+            report is on the batches before.
     """
     inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
     if labels is not None and inputs.feeds is None:
@@ -93,23 +92,32 @@ def why(
     count = len(arrays) + len(drawn)
     study = _Study(one, other, chosen, next(iter(arrays or drawn)))
     right = None if labels is None else np.asarray(labels)
-    scoring = _Scores(study, None if right is None else judge, right, len(arrays))
+    names = [str(value.name) for value in study.models[0].graph.outputs]
+    judged = None if right is None else judge
+    scoring = Scores(study.boards, names, len(study.switched), judged, right, len(arrays))
     bounds = None
     if within is not None:
         request = Bounding.of(within, sources[0].inputs, sources[0].outputs)
         bounds = BoundRuns((sources[0].ir, sources[1].ir), request, chosen)
-    done, total = 0, count * (2 * len(study.switched) + 3)
-    for feeds in itertools.chain(arrays, drawn):
-        for _ in scoring.run(feeds):
+    runs = 2 * len(study.switched) + 3
+    done, total = 0, count * runs
+    for number, feeds in enumerate(itertools.chain(arrays, drawn)):
+        if number and is_over():
+            study.notes.append(f"the time limit was reached after {number} of {count} batches")
+            break
+        for _ in scoring.run(feeds, study.renamed(feeds)):
             done += 1
             progress(done, total)
+            if not number:
+                require_time(f"{done} of {runs} runs of the first batch were done")
         study.measure(feeds)
         if bounds is not None:
             bounds.add(feeds)
         done += 1
         progress(done, total)
-    costs = [study.cost(quantizer) for quantizer in study.quantizers]
-    scoring.enter(dict(zip(study.quantizers, costs, strict=True)))
+    by_quantizer = {quantizer: study.cost(quantizer) for quantizer in study.quantizers}
+    costs = list(by_quantizer.values())
+    scoring.enter([by_quantizer[quantizer] for quantizer in study.switched])
     if bounds is not None:
         _enter_bounds(bounds, costs)
     costs.sort(key=lambda cost: cost.order)
@@ -118,6 +126,7 @@ def why(
         *scoring.ends(),
         scoring.sqnr(),
         costs,
+        scoring.batches,
         count,
         study.notes,
         identities,
@@ -286,90 +295,6 @@ class _Study:
             cost.local_sqnr_db = self._local[quantizer].result().sqnr_db
             cost.accumulated_sqnr_db = self._accumulated[quantizer].result().sqnr_db
         return cost
-
-
-class _Scores:
-    """Scores of both models with one quantizer exchanged at a time.
-
-    Args:
-        study: the models.
-        judge: scores outputs by labels; None for agreement with the reference.
-        labels: of the rows.
-        labelled: number of batches that have labels.
-    """
-
-    def __init__(
-        self, study: _Study, judge: Metric | None, labels: Array | None, labelled: int
-    ) -> None:
-        self._study, self._judge, self._labels, self._labelled = study, judge, labels, labelled
-        count = len(study.switched) + 1
-        self._names = [str(value.name) for value in study.models[0].graph.outputs]
-        # of each board, first as it is, then with each quantizer exchanged
-        self._noise = [[[Comparing(n) for n in self._names] for _ in range(count)] for _ in "rc"]
-        self._kept: list[list[list[Outputs]]] = [[[] for _ in range(count)] for _ in "rc"]
-        self._batches = 0
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric."""
-        if self._judge is not None:
-            return self._judge.name
-        return "sqnr" if self._score(0, 0) is None else "agreement"
-
-    def run(self, feeds: Mapping[str, Any]) -> Iterator[None]:
-        """Run one batch with every switch, and yield after each run."""
-        meant: Outputs = []
-        for side, board in enumerate(self._study.boards):
-            own = feeds if side == 0 else self._study.renamed(feeds)
-            for number in range(len(self._study.switched) + 1):
-                selected = np.asarray(number - 1, np.int64)
-                outputs = list(board.run({**own, SELECTED: selected}).values())
-                meant = meant or outputs
-                for comparing, x, y in zip(self._noise[side][number], meant, outputs, strict=True):
-                    comparing.add(x, y)
-                if self._judge is not None and self._batches < self._labelled:
-                    self._kept[side][number].append(outputs)
-                yield
-        self._batches += 1
-
-    def ends(self) -> tuple[float | None, float | None]:
-        """Return the metric of the reference and of the candidate."""
-        if self.metric == "sqnr":
-            return None, self.sqnr()
-        return self._score(0, 0), self._score(1, 0)
-
-    def sqnr(self) -> float | None:
-        """Return the ratio of the candidate's outputs, in dB."""
-        return self._sqnr(1, 0)
-
-    def enter(self, costs: Mapping[PairedQuantizer, QuantizerCost]) -> None:
-        """Enter the scores of each quantizer that was exchanged."""
-        for number, quantizer in enumerate(self._study.switched, 1):
-            cost = costs[quantizer]
-            if cost.reason is not None:
-                continue
-            cost.alone_sqnr_db, cost.restored_sqnr_db = self._sqnr(0, number), self._sqnr(1, number)
-            scores = [self._score(side, n) for side in (0, 1) for n in (0, number)]
-            if None not in scores:
-                whole, alone, own, restored = (float(score or 0.0) for score in scores)
-                cost.drop_alone, cost.gain_if_restored = whole - alone, restored - own
-
-    def _score(self, side: int, number: int) -> float | None:
-        if self._judge is None or self._labels is None:
-            shares = [comparing.result().top1 for comparing in self._noise[side][number]]
-            return next((share for share in shares if share is not None), None)
-        columns = zip(*self._kept[side][number], strict=True)
-        joined = [np.concatenate([np.atleast_1d(x) for x in column]) for column in columns]
-        return self._judge.of(dict(zip(self._names, joined, strict=True)), self._labels)
-
-    def _sqnr(self, side: int, number: int) -> float | None:
-        powers = [comparing.power for comparing in self._noise[side][number]]
-        signal, noise = (math.fsum(column) for column in zip(*powers, strict=True))
-        if not noise:
-            return None
-        if not math.isfinite(noise) or not signal:
-            return _DECIBELS_OF_ZERO
-        return 10 * math.log10(signal / noise)
 
 
 def _enter_bounds(bounds: BoundRuns, costs: Iterable[QuantizerCost]) -> None:
