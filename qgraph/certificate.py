@@ -76,21 +76,34 @@ class ListedFact:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An input: random arrays, or one input full of a number among them.
+    """An input: random arrays, or one input full of a number among them, except at some elements.
 
     Attributes:
         batch: number of the random arrays.
         input: name of the input of the reference that is full of a number; None without one.
         value: the number.
+        elements: indices of the elements that are other numbers.
+        values: these numbers.
     """
 
     batch: int = 0
     input: str | None = None
     value: float | None = None
+    elements: tuple[tuple[int, ...], ...] = ()
+    values: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the input as it stands in a certificate."""
-        return {"batch": self.batch, "input": self.input, "value": self.value}
+        document: dict[str, Any] = {"batch": self.batch, "input": self.input, "value": self.value}
+        if self.elements:
+            document["elements"] = [list(element) for element in self.elements]
+            document["values"] = list(self.values)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Demonstration:
+        """Return what :meth:`to_json` gave."""
+        return read_fields(cls, {"elements": (), "values": (), **document})
 
 
 @dataclass(frozen=True, kw_only=True)

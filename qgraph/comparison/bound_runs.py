@@ -48,6 +48,12 @@ class SegmentRun:
     parts: tuple[ModelPart, ModelPart] | None = None
     last: list[ir.Node] = field(default_factory=list)
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the values at its end."""
+        one, other = ("" if value is None else str(value.name) for value in self.segment.values)
+        return one, other
+
 
 class BoundRuns:
     """Runs two models segment by segment.
@@ -60,7 +66,9 @@ class BoundRuns:
     Attributes:
         conditions: what the bounds take for granted.
         steps: the segments, in their order.
+        inputs, outputs: pairs of values of both models.
         names: names of the inputs of the candidate, by those of the reference.
+        chunk: the number of terms that are added in sequence; 1 for any order.
 
     Raises:
         OptionError: an option names no input or output.
@@ -69,9 +77,10 @@ class BoundRuns:
     def __init__(self, models: tuple[ir.Model, ir.Model], request: Bounding, backend: str) -> None:
         pairing = paired(models, request)
         self._request = request
+        self.inputs, self.outputs = pairing.inputs, pairing.outputs
         self.names = {str(a.name): str(b.name) for a, b in pairing.inputs}
         self.ranges = request.ranges
-        self._chunk = request.chunk or 1
+        self.chunk = request.chunk or 1
         self.conditions = bound_conditions(request, pairing.conditions)
         self.steps = self._prepared(pairing, backend)
 
@@ -201,10 +210,10 @@ class BoundRuns:
             of_codes = step.points is not None and step.points[0].is_coded
             meant = ours.ideal(feeds, own, partial(ideal, of_codes=of_codes))
             if step.points is None or codes is None:
-                _measure_output(step, there, meant, self._chunk)
+                _measure_output(step, there, meant, self.chunk)
             else:
                 tally.expect_steps(step.segment.steps())
-                _measure_codes(step, step.points, (apart, codes, before), meant, self._chunk)
+                _measure_codes(step, step.points, (apart, codes, before), meant, self.chunk)
         except Undecidable as error:
             tally.reason = str(error.reason)
 
@@ -272,13 +281,18 @@ def _mark_last(steps: Sequence[SegmentRun]) -> None:
         step.last.append(node)
 
 
-def _own_error(segment: Segment, chunk: int, reach: Float64) -> Float64:
+def error_of_float64(error: Float64, chunk: int, reach: Float64) -> Float64:
     """Return the largest error of what float64 computes as meant.
 
     Each rounding of float64 is ``2**-29`` of one of float32. Bounds for chunks count fewer
     roundings of a sum than it has terms, by a factor of no more than the length of a chunk.
+
+    Args:
+        error: the largest error of what float32 computes.
+        chunk: the number of terms that are added in sequence.
+        reach: the largest magnitude.
     """
-    return 2 * chunk * _FLOAT64 / FLOAT32.unit * segment.reference_error + SLACK * (1 + reach)
+    return 2 * chunk * _FLOAT64 / FLOAT32.unit * error + SLACK * (1 + reach)
 
 
 def _measure_codes(
@@ -309,7 +323,7 @@ def _measure_codes(
     reach = segment.span
     if not np.isfinite(reach).all():
         reach = np.where(np.isfinite(reach), reach, np.abs(meant))
-    own = _own_error(segment, chunk, reach)
+    own = error_of_float64(segment.reference_error, chunk, reach)
     if executed is None:
         distance = np.maximum(np.abs(candidate - segment.delta - meant) - 0.5, 0.0)
     else:
@@ -332,4 +346,8 @@ def _measure_output(step: SegmentRun, there: Array, meant: Array, chunk: int) ->
     segment, tally = step.segment, step.tally
     with np.errstate(invalid="ignore"):
         distance = _finite(np.abs(_real(there) - meant))
-    tally.measure(distance, segment.from_ideal, _own_error(segment, chunk, segment.largest))
+    tally.measure(
+        distance,
+        segment.from_ideal,
+        error_of_float64(segment.reference_error, chunk, segment.largest),
+    )

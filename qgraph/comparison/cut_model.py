@@ -160,12 +160,17 @@ class ModelPart:
         values = {value: np.asarray(x, np.float64) for value, x in self._known(feeds, fed).items()}
         if self.wanted in values:
             return values[self.wanted]
+        return means(self.nodes, values, self.wanted, self.model.definitions)
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """The nodes in topological order."""
         if self._nodes is None:
-            ends = {*values}
+            ends = {*self.starts, *self.inputs}
             reached = set(ancestors([self.wanted], lambda v: () if v in ends else sources(v)))
             nodes = [n for n in self.model.whole.ir.graph if not reached.isdisjoint(n.outputs)]
             self._nodes = [n for n in nodes if ends.isdisjoint(n.outputs)]
-        return means(self._nodes, values, self.wanted, self.model.definitions)
+        return self._nodes
 
     def _known(
         self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]

@@ -101,7 +101,8 @@ def prove(
     if not keep_inputs:
         certificate = with_seen(certificate, (models[0].ir, models[1].ir))
     certificate = replace(certificate, reference=first, candidate=second)
-    if not runs or certificate.verdict is not ProofVerdict.DIFFERENT:
+    is_different = certificate.verdict is ProofVerdict.DIFFERENT
+    if not runs or not is_different or certificate.counterexample:
         return certificate
     return replace(certificate, counterexample=search(proof.matching, proof.shown, runs=runs))
 

@@ -64,12 +64,12 @@ def demonstrate(
         tried: the inputs.
         same_sums: whether the models are the same operators but for regions that were decided.
     """
-    if not all(map(_is_small, models)):
+    if not are_small(models):
         return None
     executors: list[Executor] = []
     for demonstration in tried:
         try:
-            fed = _feeds(demonstration, models[0].graph)
+            fed = feeds_of(demonstration, models[0].graph)
             if sum(array.size for array in fed.values()) > _MOST_ELEMENTS:
                 continue
             executors = executors or [Executor(model) for model in models]
@@ -84,7 +84,7 @@ def demonstrate(
     return None
 
 
-def _feeds(demonstration: Demonstration, reference: ir.Graph) -> dict[str, Array]:
+def feeds_of(demonstration: Demonstration, reference: ir.Graph) -> dict[str, Array]:
     """Return the arrays of all inputs of the reference.
 
     Raises:
@@ -94,7 +94,10 @@ def _feeds(demonstration: Demonstration, reference: ir.Graph) -> dict[str, Array
     shapes = batch_shapes(values, _SAMPLES, _BATCH_ELEMENTS)
     drawn = make_inputs(values, number=demonstration.batch, shapes=shapes)
     if demonstration.input in drawn and demonstration.input is not None:
-        drawn[demonstration.input] = np.full_like(drawn[demonstration.input], demonstration.value)
+        array = np.full_like(drawn[demonstration.input], demonstration.value)
+        for element, number in zip(demonstration.elements, demonstration.values, strict=True):
+            array[element] = number
+        drawn[demonstration.input] = array
     return drawn
 
 
@@ -115,6 +118,11 @@ def _are_apart(a: Any, b: Any, *, is_exact: bool, same_sums: bool) -> bool:
         apart = (np.abs(x - y) > _BEYOND_ROUNDING * size) & np.isfinite(x) & np.isfinite(y)
     needed = 1 if same_sums else (x.size + 1) // 2
     return bool(x.size and np.count_nonzero(apart) >= needed)
+
+
+def are_small(models: Iterable[ir.Model]) -> bool:
+    """Return whether models are small enough to be run as a part of a proof."""
+    return all(map(_is_small, models))
 
 
 def _is_small(model: ir.Model) -> bool:
