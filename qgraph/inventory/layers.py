@@ -211,11 +211,11 @@ def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
         users = [use.node for use in value.uses()]
         moved = next((apart for each in users if (apart := reader.apart(each))), None)
         if moved is not None:
-            read, (low, high) = moved
+            result, (low, high) = moved
             operators = tuple(
                 BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
             )
-            return _Behind(read.operand, operators, (*between, *users), consumers, is_output)
+            return _Behind(result.operand, operators, (*between, *users), consumers, is_output)
         operators = tuple(BehindLayer(_name(each, reader)) for each in between)
         readers = len(list(node.outputs[0].uses()))
         return _Behind(None, operators, tuple(between), max(1, readers), is_output)
