@@ -1,11 +1,13 @@
 """Sizes of dimensions: numbers, polynomials over the open sizes of inputs, or unknown.
 
 The open sizes of a model's inputs are atoms, such as ``N``. A :class:`Size` is a polynomial over
-atoms with integer coefficients; a quotient that is not exact is an atom of its own::
+atoms with integer coefficients; a quotient that is not exact, and the lower of a size and a number,
+are atoms of their own::
 
     Flatten of [N, 3, 8]        ->  [N, 24]
     stride 2 over H + 2         ->  [floor((H)/2) + 1]
     Reshape of [N, 24] to [-1]  ->  [24*N]
+    Slice of [64] from 0 to N   ->  [min(N, 64)]
 
 Polynomials have one form, so equal texts mean equal sizes. Two sizes without that are not known to
 differ. An atom is at least 0, and a product of atoms is below :data:`LIMIT`: that holds for every
@@ -134,6 +136,19 @@ def floor_divide(a: Dim, by: int) -> Dim:
     return add(_size(whole), symbol(f"floor(({below.text})/{by // common})"))
 
 
+def least(a: Dim, limit: int) -> Dim:
+    """Return the lower one of a size and a number above 0; None if the size may be negative."""
+    if isinstance(a, int):
+        return min(a, limit) if a >= 0 else None
+    return None if a is None or bounds(a)[0] < 0 else symbol(f"min({a.text}, {limit})")
+
+
+def _is_least(a: Size, of: Size) -> bool:
+    """Return whether a size is the lower one of another size and a number."""
+    head, _, number = a.text.rpartition(", ")
+    return head == f"min({of.text}" and number.removesuffix(")").isdigit()
+
+
 def exact_divide(a: Dim, by: Dim) -> Dim:
     """Return the polynomial ``c`` with ``a == by * c``, None if there is none or it is unknown."""
     if a is None or by is None or by == 0:
@@ -185,7 +200,8 @@ def broadcast(a: Dim, b: Dim) -> Dim:
     """Return the size of a dimension that two sizes broadcast to, where they do.
 
     An open size against a number other than 1 is 1 or that number. Of two open sizes either one
-    may be 1, unless they are the same.
+    may be 1, unless they are the same. ``N`` and ``min(N, 64)`` broadcast to ``N``: where they
+    differ, the latter is 64 and has to be 1.
 
     Raises:
         ValueError: they do not broadcast.
@@ -196,7 +212,11 @@ def broadcast(a: Dim, b: Dim) -> Dim:
         return a
     if isinstance(a, int) and isinstance(b, int):
         raise ValueError(f"{a} and {b} do not broadcast")  # noqa: TRY004 - the types are right
-    return a if isinstance(a, int) else b if isinstance(b, int) else None
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    if a is None or b is None:
+        return None
+    return a if _is_least(b, a) else b if _is_least(a, b) else None
 
 
 def _terms(a: int | Size) -> Mapping[_Monomial, int]:

@@ -23,6 +23,7 @@ from qgraph.graph.inference.dimensions import (
     add,
     bounds,
     exact_divide,
+    least,
     merged,
     multiply,
     product,
@@ -168,6 +169,8 @@ def _cut(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[slice | None, Dim]
         first, last, step = slice(start, end, step).indices(size)
         stop = None if last < 0 else last
         return slice(first, stop, step), len(range(first, last, step))
+    if isinstance(size, int) and size > 0 and (start, step) == (0, 1):
+        return None, least(end, size)
     is_whole = start == 0 and step == 1 and end is not None
     is_whole = is_whole and (end == size or (isinstance(end, int) and end >= LIMIT))
     is_reversed = start == -1 and step == -1 and isinstance(end, int) and end <= -LIMIT

@@ -256,4 +256,4 @@ def _type_name(dtype: ir.DataType) -> str:
 
 def _open_sizes(fact: ListedFact) -> set[str]:
     texts = [size for size in fact.shape or () if isinstance(size, str)]
-    return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)} - {"floor"}
+    return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)} - {"floor", "min"}

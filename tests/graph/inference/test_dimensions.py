@@ -15,6 +15,7 @@ from qgraph.graph.inference.dimensions import (
     broadcast,
     exact_divide,
     floor_divide,
+    least,
     merged,
     multiply,
     product,
@@ -113,6 +114,11 @@ BROADCAST: list[tuple[Dim, Dim, Dim]] = [
     (None, 1, None),
     (None, 4, 4),
     (None, N, None),
+    (N, least(N, 64), N),
+    (least(N, 64), least(N, 64), least(N, 64)),
+    (M, least(N, 64), None),
+    (add(N, 1), least(N, 64), None),
+    (1, least(N, 64), least(N, 64)),
 ]
 
 
@@ -123,7 +129,8 @@ def test_broadcasting_an_open_size(a: Dim, b: Dim, result: Dim) -> None:
 
 
 def test_broadcasting_agrees_with_numpy_wherever_it_is_known() -> None:
-    for a, b in itertools.product((0, 1, 2, 3, N, M), repeat=2):
+    some = (0, 1, 2, 3, N, M, least(N, 1), least(N, 2), least(M, 5), least(add(N, 1), 3))
+    for a, b in itertools.product(some, repeat=2):
         for sizes in SIZES:
             shapes = [(number(size, sizes),) for size in (a, b)]
             try:
@@ -132,6 +139,15 @@ def test_broadcasting_agrees_with_numpy_wherever_it_is_known() -> None:
             except ValueError:
                 continue
             assert found in (None, there)
+
+
+def test_the_lower_of_a_size_and_a_number() -> None:
+    assert str(least(add(N, 1), 64)) == "min(N + 1, 64)"
+    assert least(3, 64) == 3
+    assert least(64, 3) == 3
+    assert least(None, 3) is None
+    assert least(-1, 3) is None, "an end that counts from the last element"
+    assert least(subtract(N, 1), 3) is None, "for N = 0"
 
 
 def test_one_size_has_one_description() -> None:

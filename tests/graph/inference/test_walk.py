@@ -224,3 +224,22 @@ def test_shapes_are_those_of_the_definitions(body: str, shape: str) -> None:
         g (float[2, 3, 5] x, bool[4, 1, 1, 1] c, float[3, 1] row) => (float y)
         <int64[2] axes = {{0, 3}}> {{ {body} }}""")
     assert facts(model)["y"] == f"FLOAT{shape}"
+
+
+def test_rows_of_a_table_for_each_place_have_the_length_of_the_data() -> None:
+    known = facts(
+        ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, S, 2] x) => (float[A, B, 2] y)
+        <int64[1] zero = {0}, int64[1] first = {1}, int64 last = {1}, int64[1] front = {0},
+         int64[1, 3] table = {0, 1, 2}, int64[1] behind = {-1}> {
+            shape = Shape (x)
+            count = Gather (shape, last)
+            end = Unsqueeze (count, front)
+            ids = Slice (table, zero, end, first)
+            numbers = Cast <to = 1> (ids)
+            column = Unsqueeze (numbers, behind)
+            y = Add (column, x)
+        }""")
+    )
+    assert known["ids"] == "INT64[1, min(input0_1, 3)]"
+    assert known["y"] == "FLOAT[input0_0, input0_1, 2]"
