@@ -139,20 +139,6 @@ def test_tasks_run_as_they_stand(page, folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_the_loop_over_many_pairs_runs(folder):
-    (script,) = blocks("ci", "bash")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script], check=False, env=os.environ | {"PATH": path}, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
-    names = ["digits_brevitas.onnx", "digits_nncf.onnx"]
-    found = sorted(path.name for path in (folder / "build").iterdir())
-    assert found == [name for each in names for name in (each, f"{each}.xml")]
-
-
-@pytest.mark.slow
 def test_the_test_with_fixtures_passes(folder, capsys):
     (code,) = blocks("ci", "python")
     (folder / "test_models.py").write_text(code)

@@ -15,14 +15,14 @@ from qgraph.cli.bounding import bounding_options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, some_batches, view_options
 from qgraph.cli.output import Talk
+from qgraph.cli.pairs import pairs_of_models
 from qgraph.cli.progress import ProgressBar
 
 Limits = Sequence[tuple[str | None, float]]
 
 
 @click.command(name="check")
-@click.argument("reference", type=options.file_path)
-@click.argument("candidate", type=options.file_path)
+@pairs_of_models
 @options.input_options
 @options.probes_option
 @options.limit_option("--atol", "Maximum absolute difference.")
@@ -86,6 +86,9 @@ def command(
     views: Views,
 ) -> int:
     """Run two models on the same inputs and compare their outputs.
+
+    REFERENCE and CANDIDATE may be folders: models of the same name are compared. Options that name
+    a file, other than --report and --inputs, then name a folder with a file for each pair.
 
     Without a tolerance, all values must be equal. A tolerance is a number for all outputs, or
     NAME:NUMBER for one output. If an output differs, the tensors that both models have are

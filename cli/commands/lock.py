@@ -13,7 +13,7 @@ from qgraph.cli.failures import print_failure
 from qgraph.cli.files import planned
 from qgraph.cli.found import found_models
 from qgraph.cli.output import Talk, show, show_paragraph
-from qgraph.cli.several import gravest
+from qgraph.cli.tasks import gravest
 from qgraph.errors import QGraphError
 from qgraph.text import counted
 

@@ -13,6 +13,7 @@ from qgraph.cli.bounding import bounding_options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.pairs import pairs_of_models
 from qgraph.cli.progress import ProgressBar
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.reporting.view import Tone
@@ -45,8 +46,7 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
 
 
 @click.command(name="prove")
-@click.argument("reference", type=options.file_path)
-@click.argument("candidate", type=options.file_path)
+@pairs_of_models
 @click.option(
     "--exact",
     type=options.Word([str(Exactness.BITS), str(Exactness.VALUES)]),
@@ -89,6 +89,9 @@ def command(
     views: Views,
 ) -> int:
     """Prove that two models compute equal outputs for every input.
+
+    REFERENCE and CANDIDATE may be folders: models of the same name are compared. Options that name
+    a file then name a folder with a file for each pair.
 
     The graphs of REFERENCE and CANDIDATE are matched from their inputs. Where their operators
     differ, all inputs are compared by the definitions of the operators; nothing is sampled. The

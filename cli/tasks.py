@@ -1,0 +1,249 @@
+"""A command that handles several models, or pairs of models: in one process or in some.
+
+Each is handled by the command as if it were the only one. One that fails does not stop the others;
+it is named at the end, with its status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qgraph.cli import options
+from qgraph.cli.failures import DIFFERENT, UNDECIDED, UNUSABLE, USAGE, print_failure
+from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, tune
+from qgraph.errors import QGraphError
+from qgraph.reporting.view import Tone
+from qgraph.text import counted
+from qgraph.version import head
+
+Arguments = Mapping[str, Any]
+"""Arguments of a command by name."""
+
+_GRAVEST = (USAGE, UNUSABLE, DIFFERENT, UNDECIDED)
+"""Statuses of models; the first of them that occurs is the status of the command."""
+_VERDICTS = {DIFFERENT: "different", UNDECIDED: "undecided"}
+"""What statuses of pairs mean that were compared without an error."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a command does for one model or pair.
+
+    Attributes:
+        name: of the command.
+        model: the model; of a pair the candidate.
+        arguments: with which the command is called.
+        talk: its messages.
+        title: what is printed first; empty for nothing.
+    """
+
+    name: str
+    model: Path
+    arguments: Arguments
+    talk: Talk
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a model or a pair.
+
+    Attributes:
+        model: its file.
+        status: the exit status of the command for it.
+        message: why it failed.
+        document: its report, if one is wanted.
+        out, err: what was printed, if that is not printed yet.
+    """
+
+    model: Path
+    status: int
+    message: str = ""
+    document: Any = None
+    out: str = ""
+    err: str = ""
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What the list of reports says of it."""
+        if self.document is not None:
+            return dict(self.document)
+        return {"path": str(self.model), "status": self.status, "error": self.message}
+
+    @property
+    def described(self) -> tuple[str, str, str]:
+        """The model, its status, and why it failed: what the command said, or its verdict."""
+        own = self.message.removeprefix(f"{self.model}: ")
+        return str(self.model), f"status {self.status}", own or _VERDICTS.get(self.status, "")
+
+
+def gravest(statuses: Iterable[int]) -> int:
+    """Return the status of a command from those of its models."""
+    seen = set(statuses)
+    return next((status for status in _GRAVEST if status in seen), max(seen, default=0))
+
+
+@contextlib.contextmanager
+def new_folders(wanted: set[Path]) -> Iterator[None]:
+    """Create folders, and remove those of them that are empty after the block."""
+    created: list[Path] = []
+    try:
+        for folder in sorted(wanted):
+            for each in reversed([folder, *folder.parents]):
+                if not each.exists():
+                    each.mkdir()
+                    created.append(each)
+        yield
+    except FileExistsError as error:
+        raise QGraphError(
+            f"{error.filename}: is a file, expected a folder for results. Name another folder."
+        ) from error
+    finally:
+        for folder in reversed(created):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def handled(tasks: Sequence[Task], jobs: int) -> list[Result]:
+    """Return the result of each task, in order, and print what each prints.
+
+    Args:
+        tasks: one for each model or pair.
+        jobs: number of processes.
+    """
+    results = []
+    for result in _results(tasks, jobs):
+        sys.stdout.write(result.out)
+        sys.stderr.write(result.err)
+        results.append(result)
+    return results
+
+
+def document_of(name: str, results: Sequence[Result]) -> dict[str, Any]:
+    """Return the list of reports of a command."""
+    failed = sum(result.status != 0 for result in results)
+    return head(name) | {
+        "models": [result.entry for result in results],
+        "summary": {"models": len(results), "failed": failed},
+    }
+
+
+def summarise(results: Sequence[Result], talk: Talk, what: str = "model") -> None:
+    """Print how many are good, and each that is not.
+
+    Args:
+        results: of all models or pairs.
+        talk: how much is shown.
+        what: they are.
+    """
+    failed = [result for result in results if result.status]
+    good = len(results) - len(failed)
+    text = f"{counted(len(results), what)}: {good} good, {len(failed)} failed"
+    lines = [": ".join(filter(None, result.described)) for result in failed]
+    if talk.form != "table":
+        for line in (text, *lines):
+            talk.note(line)
+        return
+    show_paragraph(text, Tone.BAD if failed else Tone.GOOD, is_bold=True)
+    for line in lines:
+        show_paragraph(line)
+
+
+def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+    """Yield the result of each task, in order."""
+    jobs = min(jobs, len(tasks))
+    if jobs == 1:
+        for task in tasks:
+            if task.title:
+                show_paragraph(task.title, is_bold=True)
+            yield _handled(task)
+            # What a model leaves behind has references to itself.
+            gc.collect(1)
+        return
+    left = list(tasks)
+    while left:
+        try:
+            for result in _in_processes(left, jobs):
+                yield result
+                del left[0]
+        except BrokenProcessPool:
+            # Which of the tasks at work ended its process shows when each of them is alone.
+            if jobs == 1:
+                message = "its process ended before it had a result. Run it alone to see why."
+                left[0].talk.error(f"{left[0].model}: {message}")
+                yield Result(left[0].model, UNUSABLE, message)
+                del left[0]
+            jobs = 1
+
+
+def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+    """Yield the result of each task, in order, from processes that do nothing else.
+
+    Raises:
+        BrokenProcessPool: one of them has ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=tune) as pool:
+        futures = [pool.submit(_handled_apart, task) for task in tasks]
+        try:
+            for future in futures:
+                yield future.result()
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _handled_apart(task: Task) -> Result:
+    """Handle a model in a process of a pool, and return what it prints."""
+    out, err = io.StringIO(), io.StringIO()
+    result = Result(task.model, UNUSABLE)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), interruptible():
+            options.load_modules(task.talk.plugins)
+            if task.title:
+                show(task.title)
+            with task.talk.listening():
+                result = _handled(task)
+    except Interrupted as signal:
+        return replace(result, status=SIGNALLED + signal.number, message=f"{signal.name}")
+    gc.collect(1)
+    return replace(result, out=out.getvalue(), err=err.getvalue())
+
+
+def _handled(task: Task) -> Result:
+    """Run the command for one model."""
+    command: click.Command = importlib.import_module(f"qgraph.cli.commands.{task.name}").command
+    report, as_json = task.arguments.get("report"), task.talk.form == "json"
+    printed = io.StringIO()
+    try:
+        with (
+            click.Context(command, info_name=task.name, obj=task.talk) as context,
+            contextlib.redirect_stdout(printed if as_json else sys.stdout),
+        ):
+            status = int(context.invoke(command, **task.arguments) or 0)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        failure = print_failure(error, task.talk)
+        return Result(task.model, failure.status, failure.message)
+    document = json.loads(printed.getvalue()) if as_json else None
+    if report is not None and report.exists():
+        document = json.loads(report.read_text("utf-8"))
+    return Result(task.model, status, document=document)
