@@ -91,7 +91,8 @@ class PatternMatcher:
         self._hopeless: dict[int, bool] = {}
         self._readings: dict[object, Site] = {}
         self._taken: set[ir.Node] = set()
-        self._ending: dict[ir.Value, Site | None] = {}
+        self._containing: dict[ir.Node, list[Site]] = {}
+        self._search()
 
     def is_taken(self, node: ir.Node) -> bool:
         """Return whether ``node`` belongs to a quantizer that :meth:`take` was called with."""
@@ -103,15 +104,8 @@ class PatternMatcher:
 
     def around(self, node: ir.Node) -> Site | None:
         """Return the largest quantizer with ``node`` as its core."""
-        if node.op_type not in _CORES or not self._graph.has(node):
-            return None
-        for y in reversed(self._graph.exits(node)):
-            if y not in self._ending:
-                self._ending[y] = self._ending_in(y)
-            site = self._ending[y]
-            if site and node in site.nodes and self._taken.isdisjoint(site.nodes):
-                return site
-        return None
+        sites = reversed(self._containing.get(node, ()))
+        return next((site for site in sites if self._taken.isdisjoint(site.nodes)), None)
 
     def alone(self, node: ir.Node, readers: Readers) -> Site | Refusal | None:
         """Return the quantizer of ``node``, alone or as the end of a pair; one of a form is read.
@@ -132,6 +126,19 @@ class PatternMatcher:
         if isinstance(site, Site) and is_whole and site.weight is None:
             self._readings[key] = site
         return site
+
+    def _search(self) -> None:
+        """Find the quantizers that contain each core, in the order of their outputs."""
+        after_cores: set[ir.Value | None] = set()
+        for node in self._graph.nodes:
+            if node.op_type not in _CORES and after_cores.isdisjoint(node.inputs):
+                continue
+            after_cores.update(node.outputs)
+            site = self._ending_in(node.outputs[0])
+            if site is not None:
+                for core in site.nodes:
+                    if core.op_type in _CORES:
+                        self._containing.setdefault(core, []).append(site)
 
     def _ending_in(self, y: ir.Value) -> Site | None:
         """Return the largest quantizer that ends in ``y``."""

@@ -38,8 +38,6 @@ _LARGEST_CONSTANT = 1 << 22
 """Elements up to which a constant operand of an elementwise operator is a parameter, not data."""
 _MOST_NODES = 800
 """Nodes of a region: two for each of the binades of a minifloat of 8 exponent bits, and some."""
-_MOST_FORWARD = 40
-"""Maximum number of nodes to try after the core of a quantizer."""
 _MOST_PARAMETERS = 1 << 16
 
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min")
@@ -60,8 +58,6 @@ class UseDefGraph:
         self._scales = AnyScale(self._builder, self._forms)
         self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
-        self._users: dict[ir.Value, tuple[ir.Node, ...]] = {}
-        self._next: dict[ir.Value, tuple[ir.Value | None, int]] = {}
         self._expressions: dict[ir.Value, Expr] = {}
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
@@ -77,9 +73,10 @@ class UseDefGraph:
         """Whether the sign of something is computed anywhere."""
         return self._builder.uses("Sign")
 
-    def has(self, node: ir.Node) -> bool:
-        """Return whether ``node`` is elementwise and was lowered."""
-        return node in self._order
+    @property
+    def nodes(self) -> Iterable[ir.Node]:
+        """The nodes that were lowered, in topological order; each has one output."""
+        return self._order
 
     def expression(self, value: ir.Value) -> Expr | None:
         """Return the expression of an output of an elementwise node."""
@@ -95,51 +92,6 @@ class UseDefGraph:
         It contains attributes, constants, and the types of all values.
         """
         return self._forms_of.get(node)
-
-    def exits(self, node: ir.Node) -> list[ir.Value]:
-        """Return the values that postdominate ``node``, nearest first.
-
-        Only elementwise nodes lie between ``node`` and them.
-        """
-        exits, left = [node.outputs[0]], _MOST_FORWARD
-        while True:
-            value = exits[-1]
-            if value not in self._next:
-                self._next[value] = self._next_exit(value, node)
-            nearest, passed = self._next[value]
-            left -= passed
-            if nearest is None or left < 0:
-                return exits
-            exits.append(nearest)
-
-    def _next_exit(self, value: ir.Value, node: ir.Node) -> tuple[ir.Value | None, int]:
-        """Return the nearest value that postdominates ``value``, and how many nodes were passed.
-
-        There is none where a way to it leaves the elementwise nodes, or where it is too far.
-        """
-        waiting: set[ir.Node] = set()
-        for passed in range(1, _MOST_FORWARD + 1):
-            users = self._users_of(value, node)
-            if not users:
-                break
-            waiting.update(users)
-            following = min(waiting, key=self._order.__getitem__)
-            waiting.discard(following)
-            value = following.outputs[0]
-            if not waiting:
-                return value, passed
-        return None, 0
-
-    def _users_of(self, value: ir.Value, node: ir.Node) -> tuple[ir.Node, ...]:
-        """Return the users of a value if all are elementwise nodes of the graph of ``node``."""
-        if value not in self._users:
-            consumers = set(value.consumers())
-            graphs = {user.graph for user in consumers}
-            is_inside = consumers <= self._order.keys() and len(graphs) == 1
-            is_inside = is_inside and not value.is_graph_output()
-            self._users[value] = tuple(consumers) if is_inside else ()
-        users = self._users[value]
-        return users if users and users[0].graph is node.graph else ()
 
     def region(self, x: ir.Value, y: ir.Value) -> tuple[ir.Node, ...] | None:
         """Return the nodes that compute ``y`` from ``x`` and constants and have no other users."""
