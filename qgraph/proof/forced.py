@@ -33,7 +33,7 @@ from qgraph.numerics.float32 import from_keys
 from qgraph.proof.discharge import Shown, discharge
 from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.attained import Attained, visible
-from qgraph.proof.matching.closure import Closure, Context, Implication
+from qgraph.proof.matching.closure import Closure, Context, Implication, Ways
 from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.matching.operators import is_exact, is_random
@@ -61,13 +61,13 @@ def forced(
     if not differing:
         return None
     proved = [fact_of(s) for s in shown if s.verdict.reaches(level)]
-    closure = Closure(matching, proved)
+    ways = Ways(matching, Closure(matching, proved), proved)
     moved = [s for s in differing if _only_moves_thresholds(s)]
     attained = Attained(matching.reference.known, matching.reference.normalised.imports)
     for s in differing[:_MOST]:
         others = [other.claim.values for other in moved if other is not s]
-        without = Context(matching, closure, proved, others)
-        including = Context(matching, closure, proved, [*others, s.claim.values])
+        without = Context(ways, others)
+        including = Context(ways, [*others, s.claim.values])
         decided = [
             p for p in matching.interface.outputs if not without.holds(p) and including.holds(p)
         ]

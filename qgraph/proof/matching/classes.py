@@ -128,6 +128,13 @@ class MatchedModel:
     classes: dict[ir.Value, Class] = field(default_factory=dict)
     nodes: list[ir.Node] = field(default_factory=list)
     _operands: dict[ir.Value, list[ir.Value]] = field(default_factory=dict)
+    _forms: dict[ir.Node, list[OperatorForm]] = field(default_factory=dict)
+
+    def forms(self, node: ir.Node) -> list[OperatorForm]:
+        """Return all forms of a node."""
+        if node not in self._forms:
+            self._forms[node] = forms(node, self.normalised.imports)
+        return self._forms[node]
 
     def operands(self, value: ir.Value) -> list[ir.Value]:
         """Return the operands of the elementwise operator that computes ``value``, else nothing."""
@@ -229,7 +236,7 @@ class ValueClasses:
                 continue
             # Random nodes equal no other; nodes with subgraphs are matched when they are compared.
             is_apart = is_random(node, imports) or bool(graphs_of(node))
-            operator_forms = [] if is_apart else forms(node, imports)
+            operator_forms = [] if is_apart else side.forms(node)
             for index, value in enumerate(node.outputs):
                 result = side.classes[value] = self._congruence.new()
                 for form in operator_forms:
@@ -303,8 +310,7 @@ class ValueClasses:
     def _common_form(
         self, first: ir.Node, second: ir.Node
     ) -> tuple[OperatorForm, OperatorForm] | None:
-        imports = self.reference.normalised.imports, self.candidate.normalised.imports
-        return common_form(first, imports[0], second, imports[1])
+        return common_form(self.reference.forms(first), self.candidate.forms(second))
 
     def _enter_bodies(self, first: ir.Node, second: ir.Node) -> list[Pair]:
         """Return the pairs of results of the subgraphs of two nodes, for equal inputs."""

@@ -63,31 +63,47 @@ class Closure:
         return all(map(self.equal, pairs))
 
 
-class Context:
-    """The correspondence of values of two models that differ in some pairs of values only.
+class Ways:
+    """The ways in which two values of two models may correspond.
 
-    Two values correspond if they are proved equal, if they are one of these pairs, or if equal
-    operators compute them from corresponding values. Unlike equality, this is not transitive.
+    Two values correspond if they are proved equal, or if equal operators compute them from
+    corresponding values.
 
     Args:
         matching: the matching of the two models.
         closure: the equality that follows from the proved claims.
         proved: the proved claims.
-        differing: pairs that correspond although they differ.
     """
 
-    def __init__(
-        self,
-        matching: Matching,
-        closure: Closure,
-        proved: Sequence[Implication],
-        differing: Iterable[Pair],
-    ) -> None:
+    def __init__(self, matching: Matching, closure: Closure, proved: Sequence[Implication]) -> None:
         self._matching = matching
         self._closure = closure
         self._proved: dict[Pair, list[Implication]] = {}
         for fact in proved:
             self._proved.setdefault(fact.values, []).append(fact)
+        self._known: dict[Pair, list[list[Pair]]] = {}
+
+    def of(self, pair: Pair) -> list[list[Pair]]:
+        """Return lists of pairs; two values correspond if all pairs of one list do."""
+        if pair not in self._known:
+            claimed = [list(fact.entries) for fact in self._proved.get(pair, ())]
+            equal = self._closure.equal(pair)
+            self._known[pair] = [[]] if equal else claimed + self._matching.ways(pair)
+        return self._known[pair]
+
+
+class Context:
+    """The correspondence of values of two models that differ in some pairs of values only.
+
+    Unlike equality, this is not transitive.
+
+    Args:
+        ways: the ways in which values may correspond, shared by all contexts.
+        differing: pairs that correspond although they differ.
+    """
+
+    def __init__(self, ways: Ways, differing: Iterable[Pair]) -> None:
+        self._ways = ways
         self._corresponds: dict[Pair, bool] = dict.fromkeys(differing, True)
 
     def holds(self, pair: Pair) -> bool:
@@ -98,7 +114,7 @@ class Context:
             if top not in self._corresponds:
                 if len(self._corresponds) > _MOST_PAIRS:
                     return False
-                ways = self._ways(top)
+                ways = self._ways.of(top)
                 undecided = [p for way in ways for p in way if p not in self._corresponds]
                 if undecided:
                     stack += undecided
@@ -106,9 +122,3 @@ class Context:
                 self._corresponds[top] = any(all(self._corresponds[p] for p in w) for w in ways)
             stack.pop()
         return self._corresponds[pair]
-
-    def _ways(self, pair: Pair) -> list[list[Pair]]:
-        if self._closure.equal(pair):
-            return [[]]
-        claimed = [list(fact.entries) for fact in self._proved.get(pair, ())]
-        return claimed + self._matching.ways(pair)

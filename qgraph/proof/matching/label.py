@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -106,11 +106,11 @@ def forms(node: ir.Node, imports: Imports) -> list[OperatorForm]:
 
 
 def common_form(
-    first: ir.Node, imports: Imports, second: ir.Node, others: Imports
+    ours: Sequence[OperatorForm], theirs: Sequence[OperatorForm]
 ) -> tuple[OperatorForm, OperatorForm] | None:
     """Return the forms of two nodes that have one label; None if there are none."""
-    for one in forms(first, imports):
-        for other in forms(second, others):
+    for one in ours:
+        for other in theirs:
             if one.label == other.label and len(one.operands) == len(other.operands):
                 return one, other
     return None
