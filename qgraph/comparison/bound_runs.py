@@ -27,7 +27,8 @@ from qgraph.comparison.moved_point import moved_point
 from qgraph.errors import ExecutionError
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
-from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
+from qgraph.proof.bounds.paired_models import paired
+from qgraph.proof.bounds.regions import bound_conditions, bound_of
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.reasons import NOT_COMPUTED, Undecidable

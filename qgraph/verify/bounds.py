@@ -75,11 +75,24 @@ class _Segment(NamedTuple):
 
 
 class BoundCheck:
-    """Checks the regions of a certificate with bounds."""
+    """Checks the regions of a certificate with bounds.
+
+    Args:
+        certificate: the certificate.
+        sides: the models.
+        paired: their inputs and outputs.
+        limits_decoded: whether a Relu or Clip behind decoded codes limits the codes.
+    """
 
     def __init__(
-        self, certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
+        self,
+        certificate: Certificate,
+        sides: tuple[Reading, Reading],
+        paired: Interface,
+        *,
+        limits_decoded: bool = False,
     ) -> None:
+        limited = {"limits_decoded": limits_decoded}
         self._certificate, self._sides, self._paired = certificate, sides, paired
         self._segments: dict[int, _Segment] = {}
         self._compared: dict[Pair, list[tuple[TracedRounding, TracedRounding]]] = {}
@@ -89,9 +102,9 @@ class BoundCheck:
         bounding = certificate.bounding
         order = bounding.chunk, bounding.accumulate
         inputs = {a: _input(a, bounding.ranges.get(str(a.name))) for a, _ in paired.inputs}
-        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES)
+        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES, **limited)
         inputs = {b: inputs[a] for a, b in paired.inputs}
-        self._other = Trace(sides[1], inputs, self._settled, order, RULES)
+        self._other = Trace(sides[1], inputs, self._settled, order, RULES, **limited)
         claims = [Equality(p, (), False, True) for s in self._exits for p in self._equal_codes(s)]
         self._equal = EqualValues(sides, claims, paired.inputs)
 

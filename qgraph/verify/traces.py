@@ -73,6 +73,7 @@ class Trace:
             codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: by operator, what it executes and means.
+        limits_decoded: whether codes are limited by what limits the numbers they are decoded to.
 
     Attributes:
         roundings: by their results; first that of the model, then those of moved elements.
@@ -86,7 +87,10 @@ class Trace:
         settle: Callable[[ir.Value, TracedRounding], Ideal | None],
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
+        *,
+        limits_decoded: bool,
     ) -> None:
+        self._limits_decoded = limits_decoded
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
@@ -245,7 +249,27 @@ class Trace:
             (clip,) = value.consumers()
             first, last = self.ends(clip)
             low, high, value = max(low, float(first)), min(high, float(last)), clip.outputs[0]
-        return low, high
+        ends = self._limits_of_decoded(value) if self._limits_decoded else (-np.inf, np.inf)
+        return max(low, ends[0]), min(high, ends[1])
+
+    def _limits_of_decoded(self, codes: ir.Value) -> tuple[float, float]:
+        """Return codes beyond which a Relu or Clip of what they are decoded to gives one number."""
+        value, nodes = codes, list[ir.Node]()
+        for names in (("DequantizeLinear",), ("Relu", "Clip")):
+            users = list(value.consumers())
+            is_kept = value.is_graph_output() or len(value.uses()) != 1 or users[0].domain
+            if is_kept or users[0].op_type not in names:
+                return -np.inf, np.inf
+            nodes, value = [*nodes, users[0]], users[0].outputs[0]
+        parameters = [self.of(v).numbers for v in nodes[0].inputs[1:] if v is not None]
+        scale, zero = (*parameters, NOTHING)[:2]
+        low, high = (NOTHING, np.inf) if nodes[1].op_type == "Relu" else self.ends(nodes[1])
+        if (scale <= 0).any():
+            return -np.inf, np.inf
+        # products of codes are exact, quotients are not
+        first, last = np.floor(low / scale), np.ceil(high / scale)
+        first, last = first - (first * scale > low), last + (last * scale < high)
+        return float(first.min() + zero.min()), float(last.max() + zero.max())
 
     def quantized(
         self, node: ir.Node, before: Executed, rounding: str, ends: tuple[Float64, Float64, Float64]

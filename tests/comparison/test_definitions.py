@@ -14,7 +14,7 @@ from qgraph import Tolerances
 from qgraph.bound import Bounding
 from qgraph.comparison import definitions
 from qgraph.comparison.definitions import Definitions
-from qgraph.proof.bounds.regions import paired
+from qgraph.proof.bounds.paired_models import paired
 from qgraph.reasons import Undecidable
 
 TEXT = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>

@@ -7,7 +7,7 @@ its values hold, and its ends are in one class of the matching.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,21 +21,16 @@ from qgraph.conditions import AFTER_DIFFERENCE, EQUAL_OPERATORS, NO_SPECIALS, of
 from qgraph.effort import is_over
 from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
-from qgraph.graph.constants import freeze_inputs
-from qgraph.graph.inference.walk import with_facts
-from qgraph.graph.interface import common_domain, interface
-from qgraph.graph.scopes import operands, remove_unused
+from qgraph.graph.scopes import operands
 from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Float64
-from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.bounds.counted import Counted
 from qgraph.proof.bounds.equal_ends import EqualEnds
-from qgraph.proof.bounds.evaluate import written_out
+from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segment import Segment
-from qgraph.proof.bounds.segments import Ends, Pairing
+from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof, certify
 from qgraph.proof.forced import Demonstrate, fact_of
-from qgraph.proof.matching.normalise import flat
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
 
 logger = logging.getLogger(__name__)
@@ -43,49 +38,6 @@ logger = logging.getLogger(__name__)
 _MOST_STEPS = 2**31
 _MARGIN = 2.0**-13
 """More than what is lost by writing a number with five digits."""
-
-
-def paired(
-    models: tuple[ir.Model, ir.Model],
-    request: Bounding,
-    *,
-    keep_inputs: bool = False,
-    ends: Callable[[Pairing], Ends] | None = None,
-) -> Pairing:
-    """Return the segments of two models, whose bounds are not judged.
-
-    Args:
-        models: the reference and the candidate.
-        request: what is bounded.
-        keep_inputs: whether initializers that are inputs too are left so.
-        ends: see :class:`Pairing`.
-
-    Raises:
-        OptionError: a range or a limit names no input or output.
-    """
-    copies = [flat(model) for model in models]
-    for copy in copies:
-        if not keep_inputs:
-            freeze_inputs(copy)
-        freeze_static_parameters(copy)
-        remove_unused(reversed(list(copy.graph)))
-    domain = common_domain(*copies)
-    copies = [with_facts(copy, each) for copy, each in zip(copies, domain.interfaces, strict=True)]
-    if sum(written_out(copy) for copy in copies):
-        faces = domain.interfaces
-        copies = [with_facts(copy, each) for copy, each in zip(copies, faces, strict=True)]
-    face = interface(copies[0].graph, copies[1].graph)
-    Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
-    return Pairing(
-        copies[0],
-        copies[1],
-        list(face.inputs),
-        list(face.outputs),
-        request.ranges,
-        accumulate=None if request.accumulate == "own" else "FLOAT",
-        chunk=request.chunk,
-        ends=ends,
-    )
 
 
 def bounded_regions(

@@ -84,14 +84,16 @@ def _are_codes(atom: Atom) -> bool:
 
 def unchanged(data: RoundedData) -> Quantity | None:
     """Return the codes that data is decoded from, if it is rounded to these again."""
-    terms = [(c, atom) for c, atom in data.event.before.meant.terms if c.any()]
+    function, *limits = unlimited(data.event.before.meant)
+    terms = [(c, atom) for c, atom in function.terms if c.any()]
     program = program_of(data.event.before)
     if len(terms) != 1 or not _are_codes(terms[0][1]):
         return None
     ((factor, atom),) = terms
     low, high = atom.low, atom.high
     if program is None:
-        return _near_codes(data, factor, atom)
+        has_limits = any(np.isfinite(end).any() for end in limits)
+        return None if has_limits else _near_codes(data, factor, atom)
     rounded = finished(program, limited_codes(data, 0.0), (data.low, data.high))
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from qgraph.bound import Bounding
 from qgraph.errors import QGraphError
 from qgraph.graph.slices import ancestors, sources
-from qgraph.proof.bounds.regions import bound_conditions, bound_of, paired
+from qgraph.proof.bounds.paired_models import paired
+from qgraph.proof.bounds.regions import bound_conditions, bound_of
 from qgraph.proof.bounds.segment import Segment
 from qgraph.reasons import Undecidable
 from qgraph.reports import Report, SiteReport, SiteStatus

@@ -11,7 +11,7 @@ import pytest
 
 import qgraph
 from qgraph.bound import Bounding
-from qgraph.proof.bounds.regions import paired
+from qgraph.proof.bounds.paired_models import paired
 from qgraph.text import json_text
 from tests.verify.checking import checked
 

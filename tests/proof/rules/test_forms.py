@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from qgraph.bound import Bounding
-from qgraph.proof.bounds.regions import paired
+from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segments import Segment
 from tests.proof.rules.forms import FORMS, Form
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.bound import Bounding
-from qgraph.proof.bounds.regions import paired
+from qgraph.proof.bounds.paired_models import paired
 from tests.proof.rules.test_forms import session
 
 HEAD = '<ir_version: 10, opset_import: ["": 22, "com.microsoft": 1]>'

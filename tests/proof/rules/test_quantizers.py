@@ -11,7 +11,7 @@ import pytest
 
 import qgraph
 from qgraph.bound import Bounding
-from qgraph.proof.bounds.regions import paired
+from qgraph.proof.bounds.paired_models import paired
 
 WEIGHTS = np.array([[3, -5, 7], [2, 11, -13], [-17, 1, 19], [23, -29, 31]], np.float32) / 16
 SCALE = float(np.float32(0.37))

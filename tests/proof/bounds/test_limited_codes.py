@@ -1,0 +1,86 @@
+"""A Relu or Clip behind a quantizer in one model, and before it in the other."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.text import json_text
+from tests.verify.checking import verify
+
+MODEL = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[1,4] i) => (float[1,3] y)
+    <float s = {0.05}, TYPE z = {ZERO}, int8 none = {0}, float zero = {0}, float six = {6},
+     float[4,3] w = {1.1, -2.2, 0.3, 4.7, -0.5, 0.6, 1.9, 0.8, -0.9, 1.3, -1.7, 0.2},
+     float[3] b = {0.1, -0.2, 0.3}> {
+        d = DequantizeLinear (i, s, none)
+        SUM
+        NODES
+    }"""
+SUMS = "x = Gemm (d, w, b)", "m = MatMul (d, w) x = Add (m, b)"
+INNER = "q = QuantizeLinear (x, s, z) a = DequantizeLinear (q, s, z)"
+OUTER = "p = QuantizeLinear (r, s, z) y = DequantizeLinear (p, s, z)"
+
+
+def pair(nodes: tuple[str, str], kind: str = "int8", zero: int = 0) -> tuple[ir.Model, ir.Model]:
+    text = MODEL.replace("TYPE", kind).replace("ZERO", str(zero))
+    one, other = (
+        ir.from_onnx_text(text.replace("SUM", each).replace("NODES", some))
+        for each, some in zip(SUMS, nodes, strict=True)
+    )
+    return one, other
+
+
+def largest(models: tuple[ir.Model, ir.Model]) -> float:
+    """Return the largest number of steps between results of random codes."""
+    random, worst = np.random.default_rng(0), 0.0
+    for _ in range(12):
+        codes = random.integers(-128, 128, (1, 4)).astype(np.int8)
+        one, other = (qgraph.load(m).run({"i": codes}, backend="numpy")["y"] for m in models)
+        worst = max(worst, float(np.abs(one - other).max() / 0.05))
+    return worst
+
+
+LIMITS = {"Relu": "r = Relu (X)", "Clip": "r = Clip (X, zero, six)"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("kind", "zero"), [("int8", 0), ("int8", -5), ("uint8", 128)])
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_of_decoded_codes_is_one_of_codes(name, kind, zero, turned):
+    limit = LIMITS[name]
+    nodes = f"{INNER} {limit.replace('X', 'a')} {OUTER}", f"{limit.replace('X', 'x')} {OUTER}"
+    models = pair(nodes[::-1] if turned else nodes, kind, zero)
+    certificate = qgraph.prove(*models, within="1step", evidence=True)
+    assert str(certificate.verdict) == "bounded"
+    assert not certificate.beyond
+    assert largest(models) <= 1.001
+    document = json.loads(json_text(certificate.to_json()))
+    assert verify(document, *models) == "bounded"
+
+
+def test_codes_below_zero_need_no_relu_if_there_are_none():
+    models = pair((OUTER.replace("(r,", "(x,"), f"r = Relu (x) {OUTER}"), "uint8")
+    assert not qgraph.prove(*models, within="1step").beyond
+
+
+@pytest.mark.parametrize("other", ["r = Relu (a)", "r = LeakyRelu (a)"])
+def test_limits_that_are_none_are_told_apart(other):
+    """Where the other model keeps negative codes, some differ by their whole range."""
+    models = pair((f"{INNER} {other} {OUTER}", f"r = Identity (x) {OUTER}"))
+    certificate = qgraph.prove(*models, within="1step")
+    assert str(certificate.verdict) == "undecided" or certificate.beyond
+    assert largest(models) > 1.001
+
+
+def test_other_uses_of_the_codes_keep_them():
+    nodes = f"{INNER} r = Relu (a) t = Add (r, a) {OUTER.replace('(r,', '(t,')}"
+    models = pair((nodes, nodes))
+    certificate = qgraph.prove(*models, within="1step")
+    (bound,) = [each.bound for each in certificate.regions if each.reference_value == "q"]
+    assert bound is not None
+    assert bound.levels == 255
