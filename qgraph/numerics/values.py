@@ -107,6 +107,14 @@ def _largest(x: Array) -> float:
     return float(np.max(np.where(np.isfinite(size), size, 0.0), initial=0.0))
 
 
+def narrowed(array: Array, axes: Iterable[int]) -> Array:
+    """Return an array with size 1 along those of some axes along which nothing differs."""
+    for axis in axes:
+        first = array.take([0], axis)
+        array = first if (array == first).all() else array
+    return array
+
+
 def fingerprint(array: Array) -> Hashable:
     """Return a key that is equal for two arrays only if type, shape and bits are equal."""
     if array.dtype.kind in "OSU":

@@ -9,9 +9,7 @@ import onnx_ir as ir
 _MOST_WINDOWS = 1 << 16
 
 
-def is_never_empty(
-    node: ir.Node, sizes: Sequence[int | str | None], *, trusts_ceil: bool = False
-) -> bool:
+def is_never_empty(node: ir.Node, sizes: Sequence[object], *, trusts_ceil: bool = False) -> bool:
     """Return whether no window of a pool lies in the padding alone.
 
     A window of neighbouring elements contains data if the padding at either end is smaller than the
@@ -56,7 +54,7 @@ def is_never_empty(
 
 
 def _reaches_data(
-    size: int | str | None, kernel: int, stride: int, dilation: int, before: int, after: int
+    size: object, kernel: int, stride: int, dilation: int, before: int, after: int
 ) -> bool:
     if not before and not after:
         return True

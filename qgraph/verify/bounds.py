@@ -116,7 +116,7 @@ class BoundCheck:
             node = ends[0].producer()
             rounds = node is not None and node.op_type in ROUNDINGS
             # an output that is codes, or what they decode to, begins at itself
-            is_own = [reference for reference, _ in region.entries] == [names[0]]
+            is_own = {reference for reference, _ in region.entries} == {names[0]}
             is_output = is_own or (ends in self._paired.outputs and not rounds)
             self._segments[id(region)] = _Segment(region, ends, is_output)
 
@@ -330,5 +330,7 @@ def _too_small(figures: _Figures, bound: Bound, slack: float = 0.0) -> str | Non
     rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)
     listed = np.asarray(bound.channels, np.float64)
     if len(rows) > 1 and len(listed) not in (1, len(rows)):
+        if not len(listed) % len(rows) or not len(rows) % len(listed):
+            raise UnsupportedError("its channels may be those of other axes")
         return f"{len(rows)} channels were found, not {len(listed)}"
     return None if (listed + slack >= rows).all() else "an error of a channel is too small"

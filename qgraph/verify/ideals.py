@@ -20,6 +20,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import Approximation, largest_of, product
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
+from qgraph.verify.places import Movement
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
@@ -37,6 +38,7 @@ class Basis:
         reach: largest magnitudes of what the weights multiply, likewise.
         ends: of a limit.
         slope: largest ratio of a change of the result and a change of what it is computed from.
+        movement: of moved elements, where they come from.
     """
 
     kind: tuple[Hashable, ...]
@@ -47,6 +49,7 @@ class Basis:
     reach: Float64 = field(default_factory=NOTHING.copy)
     ends: tuple[Float64, Float64] | None = None
     slope: float = 1.0
+    movement: Movement | None = None
 
     @cached_property
     def key(self) -> Hashable:
@@ -97,12 +100,20 @@ class Ideal:
 
     @property
     def range(self) -> tuple[Float64, Float64]:
-        """Bounds of the values."""
-        low = high = self.offset
+        """Bounds of the values; all that is moved alike is 0 where padding is."""
+        borders = [b.movement.kind for _, b in self.terms if b.movement and b.is_border]
+        padded = borders[0] if len(set(borders)) == 1 else None
+        inner, outer = [self.offset] * 2, [self.offset] * 2
         for factor, basis in self.terms:
-            ends = product(factor, basis.low), product(factor, basis.high)
-            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
-        return low, high
+            is_padded = basis.movement is not None and basis.movement.kind == padded
+            pair = (basis.high if is_padded and basis.is_border else basis.low), basis.high
+            ends = [product(factor, end) for end in pair]
+            for total in [inner] if is_padded else [inner, outer]:
+                total[0] = total[0] + np.minimum(*ends)
+                total[1] = total[1] + np.maximum(*ends)
+        if padded is None:
+            return inner[0], inner[1]
+        return np.minimum(inner[0], outer[0]), np.maximum(inner[1], outer[1])
 
     def plus(self, other: Ideal, sign: float = 1.0) -> Ideal:
         """Return a sum, or a difference for the sign -1."""

@@ -2,103 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
+from qgraph.numerics.values import narrowed
+from qgraph.ops.approximation import granules
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
-from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal
-from qgraph.verify.reading import Sizes
-from qgraph.verify.traces import Change, Trace
-
-Carried = Callable[[Basis, Basis], Ideal]
-"""Returns moved elements of a basis, given as a basis; see :meth:`Trace.carried`."""
+from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
+from qgraph.verify.places import Movement
+from qgraph.verify.reading import RESHAPING
+from qgraph.verify.traces import Trace
 
 
-def move(trace: Trace, node: ir.Node) -> Executed:
-    """Return moved elements, or maxima of them."""
-    x, name = trace.of(node.inputs[0]), node.op_type
-    if name == "Identity" or (name == "Dropout" and len(node.inputs) < 3):
-        return x
-    before, after = map(trace.shape, (node.inputs[0], node.outputs[0]))
-    if name == "MaxPool" and not is_never_empty(node, before, trusts_ceil=True):
-        raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
-    rank = len(before)
-    if name == "Transpose":
-        perm = node.attributes.get_ints("perm", range(rank)[::-1])
-        return moved(
-            trace, node, x, lambda a: a.reshape((1,) * (rank - a.ndim) + a.shape).transpose(perm)
-        )
-    if name in _POOLS:
-        return moved(trace, node, x, lambda array: array)
-    return moved(trace, node, x, lambda array: _reshaped(array, before, after))
+@dataclass(frozen=True)
+class Windows:
+    """Maxima or means of windows, of data that does not differ within a channel.
+
+    Attributes:
+        kind: equal for equal windows.
+        are_maxima: whether these are maxima.
+    """
+
+    kind: tuple[Hashable, ...]
+    are_maxima: bool
+
+    def of(self, array: Float64, _: float = 0.0) -> Float64:
+        """Return an array that broadcasts to the data as one that broadcasts to the result."""
+        return array.reshape(()) if array.size == 1 else array
+
+    def ends(self, low: Float64, high: Float64, _: float = 0.0) -> tuple[Float64, Float64]:
+        """Return the ends of the results."""
+        return self.of(low), self.of(high)
 
 
-def moved(
-    trace: Trace, node: ir.Node, x: Executed, change: Change, before: Sizes | None = None
-) -> Executed:
-    """Return moved elements of data of a shape, by default that of the node."""
-
-    def wide(array: Float64) -> Float64:
-        return array.reshape(()) if array.size == 1 else change(array)
-
-    identity = identity_of(node)
-    if node.op_type == "Transpose":
-        rank = len(trace.shape(node.inputs[0]))
-        identity = "Transpose", tuple(node.attributes.get_ints("perm", tuple(range(rank))[::-1]))
-    elif node.op_type not in _POOLS:
-        before = before or trace.shape(node.inputs[0])
-        identity = "Reshape", before, trace.shape(node.outputs[0])
-        if None in identity[2]:
-            raise UnsupportedError(f"the shape of a {node.op_type} is not known")
-
-    def shifted(x: Executed) -> Executed:
-        if node.op_type in _POOLS:
-            rank = len(trace.shape(node.inputs[0]))
-            if varies(x, range(2, rank), rank):
-                raise UnsupportedError(f"a {node.op_type} of data with several scales")
-            x = replace(x, absolute=x.error, relative=NOTHING)
-        unit = None if x.unit is None else wide(x.unit)
-        ends = wide(x.low), wide(x.high), wide(x.absolute), wide(x.relative)
-        return Executed(rebased(x.meant, identity, wide, carried), *ends, unit)
-
-    def carried(basis: Basis, result: Basis) -> Ideal:
-        return trace.carried(basis, result, wide, shifted)
-
-    return shifted(x)
+def move(trace: Trace, node: ir.Node) -> Sequence[Executed]:
+    """Return moved elements of data."""
+    if node.op_type == "Identity" or (node.op_type == "Dropout" and len(node.inputs) < 3):
+        return [trace.of(node.inputs[0])]
+    return [
+        moved(trace, movement, trace.of(node.inputs[0]))
+        for (movement,) in _movements(trace, node, node.inputs[1:])
+    ]
 
 
-def _turned(
-    basis: Basis, identity: tuple[Hashable, ...], change: Change, carried: Carried
-) -> Basis | None:
-    """Return a Transpose undone, or of rows of products as a Conv of one place; None otherwise."""
-    if identity[0] != "Transpose" or basis.inner is None:
-        return None
-    before, after, inner = basis.kind[1:], identity[1], basis.inner
-    if basis.kind[0] == "Transpose" and before == (_inverse(after),) and len(inner.terms) == 1:
-        return inner.terms[0][1]
-    layout = pointwise_taps(after)
-    if layout is None or basis.weights is None or before != (RIGHT.geometry, RIGHT.trailing):
-        return None
-    weights, reach = (
-        a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
+def pad(trace: Trace, node: ir.Node) -> Executed:
+    """Return data with a number, or elements of the data, at its edges."""
+    fill = np.asarray(node.attributes.get_float("value", 0.0))
+    pads, number, axes = (*node.inputs[1:], None, None, None)[:3]
+    if number is not None:
+        fill = trace.of(number).numbers.reshape(())
+    ((movement,),) = _movements(trace, node, (pads, None, axes))
+    if movement.fills:
+        ((edges,),) = _movements(trace, node, (pads, None, axes), mode="edge")
+        movement = replace(movement, likes=edges.places)
+    return moved(trace, movement, trace.of(node.inputs[0]), float(fill))
+
+
+def concat(trace: Trace, node: ir.Node) -> Executed:
+    """Return tensors side by side: each is 0 where the others are."""
+    (movements,) = _movements(trace, node)
+    first, *parts = (
+        moved(trace, movement, trace.of(value))
+        for movement, value in zip(movements, node.inputs, strict=True)
     )
-    ends = change(basis.low), change(basis.high)
-    data = rebased(inner, identity, change, carried)
-    return Basis(("sum", layout.geometry, layout.trailing), *ends, data, weights, reach)
+    for part in parts:
+        names = "low", "high", "absolute", "relative"
+        low, high, absolute, relative = (
+            _whole(getattr(first, name) + getattr(part, name)) for name in names
+        )
+        unit = None
+        if first.unit is not None and part.unit is not None:
+            unit = np.minimum(first.unit, part.unit)
+        first = Executed(first.meant.plus(part.meant), low, high, absolute, relative, unit)
+    return replace(first, meant=_side_by_side(first.meant))
 
 
-def _inverse(axes: Hashable) -> Hashable:
-    return tuple(map(int, np.argsort(axes))) if isinstance(axes, tuple) else None
+def _whole(array: Float64) -> Float64:
+    return narrowed(array, range(array.ndim))
+
+
+def _side_by_side(function: Ideal) -> Ideal:
+    """Return a function in which elements of one basis that are parts of it are moved at once."""
+    terms: dict[int, tuple[Float64, Basis]] = {}
+    for factor, basis in function.terms:
+        key = id(basis)
+        if basis.movement is not None and basis.inner is not None:
+            key = id(basis.inner.terms[0][1])
+            before, part = terms.get(key, (NOTHING, basis))
+            if part is not basis and part.movement is not None:
+                both = part.movement.beside(basis.movement)
+                basis = _taken(
+                    both,
+                    basis.inner,
+                    (_whole(part.low + basis.low), _whole(part.high + basis.high)),
+                )
+                factor = _whole(before + factor)
+        terms[key] = factor, basis
+    return replace(function, terms=tuple(terms.values()))
+
+
+def largest(trace: Trace, node: ir.Node) -> Executed:
+    """Return maxima of windows."""
+    x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
+    if node.op_type == "MaxPool" and not is_never_empty(node, shape, trusts_ceil=True):
+        raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
+    if varies(x, range(2, len(shape)), len(shape)):
+        raise UnsupportedError(f"a {node.op_type} of data with several scales")
+    return moved(trace, Windows(identity_of(node), True), x)
+
+
+def _movements(
+    trace: Trace,
+    node: ir.Node,
+    parameters: Sequence[ir.Value | None] | None = None,
+    **attributes: str,
+) -> list[list[Movement]]:
+    """Return, for each result, where its elements come from in each tensor of data.
+
+    Args:
+        trace: the model.
+        node: the operator.
+        parameters: its operands but the first; None if all operands are data.
+        attributes: of the node, to be replaced.
+    """
+    data = node.inputs if parameters is None else node.inputs[:1]
+    before = [trace.known_shape(value) for value in data]
+    starts = np.cumsum([0, *(shape.places.size for shape in before)]).tolist()
+    numbers = [shape.places + start for shape, start in zip(before, starts, strict=False)]
+    after = [trace.known_shape(value) for value in node.outputs]
+    if node.op_type in RESHAPING:
+        results = [numbers[0].reshape(after[0].lengths)]
+    else:
+        results = trace.executed(node, [*numbers, *(parameters or ())], **attributes)
+    return [
+        [
+            Movement(shape, whole, np.where((all_ > start) & (all_ <= stop), all_ - start, 0))
+            for shape, (start, stop) in zip(before, pairwise(starts), strict=True)
+        ]
+        for whole, all_ in zip(after, results, strict=True)
+    ]
+
+
+def moved(trace: Trace, movement: Movement | Windows, x: Executed, fill: float = 0.0) -> Executed:
+    """Return moved data; elements that are none of the data are a number."""
+    if isinstance(movement, Windows):
+        x = replace(x, absolute=x.error, relative=NOTHING)
+    unit = None if x.granule is None else movement.of(x.granule, np.inf)
+    unit = None if unit is None else np.minimum(unit, granules(np.asarray(fill)))
+    low, high = movement.ends(x.low, x.high, fill)
+    if fill:
+        x = replace(x, meant=x.meant.plus(Ideal.fixed(np.asarray(-fill))))
+    meant = rebased(x.meant, movement, trace)
+    if fill:
+        meant = meant.plus(Ideal.fixed(np.asarray(fill)))
+    return Executed(meant, low, high, movement.of(x.absolute), movement.of(x.relative), unit)
 
 
 def identity_of(node: ir.Node) -> tuple[Hashable, ...]:
-    """Return what is equal for nodes that move elements in one way."""
+    """Return what is equal for nodes with equal windows."""
     return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
 
 
@@ -109,57 +178,80 @@ def varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
     return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
 
 
-def rebased(
-    function: Ideal,
-    identity: tuple[Hashable, ...],
-    change: Change,
-    carried: Carried = lambda _, result: Ideal.of(result),
-) -> Ideal:
-    """Return a function of moved elements, as one of moved bases; limits are behind movements."""
+def rebased(function: Ideal, movement: Movement | Windows, trace: Trace | None = None) -> Ideal:
+    """Return a function of moved elements, as one of moved bases.
+
+    Limits are behind movements. Moved codes are codes of the model, if it is known.
+    """
     has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
-    if "MaxPool" in str(identity[0]) and not has_one:
-        raise UnsupportedError(f"a {identity[0]} of several terms")
-    offset, size, depth = change(function.offset), change(function.size), function.depth
+    if isinstance(movement, Windows) and movement.are_maxima and not has_one:
+        raise UnsupportedError("a maximum of several terms")
+    if isinstance(movement, Movement) and movement.is_padding and function.offset.any():
+        one = Ideal(((function.offset, ONE),), depth=function.depth)
+        function = one.plus(replace(function, offset=NOTHING))
+    change, depth = movement.of, function.depth
+    offset, size = change(function.offset), change(function.size)
     terms = []
     for factor, basis in function.terms:
-        result = carried(basis, _rebased(basis, function.depth, identity, change, carried))
-        moved = change(factor)
-        terms += [(moved * own, each) for own, each in result.terms]
+        result = Ideal.of(_rebased(basis, function.depth, movement, trace))
+        if trace is not None and not (isinstance(movement, Movement) and movement.is_part):
+            again = partial(moved, trace, movement)
+            result = trace.carried(basis, result.terms[0][1], change, again)
+        moved_factor = change(factor)
+        terms += [(moved_factor * own, each) for own, each in result.terms]
         if result.offset.any():
-            offset, size = offset + moved * result.offset, size + np.abs(moved) * result.size
+            offset = offset + moved_factor * result.offset
+            size = size + np.abs(moved_factor) * result.size
             depth += 3
     return Ideal(tuple(terms), offset, size, depth)
 
 
-def _rebased(
-    basis: Basis, depth: int, identity: tuple[Hashable, ...], change: Change, carried: Carried
-) -> Basis:
+def _rebased(basis: Basis, depth: int, movement: Movement | Windows, trace: Trace | None) -> Basis:
     """Return a basis of moved elements; ``depth`` is that of the function it is part of."""
-    turned = _turned(basis, identity, change, carried)
-    if turned is not None:
-        return turned
-    ends = change(basis.low), change(basis.high)
-    is_plain = basis.ends is not None and all(end.size == 1 for end in basis.ends)
-    if is_plain and basis.inner is not None and identity[0] in _MOVES:
-        limited = rebased(basis.inner, identity, change, carried)
-        return replace(basis, low=ends[0], high=ends[1], inner=limited)
-    inner, own, (first, *shapes) = Ideal.of(basis), identity, basis.kind
-    if basis.inner and first == identity[0] == "Reshape" and shapes[1] == identity[1]:
-        inner, own = basis.inner, ("Reshape", shapes[0], identity[2])
-    return Basis(own, *ends, replace(inner, depth=depth))
+    low, high = movement.ends(basis.low, basis.high)
+    if basis.inner is not None and _keeps_limits(basis, movement):
+        return replace(basis, low=low, high=high, inner=rebased(basis.inner, movement, trace))
+    inner = replace(Ideal.of(basis), depth=depth)
+    if isinstance(movement, Windows):
+        return Basis(movement.kind, low, high, inner)
+    if basis.inner is not None and basis.kind[1:] == (RIGHT.geometry, RIGHT.trailing):
+        turned = _turned(basis, movement, trace)
+        if turned is not None:
+            return turned
+    if basis.inner is not None and basis.movement is not None:
+        return _taken(basis.movement.then(movement), basis.inner, (low, high))
+    return _taken(movement, inner, (low, high))
 
 
-_POOLS = frozenset({"MaxPool", "GlobalMaxPool"})
-_MOVES = _POOLS | {"Transpose", "Reshape"}
-"""First parts of the kinds of bases that are moved elements."""
+def _taken(movement: Movement, inner: Ideal, ends: tuple[Float64, Float64]) -> Basis:
+    """Return elements of a basis, which is given as a function, or all of it."""
+    ((_, source),) = inner.terms
+    if movement.is_nothing:
+        return source
+    return Basis(movement.kind, *ends, inner, movement=movement)
 
 
-def _reshaped(array: Float64, before: Sizes, after: Sizes) -> Float64:
-    """Return an array in the new shape of the data; the samples of a batch are alike."""
-    wide = array.reshape((1,) * (len(before) - array.ndim) + array.shape)
-    same = [m == n for m, n in zip(before, after, strict=False)]
-    kept = min((*same, False).index(False), [size > 1 for size in wide.shape].index(True))
-    old, new = (tuple(n for n in s[kept:] if isinstance(n, int)) for s in (before, after))
-    if len(old) < len(before) - kept or len(new) < len(after) - kept:
-        raise UnsupportedError("a shape is not known")
-    return np.broadcast_to(wide[(0,) * kept], old).reshape(new)
+def _keeps_limits(basis: Basis, movement: Movement | Windows) -> bool:
+    """Return whether limits of the data are limits of what is moved."""
+    if basis.ends is None or basis.inner is None or any(end.size > 1 for end in basis.ends):
+        return False
+    if isinstance(movement, Windows):
+        return movement.are_maxima
+    return not movement.fills or bool(basis.ends[0] <= 0 <= basis.ends[1])
+
+
+def _turned(basis: Basis, movement: Movement, trace: Trace | None) -> Basis | None:
+    """Return moved rows of a matrix product as a Conv of one place; None if they are not."""
+    rank = len(movement.before.lengths)
+    axes = 0, rank - 1, *range(1, rank - 1)
+    layout, numbers = pointwise_taps(axes), movement.before.places
+    is_turned = layout is not None and np.array_equal(movement.places, numbers.transpose(axes))
+    if layout is None or not is_turned or basis.weights is None or basis.inner is None:
+        return None
+    weights, reach = (
+        a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
+    )
+    turn = movement.before.with_last(basis.weights.shape[1]).transposed(axes)
+    ends = movement.ends(basis.low, basis.high)
+    kind = "sum", layout.geometry, layout.trailing
+    return Basis(kind, *ends, rebased(basis.inner, turn, trace), weights, reach)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import QGraphError
+from qgraph.errors import QGraphError, UnsupportedError
 from qgraph.graph.constants import constant, constant_tensor, freeze_inputs
 from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.schema import OpKey, versions_of
@@ -16,15 +16,22 @@ from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.verify import shapes
 from qgraph.verify.definitions import with_definitions
 from qgraph.verify.operators import graphs_of, is_apart, meaning, names
-
-Sizes = tuple[int | str | None, ...]
+from qgraph.verify.places import Sizes, primes_of
 
 _COMPUTED = frozenset(NUMPY) - {"Cast", "Gather", "Pow"}
 QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
+RESHAPING = names("Flatten Reshape Squeeze Unsqueeze")
+MOVING = RESHAPING | names(
+    "Compress DepthToSpace Expand Gather GatherElements GatherND Resize Slice SpaceToDepth Split "
+    "Tile Transpose"
+)
+"""Operators whose results are elements of their first operand."""
+
 _KEPT_BYTES = 1 << 16
 """Maximum size of computed constants that are kept in memory."""
 
@@ -81,14 +88,35 @@ class Reading:
             for inner in graphs_of(node):
                 self._enter(inner)
 
-    def shapes(self) -> dict[ir.Value, Sizes]:
-        """Return the inferred shapes; sizes are numbers, texts that are equal, or None."""
-        facts = infer(self._model, open_interface(self._model))
-        return {
-            value: tuple(n if n is None or isinstance(n, int) else str(n) for n in fact.shape)
-            for value, fact in facts.items()
-            if fact.shape is not None
-        }
+    def shapes(self) -> tuple[dict[ir.Value, Sizes], dict[str, int]]:
+        """Return the inferred shapes, and primes that stand for the open sizes of the inputs."""
+        interface = open_interface(self._model)
+        facts = infer(self._model, interface)
+        shapes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
+        return shapes, primes_of(interface.values())
+
+    def executed(
+        self, node: ir.Node, operands: Sequence[Array | None], attributes: Mapping[str, str]
+    ) -> list[Array]:
+        """Return the results of a node on arrays.
+
+        Args:
+            node: a standard operator that does not interpolate.
+            operands: what it is executed on.
+            attributes: to be replaced.
+        """
+        if node.op_type == "Resize" and (
+            node.attributes.get_string("mode", "nearest") != "nearest"
+            or "crop" in node.attributes.get_string("coordinate_transformation_mode", "")
+        ):
+            raise UnsupportedError("a Resize that computes numbers between elements")
+        copy = ir.node(
+            node.op_type,
+            [None if array is None else ir.val(f"x{i}") for i, array in enumerate(operands)],
+            {**node.attributes, **attributes},
+            outputs=[ir.val(f"y{i}") for i in range(len(node.outputs))],
+        )
+        return list(kernel_for(copy, self.imports)(*operands))
 
     def named(self, name: str) -> list[ir.Value]:
         """Return the values of a name; subgraphs may use the same name."""
@@ -122,12 +150,8 @@ class Reading:
         if operator is not None:
             return operator.run(node, operands)
         arrays = [array for array in operands if array is not None]
-        if node.domain == "" and node.op_type == "Transpose":
-            axes = list(range(arrays[0].ndim))[::-1]
-            return arrays[0].transpose(node.attributes.get_ints("perm", axes))
-        if node.domain == "" and node.op_type == "Reshape":
-            sizes = [arrays[0].shape[i] if n == 0 else n for i, n in enumerate(arrays[1].tolist())]
-            return None if "allowzero" in node.attributes else arrays[0].reshape(sizes)
+        if node.domain == "" and node.op_type in MOVING and len(node.outputs) == 1:
+            return self.executed(node, operands, {})[0]
         types = {array.dtype for array in (arrays[1:] if node.op_type == "Where" else arrays)}
         is_primitive = node.domain == "" and node.op_type in _COMPUTED and not node.attributes
         if not is_primitive or len(types) > 1:

@@ -16,9 +16,19 @@ from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
-from qgraph.verify.movements import identity_of, move, moved, rebased, varies
+from qgraph.verify.movements import (
+    Windows,
+    concat,
+    identity_of,
+    largest,
+    move,
+    moved,
+    pad,
+    rebased,
+    varies,
+)
 from qgraph.verify.operators import names
-from qgraph.verify.reading import QUANTIZERS
+from qgraph.verify.reading import MOVING, QUANTIZERS
 from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import (
     ENDLESS,
@@ -241,19 +251,15 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if len(numbers) < len(sizes) or varies(x, axes, rank):
         raise UnsupportedError("a mean of data with several scales, or of unknown size")
     count = float(math.prod(numbers))
-    meant = rebased(x.meant, (*identity, *axes), lambda array: array)
+    meant = rebased(x.meant, Windows((*identity, *axes), are_maxima=False))
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
     total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
     quotient = replace(exact, absolute=total.absolute / count, unit=None)
     result = trace.stored(node, rounded(quotient, trace.adding(node), times=2))
     if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) == 1:
         return result
-
-    def squeezed(array: Float64) -> Float64:
-        return np.squeeze(array, tuple(i - rank for i in axes if rank - i <= array.ndim))
-
-    before = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    return moved(trace, node, result, squeezed, before)
+    sizes_kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    return moved(trace, trace.reshape(sizes_kept, trace.shape(node.outputs[0])), result)
 
 
 def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Executed:
@@ -268,8 +274,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), add),
     **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
-    **dict.fromkeys(names("Identity Dropout Transpose MaxPool GlobalMaxPool"), move),
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), move),
+    **dict.fromkeys(MOVING | {"Dropout", "Identity"}, move),
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), largest),
     **dict.fromkeys(WHOLE, whole),
     **dict.fromkeys(("Quant", "IntQuant"), quant),
     "QuantizeLinear": quantize_linear,
@@ -279,4 +285,6 @@ RULES: dict[str, Rule] = {
     "BatchNormalization": normalize,
     "LeakyRelu": leaky,
     "DequantizeLinear": dequantize,
+    "Concat": concat,
+    "Pad": pad,
 }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
-from qgraph.numerics import Float64
+from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import (
     ARITHMETIC,
     FLOAT32,
@@ -24,10 +24,13 @@ from qgraph.ops.approximation import (
 from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
 from qgraph.verify.ideals import NOTHING, ULP, Basis, Executed, Ideal, unlimited
-from qgraph.verify.reading import QUANTIZERS, Reading, Sizes, agree
+from qgraph.verify.places import Movement, Shape, Sizes
+from qgraph.verify.reading import MOVING, QUANTIZERS, Reading, agree
 
 Change = Callable[[Float64], Float64]
-Rule = Callable[["Trace", ir.Node], Executed]
+Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
+"""Returns the results of a node."""
+
 
 ENDLESS: Float64 = np.full((), np.inf)
 WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
@@ -94,7 +97,7 @@ class Trace:
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
-        self._shapes = side.shapes()
+        self._shapes, self._primes = side.shapes()
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -147,7 +150,9 @@ class Trace:
             is_known = not node.domain or operator_of(node) is not None
             if rule is None or node.domain == "com.microsoft" or not is_known:
                 raise UnsupportedError(f"the checker has no bound for {node.op_type}")
-            self._values[value] = rule(self, node)
+            results = rule(self, node)
+            results = [results] if isinstance(results, Executed) else results
+            self._values.update(zip(node.outputs, results, strict=False))
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
         self._inherit(node)
@@ -159,6 +164,23 @@ class Trace:
             raise UnsupportedError("the rank of a tensor is not known")
         return shape
 
+    def known_shape(self, value: ir.Value | None) -> Shape:
+        """Return the shape of a value, in numbers too."""
+        return Shape(self.shape(value), self._primes)
+
+    def reshape(self, before: Sizes, after: Sizes) -> Movement:
+        """Return the movement of elements from one shape to another."""
+        return Shape(before, self._primes).reshaped(after)
+
+    def executed(
+        self, node: ir.Node, operands: Sequence[ir.Value | Array | None], **attributes: str
+    ) -> list[Array]:
+        """Return the results of a node on arrays and constants; attributes are replaced."""
+        arrays = [self._side.array(x) if isinstance(x, ir.Value) else x for x in operands]
+        if any(a is None and x is not None for a, x in zip(arrays, operands, strict=True)):
+            raise UnsupportedError(f"a parameter of a {node.op_type} is not constant")
+        return self._side.executed(node, arrays, attributes)
+
     def _constant(self, value: ir.Value) -> Executed:
         array, node = self._side.array(value), value.producer()
         if array is None or array.dtype.kind not in "iubfV":
@@ -167,11 +189,11 @@ class Trace:
         if node is None or not node.inputs:
             return fixed(executed)
         match node.op_type:
-            case "Transpose":
-                perm = node.attributes.get_ints("perm", tuple(range(executed.ndim))[::-1])
-                return changed(self.of(node.inputs[0]), lambda a: a.transpose(perm))
-            case "Reshape" | "Identity":
-                return changed(self.of(node.inputs[0]), lambda a: a.reshape(executed.shape))
+            case "Identity":
+                return self.of(node.inputs[0])
+            case name if name in MOVING:
+                data, *others = node.inputs
+                return changed(self.of(data), lambda a: self.executed(node, [a, *others])[0])
             case "Mul" | "Div":
                 a, b = (self.of(v).meant.offset for v in node.inputs)
                 return fixed(executed, a * b if node.op_type == "Mul" else a / b)

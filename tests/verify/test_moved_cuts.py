@@ -10,6 +10,8 @@ import pytest
 
 import qgraph
 from qgraph.text import json_text
+from tests.proof.bounds import test_concat as concat
+from tests.proof.bounds.test_concat import PAIRS
 from tests.proof.bounds.test_moved_cuts import CASES, S_Y, model
 from tests.verify.checking import checked
 
@@ -19,11 +21,8 @@ def document(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     return dict(json.loads(json_text(proof.to_json())))
 
 
-COVERED = ("MaxPool", "GlobalMaxPool", "Transpose", "Reshape")
-
-
 @pytest.mark.cases(fast=3)
-@pytest.mark.parametrize(("move", "ours", "theirs"), [case for case in CASES if case[0] in COVERED])
+@pytest.mark.parametrize(("move", "ours", "theirs"), CASES)
 def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
     pair = model(ours[0], move, first=ours[1]), model(theirs[0], move, first=theirs[1])
     stated = document(pair)
@@ -35,6 +34,20 @@ def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
     assert checked(stated, pair[0], off).is_refuted
     stated["regions"][0]["bound"]["max_steps"] = 0
     assert checked(stated, *pair).is_refuted
+
+
+@pytest.mark.cases(fast=2)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_codes_before_and_behind_a_concat_are_not_refuted(pair):
+    models = (
+        concat.model(pair[0], folded=False, relu=True),
+        concat.model(pair[1], folded=True, relu=True),
+    )
+    stated = document(models)
+    assert not checked(stated, *models).is_refuted
+    bound = next(r["bound"] for r in stated["regions"] if r["verdict"] == "bounded")
+    bound["max_steps"] = 0
+    assert str(checked(stated, *models).verdict) == "undecided"
 
 
 LAYER = """<ir_version: 10, opset_import: ["": 21]>

@@ -24,6 +24,7 @@ from qgraph.exactness import Exactness, Method, Witness
 from qgraph.graph.scopes import operands
 from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Float64
+from qgraph.numerics.values import narrowed
 from qgraph.proof.bounds.counted import Counted
 from qgraph.proof.bounds.equal_ends import EqualEnds
 from qgraph.proof.bounds.paired_models import paired
@@ -335,6 +336,6 @@ def _stated(errors: Float64) -> Float64:
 
 
 def _channels(parts: Sequence[Float64]) -> tuple[tuple[float, float, float], ...]:
-    flat_parts = np.broadcast_arrays(*parts)
-    rows = zip(*(part.reshape(-1).tolist() for part in flat_parts), strict=True)
-    return tuple((a, b, c) for a, b, c in rows)
+    stacked = np.stack(np.broadcast_arrays(*parts), axis=-1)
+    rows = narrowed(stacked, range(stacked.ndim - 1)).reshape(-1, len(parts))
+    return tuple((a, b, c) for a, b, c in rows.tolist())

@@ -1,0 +1,164 @@
+"""Where each element of a result comes from, for the checker of bounds.
+
+An operator that moves elements is executed on their numbers, from 1, in place of the data. So each
+element of the result tells which one it is. 0 is none: what Pad inserts, or what Concat takes from
+another tensor::
+
+    Transpose    1 2 3  ->  1 4        Pad    1 2  ->  1 2 0
+                 4 5 6      2 5
+                            3 6
+
+Movements with equal numbers are one, whatever operators they are made of. Movements in sequence are
+one, too. A prime stands for each open size. No open size may get lost: operators with constant
+parameters take all elements along an axis of open size then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from qgraph.errors import UnsupportedError
+from qgraph.graph.inference.dimensions import Dim, Size
+from qgraph.numerics import Array, Float64
+from qgraph.numerics.values import narrowed
+
+Sizes = tuple[Dim, ...]
+
+_PRIMES = 3, 5, 7, 11, 13, 17
+
+
+class Shape:
+    """The shape of a tensor, in numbers too.
+
+    Args:
+        sizes: its sizes.
+        primes: by open size.
+
+    Attributes:
+        sizes: see the arguments.
+        lengths: the sizes in numbers.
+        atoms: the open sizes that they are made of.
+
+    Raises:
+        UnsupportedError: a size is not known.
+    """
+
+    def __init__(self, sizes: Sizes, primes: Mapping[str, int]) -> None:
+        known = [size for size in sizes if size is not None]
+        self.sizes, self._primes = sizes, primes
+        self.atoms = {a for size in known if isinstance(size, Size) for a in size.atoms}
+        if len(known) < len(sizes) or not self.atoms <= primes.keys():
+            raise UnsupportedError("a shape is not known")
+        self.lengths = tuple(n.at(primes) if isinstance(n, Size) else n for n in known)
+
+    @cached_property
+    def places(self) -> Array:
+        """The numbers of all elements."""
+        count = int(np.prod(self.lengths, dtype=np.int64))
+        return np.arange(1, count + 1, dtype=np.int32).reshape(self.lengths)
+
+    def with_last(self, size: int) -> Shape:
+        """Return the shape with another last size."""
+        return Shape((*self.sizes[:-1], size), self._primes)
+
+    def transposed(self, axes: Sequence[int]) -> Movement:
+        """Return the movement of elements to another order of axes."""
+        after = Shape(tuple(self.sizes[axis] for axis in axes), self._primes)
+        return Movement(self, after, self.places.transpose(axes))
+
+    def reshaped(self, sizes: Sizes) -> Movement:
+        """Return the movement of elements to other sizes."""
+        after = Shape(sizes, self._primes)
+        return Movement(self, after, self.places.reshape(after.lengths))
+
+
+def primes_of(interface: Iterable[Sizes]) -> dict[str, int]:
+    """Return primes that stand for the open sizes of the inputs of a model."""
+    sizes = [str(size) for shape in interface for size in shape if isinstance(size, Size)]
+    return dict(zip(dict.fromkeys(sizes), _PRIMES, strict=False))
+
+
+@dataclass(frozen=True, eq=False)
+class Movement:
+    """Where each element of a result comes from.
+
+    Attributes:
+        before, after: the shapes of data and result.
+        places: the numbers of the elements, 0 for none.
+        likes: the elements whose scales and errors stand for those of each element; None for the
+            elements themselves.
+
+    Raises:
+        UnsupportedError: an open size gets lost.
+        ValueError: the numbers do not fit the result.
+    """
+
+    before: Shape
+    after: Shape
+    places: Array
+    likes: Array | None = None
+
+    def __post_init__(self) -> None:
+        if not self.before.atoms <= self.after.atoms:
+            raise UnsupportedError("elements are taken along an axis of open size")
+        if self.places.shape != self.after.lengths:
+            raise ValueError("the numbers of elements do not fit the result")
+
+    @cached_property
+    def kind(self) -> tuple[Hashable, ...]:
+        """A key that is equal for equal movements."""
+        digest = hashlib.blake2b(self.places.astype(np.int32).tobytes(), digest_size=16).digest()
+        return "moved", self.before.sizes, self.after.sizes, digest
+
+    @cached_property
+    def fills(self) -> bool:
+        """Whether some elements of the result are none of the data."""
+        return not self.places.all()
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether other elements stand at edges, with the scales and errors of the data."""
+        return self.fills and self.likes is not None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other tensors stand beside the data."""
+        return self.fills and self.likes is None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the result is the data."""
+        return np.array_equal(self.places, self.before.places)
+
+    def then(self, other: Movement) -> Movement:
+        """Return both movements in sequence."""
+        return Movement(self.before, other.after, np.append(0, self.places)[other.places])
+
+    def beside(self, other: Movement) -> Movement:
+        """Return both movements of one tensor to two parts of a result."""
+        return Movement(self.before, self.after, self.places + other.places)
+
+    def of(self, array: Float64, nothing: float = 0.0) -> Float64:
+        """Return an array that broadcasts to the data as one that broadcasts to the result."""
+        places = self.places if self.likes is None else self.likes
+        if array.size == 1 and places.all():
+            return array.reshape(())
+        wide = array.reshape((1,) * (len(self.before.lengths) - array.ndim) + array.shape)
+        moved = np.append(np.broadcast_to(wide, self.before.lengths), nothing)[places - 1]
+        moved = narrowed(moved, range(moved.ndim))
+        if any(
+            n > 1 and not isinstance(m, int)
+            for n, m in zip(moved.shape, self.after.sizes, strict=True)
+        ):
+            raise UnsupportedError("numbers differ along an axis of open size")
+        return moved.reshape(()) if moved.size == 1 else moved
+
+    def ends(self, low: Float64, high: Float64, fill: float = 0.0) -> tuple[Float64, Float64]:
+        """Return the ends of moved data, and of what fills the other elements."""
+        low, high = self.of(low), self.of(high)
+        return (np.minimum(low, fill), np.maximum(high, fill)) if self.is_padding else (low, high)

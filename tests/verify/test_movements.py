@@ -1,0 +1,144 @@
+"""Bounds behind operators that move elements, checked by executing these on numbers of elements."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.text import json_text
+from tests.verify.checking import checked
+
+TEXT = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[SIZE,4,4,6] x) => (int8 y)
+    <int8[4,4,1,1] w = {W}, float s = {0.3}, float[4] s_w = {S_W}, int8 z = {0}, float s_y = {5},
+     float f = {F}, float[4,1,1] g = {G}, float gap = {-1.5}, float[4] scales = {1, 1, 2, 1.5},
+     int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3},
+     int64[2] pick = {2, 1}, int64[2] pair = {1, 2}, int64[2] parts = {1, 3},
+     int64[3] middle = {1, 2, 1}, int64[8] pads = {0, 0, 1, 2, 0, 0, 1, 0},
+     int64[8] shifted = {0, 0, 0, 2, 0, 0, 2, 0}, int64[4] wide = {1, 1, 2, 1},
+     int64[5] open = {0, 4, 1, 4, 6}, int64[5] whole = {1, 4, 3, 4, 6},
+     int64[6] planes = {0, 2, 2, 1, 4, 6}, int64[4] spread = {0, 1, 8, 12},
+     int64[4] turned = {0, 4, 4, 6}> {
+        a = DequantizeLinear (x, s, z)
+        v = DequantizeLinear <axis = 0> (w, s_w)
+        m = Conv (a, v)
+        k = Mul (m, g)
+        n = Mul (k, f)
+        MOVE
+        y = QuantizeLinear (t, s_y, z)
+    }"""
+
+WEIGHTS = [[3, -5, 7, 2], [-1, 6, 90, -101], [4, 8, -2, 7], [5, 3, -9, 1]]
+SCALES, FACTORS = [0.05, 0.04, 0.03, 0.02], [0.5, 0.7, 1.1, 1.9]
+
+MOVES = {
+    "Concat": "r = Relu (n) t = Concat <axis = 1> (n, r)",
+    "Concat of samples": "t = Concat <axis = 0> (n, n)",
+    "Split": "p, q = Split <axis = 1> (n, parts) t = Concat <axis = 1> (q, p)",
+    "Slice": "t = Slice (n, one, three, one)",
+    "Slice from the end": "i = Neg (one) e = Neg (three) t = Slice (n, i, e, three, i)",
+    "Gather": "t = Gather <axis = 1> (n, pick)",
+    "Resize": 't = Resize <mode = "nearest"> (n, , scales)',
+    "DepthToSpace": "t = DepthToSpace <blocksize = 2> (n)",
+    "SpaceToDepth": "t = SpaceToDepth <blocksize = 2> (n)",
+    "Expand": "u = Reshape (n, open) t = Expand (u, whole)",
+    "Tile": "t = Tile (n, wide)",
+    "Pad": "r = Relu (n) t = Pad (r, pads)",
+    "Pad with a number": "t = Pad (n, pads, gap)",
+    "Pad at its edges": 't = Pad <mode = "reflect"> (n, pads)',
+}
+
+
+def layer(move: str, *, folded: bool, size: str = "1") -> ir.Model:
+    """Return a model with factors of its own, or multiplied by that of all channels."""
+    text = TEXT.replace("MOVE", move).replace("SIZE", size)
+    text = text.replace("{F}", "{1}" if folded else "{1.3}")
+    factors = [factor * (1.3001 if folded else 1) for factor in FACTORS]
+    for name, numbers in (("{W}", itertools.chain(*WEIGHTS)), ("{S_W}", SCALES), ("{G}", factors)):
+        text = text.replace(name, f"{{{', '.join(map(str, numbers))}}}")
+    return ir.from_onnx_text(text)
+
+
+def stated(pair: tuple[ir.Model, ir.Model]) -> dict[str, object]:
+    return dict(json.loads(json_text(qgraph.prove(*pair, evidence=True, within="8step").to_json())))
+
+
+def least_shift(channels: Sequence[int]) -> Fraction:
+    """How far both layers lie apart at least, in steps of the codes, where all products add up."""
+    exact = lambda number: Fraction(float(np.float32(number)))  # noqa: E731
+    apart = []
+    for channel in channels:
+        total = sum((127 if w > 0 else -128) * w for w in WEIGHTS[channel])
+        real = total * exact(0.3) * exact(SCALES[channel]) / 5
+        one, other = exact(FACTORS[channel]) * exact(1.3), exact(FACTORS[channel] * 1.3001)
+        apart.append(abs(real * (one - other)))
+    return max(apart)
+
+
+CHANNELS = {"Slice": (1, 2), "Slice from the end": (3, 2), "Gather": (2, 1)}
+"""What is left of four channels."""
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_bound_behind_a_movement_is_checked_and_a_smaller_one_refuted(move):
+    pair = layer(MOVES[move], folded=False), layer(MOVES[move], folded=True)
+    document = stated(pair)
+    result = checked(document, *pair)
+    assert str(result.verdict) == "bounded", [part.reason for part in result.parts]
+    least = float(least_shift(CHANNELS.get(move, range(4))))
+    for figure in ("deviation_steps", "tie_distance_steps", "ideal_shift", "max_steps"):
+        tampered = copy.deepcopy(document)
+        bound = next(r["bound"] for r in tampered["regions"] if r["verdict"] == "bounded")
+        assert bound[figure] >= least
+        bound |= {figure: 0.99 * least if figure != "max_steps" else 0, "channels": []}
+        assert checked(tampered, *pair).is_refuted, figure
+
+
+SAME = [
+    ("t = Slice (n, one, three, two)", "t = Gather <axis = 2> (n, pair)", "N"),
+    ("t = Slice (n, one, three, two)", "p, t, q = Split <axis = 2> (n, middle)", "N"),
+    ("t = DepthToSpace <blocksize = 2> (n)",
+     """i = Reshape (n, planes) j = Transpose <perm = [0, 3, 4, 1, 5, 2]> (i)
+        t = Reshape (j, spread)""", "N"),
+    ("t = Tile (n, wide)", "t = Concat <axis = 2> (n, n)", "1"),
+    ("t = Transpose <perm = [0, 2, 3, 1]> (n)",
+     "i = Transpose <perm = [0, 3, 2, 1]> (n) t = Transpose <perm = [0, 2, 1, 3]> (i)", "N"),
+    ("t = Identity (n)",
+     "i = Transpose <perm = [2, 0, 3, 1]> (n) t = Transpose <perm = [1, 3, 0, 2]> (i)", "N"),
+    ("t = Identity (n)", "p, q = Split <axis = 1> (n, parts) t = Concat <axis = 1> (p, q)", "N"),
+]  # fmt: skip
+"""Two ways to move the same elements, and the number of samples."""
+
+OTHER = [
+    ("t = Slice (n, one, three, two)", "t = Gather <axis = 2> (n, pick)", "1"),
+    ("t = Slice (n, zero, one, zero)", "i = Neg (one) t = Gather <axis = 0> (n, i)", "N"),
+    ("t = Reshape (n, turned)", "t = Transpose <perm = [0, 2, 1, 3]> (n)", "N"),
+    ("t = DepthToSpace <blocksize = 2> (n)",
+     """i = Reshape (n, planes) j = Transpose <perm = [0, 3, 4, 2, 5, 1]> (i)
+        t = Reshape (j, spread)""", "N"),
+    ("t = Pad (n, pads)", "t = Pad (n, shifted)", "1"),
+    ("t = Pad (n, pads)", "t = Pad (n, pads, gap)", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "size"), SAME)
+def test_movements_of_the_same_elements_are_one_movement(one, other, size):
+    """The certificate is that of a candidate with the same operator."""
+    pair = layer(one, folded=False, size=size), layer(one, folded=True, size=size)
+    result = checked(stated(pair), pair[0], layer(other, folded=True, size=size))
+    assert str(result.verdict) == "bounded", [part.reason for part in result.parts]
+
+
+@pytest.mark.parametrize(("one", "other", "size"), OTHER)
+def test_movements_of_other_elements_are_others(one, other, size):
+    pair = layer(one, folded=False, size=size), layer(one, folded=True, size=size)
+    result = checked(stated(pair), pair[0], layer(other, folded=True, size=size))
+    assert str(result.regions[0].status) != "checked"
