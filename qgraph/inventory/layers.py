@@ -219,12 +219,12 @@ def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
         operators = tuple(BehindLayer(_name(each, reader)) for each in between)
         readers = len(list(node.outputs[0].uses()))
         return _Behind(None, operators, tuple(between), max(1, readers), is_output)
-    read = reader.result(site)
+    behind = reader.result(site)
     low, high = reader.reach(site)
     operators = tuple(
         BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
     )
-    y = None if read is None else read.operand
+    y = None if behind is None else behind.operand
     return _Behind(y, operators, (*between, *site.nodes), consumers, is_output)
 
 

@@ -28,6 +28,12 @@ from qgraph.ops.approximation import ZERO, product, zero
 BORDER = "border"
 """Kind of the sums of weights whose data is not padding: an offset of the data, summed."""
 
+ONE = "one"
+"""Kind of the number 1, which padding replaces by 0."""
+
+
+Between = Callable[..., tuple[Float64, Float64]]
+
 
 @dataclass(frozen=True, eq=False)
 class Atom:
@@ -41,6 +47,9 @@ class Atom:
         form: equal for atoms that differ in numbers only.
         numbers: weights of a sum, bounds of a clip.
         slope: the largest ratio of a change of the result and of an argument.
+        leaves: numbers of the atoms without arguments that it is computed from.
+        between: returns bounds of its values between bounds of its argument; None where it is
+            known by its kind and attributes.
         serial: its number among all atoms, in the order in which they were made.
     """
 
@@ -52,6 +61,8 @@ class Atom:
     form: int
     numbers: tuple[Float64, ...] = ()
     slope: float = 1.0
+    between: Between | None = None
+    leaves: frozenset[int] = frozenset()
     serial: int = 0
 
     @property
@@ -121,6 +132,11 @@ class Combination:
         return hash(tuple(sorted([*forms, *sums])))
 
     @property
+    def leaves(self) -> frozenset[int]:
+        """The numbers of the atoms without arguments that it is computed from."""
+        return frozenset[int]().union(*(atom.leaves for _, atom in self.terms))
+
+    @property
     def serials(self) -> list[int]:
         """The numbers of the atoms."""
         return sorted(atom.serial for _, atom in self.terms)
@@ -151,15 +167,19 @@ class Atoms:
         ends: tuple[Float64, Float64],
         numbers: Sequence[Float64] = (),
         slope: float = 1.0,
+        between: Between | None = None,
     ) -> Atom:
         """Return the atom with these attributes and arguments."""
         digests = tuple(map(_bytes, numbers))
         key = (kind, attributes, tuple(argument.key for argument in arguments), digests)
         if key not in self._known:
             form = hash((kind, attributes, tuple(argument.form for argument in arguments)))
+            leaves = frozenset[int]().union(*(argument.leaves for argument in arguments))
+            if not arguments and kind != ONE:
+                leaves = frozenset([len(self._known)])
             self._known[key] = Atom(
                 kind, attributes, tuple(arguments), *ends, form, tuple(numbers), slope,
-                len(self._known),
+                between, leaves, len(self._known),
             )  # fmt: skip
         return self._known[key]
 

@@ -11,6 +11,7 @@ import numpy as np
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import SLACK, ZERO, product
 from qgraph.proof.bounds.combination import BORDER, Atom, Combination
+from qgraph.proof.bounds.pieces import ELEMENTWISE, apart_on_pieces
 
 _NO_MATCH = np.full((), np.inf)
 
@@ -33,7 +34,8 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
     one, other = joined(one), joined(other)
     pairs = _paired(one, other)
     if pairs is None:
-        return _NO_MATCH
+        on_pieces = apart_on_pieces(one, other, window)
+        return _NO_MATCH if on_pieces is None else on_pieces
     apart = np.abs(one.offset - other.offset)
     slack = SLACK * (one.size + other.size)
     plain = apart + slack
@@ -152,7 +154,9 @@ def _paired(one: Combination, other: Combination) -> list[_Pair] | None:
         else:
             left.append(term)
     for term in left:
-        alike = [t for t in rest if t[1].form == term[1].form]
+        alike = [t for t in rest if t[1].form == term[1].form] or [
+            t for t in rest if t[1].leaves == term[1].leaves and _operation(t) == _operation(term)
+        ]
         if not alike and term[1].kind == BORDER:
             pairs.append((term, (ZERO, term[1])))
             continue
@@ -163,6 +167,10 @@ def _paired(one: Combination, other: Combination) -> list[_Pair] | None:
     if any(atom.kind != BORDER for _, atom in rest):
         return None
     return pairs + [((ZERO, atom), (d, atom)) for d, atom in rest]
+
+
+def _operation(term: tuple[Float64, Atom]) -> Hashable:
+    return term[1].kind, term[1].attributes, len(term[1].arguments)
 
 
 def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
@@ -237,26 +245,36 @@ def reduced(atom: Atom, bound: Float64) -> Float64:
     return bound if atom.kind in ELEMENTWISE else np.asarray(np.max(bound))
 
 
-ELEMENTWISE = frozenset({"clip", "product", "function", "quotient"})
-"""Kinds of atoms whose elements depend on the elements of the same place only."""
-
-
 def sum_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
     """Return a bound of the distance of multiples of two sums with different weights."""
     (x,), (y,) = atom.arguments, other.arguments
     if len(atom.numbers) != 2 or atom.numbers[0].shape != other.numbers[0].shape:
         return _NO_MATCH
-    (weights, reach), (others, _) = atom.numbers, other.numbers
+    (weights, reach), (others, far) = atom.numbers, other.numbers
     rows = (-1, *(1,) * (weights.ndim - 1))
     first, second = _by_row(c, rows, atom), _by_row(d, rows, other)
     if first is None or second is None:
         return _NO_MATCH
-    apart = np.abs(first * weights - second * others) * reach
+    one, two = first * weights, second * others
+    apart = np.abs(one - two) * reach
     moved = np.max(distance(x, y)) if x is not y else 0.0
     if moved:
-        apart = apart + np.abs(second * others) * moved
+        apart = apart + np.abs(two) * moved
     total = apart.reshape(len(weights), -1).sum(axis=1) * (1 + SLACK)
+    factor = _largest_ratio(one, two)
+    if moved and factor not in (0.0, 1.0):
+        # one * x - two * y = one * (x - factor * y) + (factor * one - two) * y
+        moved = np.max(distance(x, y.times(np.asarray(factor))))
+        scaled = np.abs(one) * moved + np.abs(factor * one - two) * far
+        total = np.minimum(total, scaled.reshape(len(weights), -1).sum(axis=1) * (1 + SLACK))
     return np.asarray(total.reshape(_shape_of_rows(atom, len(weights))))
+
+
+def _largest_ratio(one: Float64, two: Float64) -> float:
+    """Return the ratio of two arrays where the first is largest; 0 if it is not known."""
+    index = np.argmax(np.abs(one))
+    ratio = two.flat[index] / one.flat[index] if one.flat[index] else 0.0
+    return float(ratio) if np.isfinite(ratio) else 0.0
 
 
 def _by_row(coefficient: Float64, rows: tuple[int, ...], atom: Atom) -> Float64 | None:

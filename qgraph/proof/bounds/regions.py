@@ -152,7 +152,8 @@ def with_bounds(
     """
     certificate = replace(proof.certificate, bounding=request)
     is_different = certificate.verdict is ProofVerdict.DIFFERENT
-    if any(s.claim.reference.is_graph_input() for s in proof.shown if not s.verdict.reaches(level)):
+    open_claims = (s.claim for s in proof.shown if not s.verdict.reaches(level))
+    if any(all(value.is_graph_input() for value in claim.values) for claim in open_claims):
         return certificate  # the models take different inputs
     if any(region.reason_id == SIGN_OF_ZERO.id for region in certificate.regions):
         return certificate  # signs of zeros are not bounded

@@ -7,7 +7,7 @@ have one atom in both. So the functions before a pair of roundings are sums of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -78,7 +78,7 @@ class Pairing:
         self.inputs, self.outputs = inputs, outputs
         self._atoms = MovingAtoms(self._moved_in_reference)
         self._settled: dict[Hashable, Quantity] = {}
-        self._roundings: dict[int, list[RoundedData]] = {}
+        self._roundings: dict[Hashable, list[RoundedData]] = {}
         self._serial = 0
         self._open: dict[Atom, Segment] = {}
         self._forced: dict[Hashable, Float64] = {}
@@ -208,15 +208,20 @@ class Pairing:
         low, high = rounded.ends
         atom = self._atoms.make("codes", self._serial, (), (low, high))
         rounding = replace(rounded, codes=Combination.of(atom))
-        self._roundings.setdefault(rounded.function.form, []).append(rounding)
+        self._enter(rounding)
         for place, part in parts_of(self._atoms, rounding):
             codes = part_of(self._atoms, place, rounding.codes)
-            self._roundings.setdefault(part.function.form, []).append(replace(part, codes=codes))
+            self._enter(replace(part, codes=codes))
         self._atoms.follow(atom, rounding)
         return Quantity(rounding.codes, low, high, unit=np.ones(()))
 
     def _moved_in_reference(self, _: Atom, moved: RoundedData) -> None:
-        self._roundings.setdefault(moved.function.form, []).append(moved)
+        self._enter(moved)
+
+    def _enter(self, rounding: RoundedData) -> None:
+        """Note a rounding of the reference, by what may be equal in one of the candidate."""
+        for key in _signatures(rounding.function):
+            self._roundings.setdefault(key, []).append(rounding)
 
     def _moved_in_candidate(self, first: Atom, moved: RoundedData) -> Combination | None:
         """Return codes of the reference for moved codes that have none before they are moved."""
@@ -244,11 +249,15 @@ class Pairing:
 
         Their segment is added.
         """
-        partners = [
-            (segment, rounding, delta)
-            for rounding in self._roundings.get(rounded.function.form, ())
-            for segment, delta in compared(rounding, rounded, self._forced.get(_place(rounded)))
-        ]
+        forced = self._forced.get(_place(rounded))
+        partners: list[tuple[Segment, RoundedData, Float64]] = []
+        for limit, key in zip((np.inf, 1.0), _signatures(rounded.function), strict=False):
+            partners = partners or [
+                (segment, rounding, delta)
+                for rounding in self._roundings.get(key, ())
+                for segment, delta in compared(rounding, rounded, forced)
+                if limit == np.inf or np.max(segment.shift) < limit
+            ]
         if not partners:
             return None
         segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
@@ -288,6 +297,12 @@ class Pairing:
 
 _MOST_ATTEMPTS = 3
 """Maximum number of evaluations of the candidate, with other numberings of codes."""
+
+
+def _signatures(function: Combination) -> Iterator[Hashable]:
+    """Yield what may be equal for equal functions: their forms, and the codes that they are of."""
+    yield function.form
+    yield function.leaves
 
 
 def _place(rounding: RoundedData) -> Hashable:

@@ -15,7 +15,7 @@ import numpy as np
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FloatType, largest_of, rounded
 from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, products
-from qgraph.proof.bounds.combination import BORDER, Atom, Atoms, Combination
+from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity
 
 _WHOLE = 2.0**53
@@ -61,7 +61,7 @@ def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> 
         return result
     array = np.broadcast_to(weights.meant.offset, weights.numbers.shape)
     if layout.is_padded:
-        one = atoms.make("one", None, (), (np.ones(()), np.ones(())))
+        one = atoms.make(ONE, None, (), (np.ones(()), np.ones(())))
         return result.plus(_of_atom(atoms, data.offset, one, weights, layout))
     offsets = layout.by_tap(data.offset, array)
     terms = (array * offsets).reshape(len(array), -1)
@@ -92,7 +92,7 @@ def _of_atom(
     low, high = layout.ends_by_tap(atom.low, atom.high, numbers)
     reach = largest_of(low, high)
     total = atoms.make(
-        BORDER if atom.kind == "one" else "sum",
+        BORDER if atom.kind == ONE else "sum",
         (layout.geometry, layout.trailing),
         (Combination.of(atom),),
         ends_of_sums(numbers, low, high, layout),
@@ -173,7 +173,7 @@ def _in_padding(atoms: Atoms, function: Combination) -> Combination:
     """Return a function whose offset is a multiple of a 1 that padding replaces by 0."""
     if not function.offset.any():
         return function
-    one = atoms.make("one", None, (), (np.ones(()), np.ones(())))
+    one = atoms.make(ONE, None, (), (np.ones(()), np.ones(())))
     return Combination((*function.terms, (function.offset, one)))
 
 

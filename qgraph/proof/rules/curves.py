@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import erf
+from functools import partial
+from math import erf, erfc
 
 import numpy as np
 
@@ -63,12 +64,20 @@ def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Fl
     return ends
 
 
-def _dipping(lowest: float) -> Callable[..., tuple[Float64, Float64]]:
-    """Return bounds of a function between ``min(0, x)``, or its lowest value, and ``max(0, x)``."""
+def _dipping(
+    function: Callable[..., Float64], lowest: float
+) -> Callable[..., tuple[Float64, Float64]]:
+    """Return bounds of a function that falls from 0 to its lowest value, and then rises."""
+    at_ends = _rising(function)
 
     def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
-        bottom = np.maximum(-lowest / numbers.get("alpha", 1.0), np.minimum(low, 0.0))
-        return bottom, np.maximum(high, 0.0)
+        values = (at_ends(numbers, end, end) for end in (low, high))
+        # at -infinity it is 0, which NumPy computes as NaN
+        first, second = (np.nan_to_num(np.stack(pair), nan=0.0, posinf=np.inf) for pair in values)
+        # its slope is at most 1.5
+        bottom = np.minimum(first[0], second[0]) - 0.75 * (high - low)
+        bottom = np.maximum(bottom, -lowest / numbers.get("alpha", 1.0))
+        return np.maximum(bottom, np.minimum(low, 0.0)), np.maximum(first[1], second[1])
 
     return ends
 
@@ -80,6 +89,26 @@ def _logistic(x: Float64) -> Float64:
 
 def _erf(x: Float64) -> Float64:
     return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
+
+
+def _gelu(x: Float64) -> Float64:
+    return np.asarray(x * np.vectorize(erfc, otypes=[np.float64])(-x / np.sqrt(2.0)) / 2)
+
+
+def _gelu_by_tanh(x: Float64) -> Float64:
+    return x * _logistic(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))
+
+
+def _swish(x: Float64, alpha: float = 1.0) -> Float64:
+    return x * _logistic(alpha * x)
+
+
+def _hard_swish(x: Float64) -> Float64:
+    return x * np.clip(x / 6 + 0.5, 0.0, 1.0)
+
+
+def _mish(x: Float64) -> Float64:
+    return x * np.tanh(np.logaddexp(x, 0.0))
 
 
 def _elu(x: Float64, alpha: float, gamma: float = 1.0) -> Float64:
@@ -112,11 +141,11 @@ CURVES: dict[str, BoundedCurve] = {
     "Selu": BoundedCurve(
         _steep_elu, _rising(_elu), {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
     ),
-    "HardSwish": BoundedCurve(_at_most(1.5), _dipping(0.376), {}, 4, 12.0),
-    "Gelu": BoundedCurve(_at_most(1.1290), _dipping(0.1701), {}),
-    "Gelu-tanh": BoundedCurve(_at_most(1.1291), _dipping(0.1701), {}),
-    "Swish": BoundedCurve(_at_most(1.0999), _dipping(0.2785), _SOFT),
-    "Mish": BoundedCurve(_at_most(1.0885), _dipping(0.3089), {}),
+    "HardSwish": BoundedCurve(_at_most(1.5), _dipping(_hard_swish, 0.376), {}, 4, 12.0),
+    "Gelu": BoundedCurve(_at_most(1.1290), _dipping(_gelu, 0.1701), {}),
+    "Gelu-tanh": BoundedCurve(_at_most(1.1291), _dipping(_gelu_by_tanh, 0.1701), {}),
+    "Swish": BoundedCurve(_at_most(1.0999), _dipping(_swish, 0.2785), _SOFT),
+    "Mish": BoundedCurve(_at_most(1.0885), _dipping(_mish, 0.3089), {}),
     "Exp": BoundedCurve(lambda _, __, high: np.exp(high), _rising(np.exp), {}),
     "Log": BoundedCurve(lambda _, low, __: 1 / low, _rising(np.log), {}),
     "Sqrt": BoundedCurve(lambda _, low, __: 0.5 / np.sqrt(low), _rising(np.sqrt), {}, 1),
@@ -162,7 +191,8 @@ def applied(
         raise Undecidable(OUT_OF_RANGE(f"the range of the argument of {name} is not known"))
     sign = bool((bottom > 0).all()) if name == "Reciprocal" else None
     key = name, sign, tuple(sorted(numbers.items()))
-    atom = tracer.atoms.make("function", key, (x.meant,), (low, high), slope=steep)
+    between = partial(curve.ends, numbers)
+    atom = tracer.atoms.make("function", key, (x.meant,), (low, high), slope=steep, between=between)
     far = np.maximum(np.abs(low), np.abs(high))
     unit, tiny = tracer.arithmetic.unit, tracer.arithmetic.tiny
     if curve.roundings is None:

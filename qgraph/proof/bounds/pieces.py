@@ -1,0 +1,217 @@
+"""How far two functions of one number lie apart: bounds of both on many small pieces of its range.
+
+A function such as ``x * sigmoid(x)`` may be written as ``x / (1 + exp(-x))`` in the other model: no
+atom is common, but both are computed, element by element, from one number. It is divided into
+pieces, or into single numbers where it is one of a few codes, and both functions are bounded on
+each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.ops.approximation import SLACK, product
+from qgraph.proof.bounds.combination import Atom, Combination
+from qgraph.proof.bounds.executed import is_whole
+
+ELEMENTWISE = frozenset({"clip", "product", "function", "quotient"})
+"""Kinds of atoms whose elements depend on the elements of the same place only."""
+
+_MOST_PIECES = 1 << 16
+_MOST_NUMBERS = 1 << 21
+"""Maximum numbers of pieces, and of pieces in all channels."""
+
+_MOST_FUNCTIONS = 32
+"""Maximum number of functions that are bounded on all pieces."""
+
+_NEAR = 2.0**-30
+"""Offsets that lie so close together, as a share of their size, are taken as one and an error."""
+
+_Ends = tuple[Float64, Float64]
+
+
+class _UnknownError(Exception):
+    """A function has no bound on a piece, or is computed from other numbers."""
+
+
+def apart_on_pieces(
+    one: Combination, other: Combination, window: _Ends | None = None
+) -> Float64 | None:
+    """Return a bound of the distance of two functions of one number; None if they are not.
+
+    Args:
+        one: a function of the reference.
+        other: a function of the candidate.
+        window: values that matter; beyond them both are continued by its ends.
+    """
+    source = argument_of(one)
+    if source is None:
+        return None
+    try:
+        pieces = _Pieces.of(source, one, other)
+        with np.errstate(all="ignore"):
+            ours, theirs = pieces.ends(one), pieces.ends(other)
+            if window is not None:
+                ours, theirs = (
+                    (np.clip(low, *window), np.clip(high, *window)) for low, high in (ours, theirs)
+                )
+            apart = np.maximum(ours[1] - theirs[0], theirs[1] - ours[0])
+    except _UnknownError:
+        return None
+    largest = np.asarray(apart.max(axis=0))
+    return largest if np.isfinite(largest).all() else None
+
+
+def argument_of(function: Combination) -> Combination | None:
+    """Return the first number, computed without any function, that a function is computed from."""
+    inner = (a for _, atom in function.terms if _is_function(atom) for a in atom.arguments)
+    sources = (source for argument in inner if (source := argument_of(argument)) is not None)
+    return next(sources, function if _linear(function) else None)
+
+
+def _is_function(atom: Atom) -> bool:
+    return atom.kind in ELEMENTWISE
+
+
+def _linear(function: Combination) -> list[tuple[Float64, Atom]]:
+    return [(c, atom) for c, atom in function.terms if not _is_function(atom)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """Pieces of the range of a number.
+
+    Attributes:
+        source: the number.
+        low, high: their ends, ``[pieces, 1, ...]``.
+    """
+
+    source: Combination
+    low: Float64
+    high: Float64
+    _known: dict[Atom, _Ends] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Combination, *functions: Combination) -> _Pieces:
+        seen: set[Atom] = set()
+        shapes = [np.shape(number) for each in functions for number in _numbers(each, seen)]
+        shape = np.broadcast_shapes(*shapes)
+        behind = (-1, *(1,) * len(shape))
+        points = _points(source)
+        if points is not None:
+            return cls(source, points.reshape(behind), points.reshape(behind))
+        bottom, top = (np.asarray(end) for end in source.range)
+        count = min(_MOST_PIECES, _MOST_NUMBERS // max(int(np.prod(shape)), 1))
+        if not (np.isfinite(bottom).all() and np.isfinite(top).all() and count > 1):
+            raise _UnknownError
+        ends = np.linspace(bottom.min(), top.max(), count + 1)
+        return cls(source, ends[:-1].reshape(behind), ends[1:].reshape(behind))
+
+    def ends(self, function: Combination) -> _Ends:
+        """Return bounds of a function on each piece."""
+        low, high = self._multiple(function)
+        size = np.maximum(np.abs(low), np.abs(high)) + function.size
+        for coefficient, atom in function.terms:
+            if _is_function(atom):
+                first, second = (product(coefficient, end) for end in self._results(atom))
+                low, high = low + np.minimum(first, second), high + np.maximum(first, second)
+                size = size + np.maximum(np.abs(first), np.abs(second))
+        return low - SLACK * size, high + SLACK * size
+
+    def _multiple(self, function: Combination) -> _Ends:
+        """Return bounds of the part of a function that is a multiple of the source."""
+        terms = {id(atom): (c, atom) for c, atom in _linear(function)}
+        if not terms:
+            return function.offset, function.offset
+        own = {id(atom): (c, atom) for c, atom in self.source.terms}
+        ratio = _ratio(own, terms)
+        unlike = np.zeros(())
+        for key in {**own, **terms}:
+            atom = (own.get(key) or terms[key])[1]
+            c, d = (each[key][0] if key in each else np.zeros(()) for each in (own, terms))
+            unlike = unlike + product(np.abs(d - ratio * c), atom.largest)
+        offset = function.offset - ratio * self.source.offset
+        size = function.size + np.abs(ratio) * self.source.size
+        unlike = unlike + SLACK * (
+            size + np.abs(ratio) * np.maximum(*map(np.abs, self.source.range))
+        )
+        if offset.size > 1 and np.ptp(offset) <= _NEAR * np.max(size):
+            unlike = unlike + np.ptp(offset)
+            offset = offset.reshape(-1)[0]
+        ends = ratio * self.low, ratio * self.high
+        unlike = np.asarray(np.max(unlike))
+        return np.minimum(*ends) + offset - unlike, np.maximum(*ends) + offset + unlike
+
+    def _results(self, atom: Atom) -> _Ends:
+        """Return bounds of an atom on each piece."""
+        if atom in self._known:
+            return self._known[atom]
+        if len(self._known) == _MOST_FUNCTIONS:
+            raise _UnknownError
+        low, high = self.ends(atom.arguments[0])
+        if atom.kind == "clip":
+            result = np.clip(low, *atom.numbers), np.clip(high, *atom.numbers)
+        elif atom.between is not None:
+            result = atom.between(low, high)
+        elif atom.attributes == "Abs":
+            least = np.maximum(np.maximum(low, -high), 0.0)
+            result = least, np.maximum(np.abs(low), np.abs(high))
+        else:
+            other = self.ends(atom.arguments[1])
+            result = _of_two(atom, (low, high), other)
+        self._known[atom] = result
+        return result
+
+
+def _of_two(atom: Atom, one: _Ends, other: _Ends) -> _Ends:
+    """Return bounds of a function of two arguments."""
+    if atom.attributes in ("Max", "Min"):
+        pick = np.maximum if atom.attributes == "Max" else np.minimum
+        return pick(one[0], other[0]), pick(one[1], other[1])
+    if atom.kind == "quotient":
+        if not ((other[0] > 0) | (other[1] < 0)).all():
+            raise _UnknownError
+        other = 1 / other[1], 1 / other[0]
+    corners = [product(x, y) for x in one for y in other]
+    return np.minimum.reduce(corners), np.maximum.reduce(corners)
+
+
+def _numbers(function: Combination, seen: set[Atom]) -> Iterator[Float64]:
+    """Yield the numbers of which bounds on pieces are computed; atoms that were seen, not again."""
+    yield function.offset
+    for coefficient, atom in function.terms:
+        if _is_function(atom):
+            yield coefficient
+            if atom not in seen:
+                seen.add(atom)
+                yield from atom.numbers
+                for argument in atom.arguments:
+                    yield from _numbers(argument, seen)
+
+
+def _points(source: Combination) -> Float64 | None:
+    """Return all values of a multiple of whole numbers, if they are few; else None."""
+    if len(source.terms) != 1 or source.offset.size != 1:
+        return None
+    ((factor, atom),) = source.terms
+    low, high = float(np.min(atom.low)), float(np.max(atom.high))
+    if factor.size != 1 or not is_whole(atom) or not high - low < _MOST_PIECES:
+        return None
+    return np.asarray(np.arange(low, high + 1) * factor.reshape(()) + source.offset.reshape(()))
+
+
+def _ratio(own: dict[int, tuple[Float64, Atom]], terms: dict[int, tuple[Float64, Atom]]) -> float:
+    """Return how many times the source a function is, by the atom that counts most."""
+    common = [key for key in own if key in terms]
+    if not common:
+        raise _UnknownError
+    main = max(
+        common, key=lambda key: float(np.max(product(np.abs(own[key][0]), own[key][1].largest)))
+    )
+    c, d = np.broadcast_arrays(own[main][0], terms[main][0])
+    index = int(np.argmax(np.abs(c)))
+    return float(d.flat[index] / c.flat[index]) if c.flat[index] else 0.0
