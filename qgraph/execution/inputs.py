@@ -70,11 +70,17 @@ def _unknown(graph: ir.Graph, name: str) -> str:
     return f"Graph {graph.name!r} has no input {name!r}, expected {expected}.{hint}"
 
 
+def numpy_type(value: ir.Value) -> np.dtype[Any] | None:
+    """Return the type of the arrays that a value holds; None if the model does not state it."""
+    is_known = value.dtype not in (None, ir.DataType.UNDEFINED)
+    return value.dtype.numpy() if value.dtype is not None and is_known else None
+
+
 def _fit(graph: ir.Graph, value: ir.Value, data: Any) -> Any:
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         return data
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
-    wanted = None if value.dtype is None else value.dtype.numpy()
+    wanted = numpy_type(value)
     try:
         is_shared = hasattr(data, "__dlpack__") and not hasattr(data, "__array__")
         array = np.from_dlpack(data) if is_shared else np.asarray(data)

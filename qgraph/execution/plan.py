@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ModelError, OperatorError, UnsupportedError, where
+from qgraph.execution.inputs import numpy_type
 from qgraph.graph.constants import constant
 from qgraph.graph.scopes import captured, nodes_of
 from qgraph.ops.dispatch import Environment, NodeStep
@@ -289,7 +290,7 @@ def _stack(rows: list[Any], value: ir.Value, axis: int) -> Any:
     # No iteration: the declared shape is all that is known of the elements.
     dims = [] if value.shape is None else [d if isinstance(d, int) else 0 for d in value.shape.dims]
     dims.insert(axis if axis >= 0 else axis + len(dims) + 1, 0)
-    return np.empty(dims, np.float32 if value.dtype is None else value.dtype.numpy())
+    return np.empty(dims, numpy_type(value) or np.float32)
 
 
 _CONTROL: dict[str, Callable[[ir.Node, Planner], Control]] = {

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from qgraph.execution.inputs import numpy_type
 from qgraph.execution.plan import initial
 from qgraph.graph.interface import fits, fixed_sizes
 from qgraph.graph.scopes import nodes_of, operands
@@ -211,7 +212,7 @@ class Direct:
         self, graph: ir.Graph, feeds: Sequence[str], session: Any, names: Sequence[str]
     ) -> None:
         self._forms = [
-            (str(value.name), value.dtype and value.dtype.numpy(), fixed_sizes(value))
+            (str(value.name), numpy_type(value), fixed_sizes(value))
             for value in graph.inputs
             if not value.is_initializer()
         ]

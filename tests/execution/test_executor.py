@@ -110,6 +110,14 @@ def test_lists_of_numbers_are_converted() -> None:
     assert y.dtype == np.float32
 
 
+def test_an_input_of_a_type_that_is_not_stated_takes_any_array() -> None:
+    m = model("g (float[N] x) => (float[N] y) { y = Neg (x) }")
+    m.graph.inputs[0].type = ir.TensorType(ir.DataType.UNDEFINED)
+    for backend in ("numpy", "auto"):
+        outputs = run(m, {"x": np.asarray([1, -2], np.float32)}, backend=backend)
+        np.testing.assert_array_equal(outputs["y"], np.asarray([-1, 2], np.float32))
+
+
 def test_narrow_types_are_fed_and_returned() -> None:
     body = "g (float8e4m3fn[N] x) => (float[N] y) { y = Cast <to = 1> (x) }"
     x = np.asarray([1.5, -448], ml_dtypes.float8_e4m3fn)
