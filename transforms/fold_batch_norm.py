@@ -17,7 +17,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.model import Model
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Quantizer, Ranged
 from qgraph.quantizers.sites import PLAIN, parts, sites

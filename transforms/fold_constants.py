@@ -15,7 +15,7 @@ from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.operators import RESHAPING
 from qgraph.quantizers.movement import axis_before, axis_of
 from qgraph.reasons import UNSUITED_WEIGHT

@@ -16,8 +16,8 @@ from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import code_type
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform

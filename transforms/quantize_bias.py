@@ -20,8 +20,8 @@ from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.values import compare_values
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import TO_FLOAT32
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform

@@ -19,8 +19,8 @@ from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64, Int32
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import TO_FLOAT32
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform

@@ -17,12 +17,12 @@ from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import between
 from qgraph.inventory.statistics import Statistics
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.static_parameters import settled
 from qgraph.proof.certify import certify
 from qgraph.proof.curves import channels, staircase
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.normalise import NormalisedModel, normalised_models
 from qgraph.proof.matching.operators import joined
 from qgraph.quantizers.dialects.dialect import Refusal, Site

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import QGraphError, UnsupportedError
-from qgraph.graph.constants import constant, constant_tensor, freeze_inputs
+from qgraph.errors import UnsupportedError
+from qgraph.graph.constants import freeze_inputs
 from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
-from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.operator import OPERATORS, operator_of
+from qgraph.ops.known_values import KnownValues
+from qgraph.ops.operator import OPERATORS
 from qgraph.verify import shapes
 from qgraph.verify.definitions import with_definitions
 from qgraph.verify.operators import graphs_of, is_apart, meaning, names
 from qgraph.verify.places import Sizes, primes_of
 
-_COMPUTED = frozenset(NUMPY) - {"Cast", "Gather", "Pow"}
 QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
 RESHAPING = names("Flatten Reshape Squeeze Unsqueeze")
 MOVING = RESHAPING | names(
@@ -31,9 +29,6 @@ MOVING = RESHAPING | names(
     "Tile Transpose"
 )
 """Operators whose results are elements of their first operand."""
-
-_KEPT_BYTES = 1 << 16
-"""Maximum size of computed constants that are kept in memory."""
 
 
 class Reading:
@@ -63,8 +58,7 @@ class Reading:
         self.imports = versions_of(copy.opset_imports)
         self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
-        self._constants: dict[ir.Value, Array | None] = {}
-        self._computed: set[ir.Value] = set()
+        self._known = KnownValues(self.imports, has_functions=False)
         self._enter(self.graph)
 
     def _enter(self, graph: ir.Graph) -> None:
@@ -77,9 +71,7 @@ class Reading:
             elif graph is not self.graph:
                 shapes.write(value, None, None)
         for node in graph:
-            operands = [value for value in node.inputs if value is not None]
-            if operands and all(map(self.has, operands)) and not is_apart(node):
-                self._computed.update(node.outputs)
+            self._known.enter([node])
             own = shapes.read(node)
             for index, value in enumerate(node.outputs):
                 self._values.setdefault(str(value.name), []).append(value)
@@ -123,41 +115,12 @@ class Reading:
         return self._values.get(name, [])
 
     def has(self, value: ir.Value) -> bool:
-        """Return whether a value depends on constants alone."""
-        return value in self._computed or constant_tensor(value) is not None
+        """Return whether a value is constant, and IEEE 754 determines all its bits."""
+        return self._known.has(value)
 
     def array(self, value: ir.Value | None) -> Array | None:
-        """Return the array of a constant, computed if necessary; None if it is unknown."""
-        if value is None or not self.has(value):
-            return None
-        if value in self._constants:
-            return self._constants[value]
-        array, node = constant(value), value.producer()
-        if array is not None or node is None:
-            return array
-        with np.errstate(all="ignore"), contextlib.suppress(QGraphError, ValueError, TypeError):
-            array = self._compute(node)
-        if array is None or array.nbytes <= _KEPT_BYTES:
-            self._constants[value] = array
-        return array
-
-    def _compute(self, node: ir.Node) -> Array | None:
-        """Return the result of a node on constants, if IEEE 754 determines all its bits."""
-        operands = [self.array(operand) for operand in node.inputs]
-        if any(a is None and v is not None for a, v in zip(operands, node.inputs, strict=True)):
-            return None
-        operator = operator_of(node)
-        if operator is not None:
-            return operator.run(node, operands)
-        arrays = [array for array in operands if array is not None]
-        if node.domain == "" and node.op_type in MOVING and len(node.outputs) == 1:
-            return self.executed(node, operands, {})[0]
-        types = {array.dtype for array in (arrays[1:] if node.op_type == "Where" else arrays)}
-        is_primitive = node.domain == "" and node.op_type in _COMPUTED and not node.attributes
-        if not is_primitive or len(types) > 1:
-            return None
-        result = np.asarray(NUMPY[node.op_type](*arrays))
-        return result if result.dtype == np.bool_ else result.astype(types.pop())
+        """Return the array of a constant, computed if necessary; None for other values."""
+        return None if value is None else self._known.array(value)
 
     def sources(self, node: ir.Node) -> list[ir.Value]:
         """Return the operands of a node that are not constant."""

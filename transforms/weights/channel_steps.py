@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 from qgraph.transforms.weights.output_scale import Stuck, title
 
 

@@ -22,9 +22,9 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.numerics import Array, Float64, Mask
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.ops.steps import FLOATS
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.reasons import FAULTY_SCALE, UNKNOWN_TYPE
 from qgraph.transforms.weights.output_scale import Stuck, title
 

@@ -12,7 +12,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.numerics import Array, Float64
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 from qgraph.reasons import UNKNOWN_TYPE
 from qgraph.transforms.weights.channel_steps import ChannelAxis
 from qgraph.transforms.weights.output_scale import Stuck, title

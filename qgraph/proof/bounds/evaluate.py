@@ -23,6 +23,7 @@ from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.approximation import ARITHMETIC, FloatType, coarsest
 from qgraph.ops.composite import composite_of, write_out
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.events import Operand, Pending, Settle
@@ -30,7 +31,6 @@ from qgraph.proof.bounds.quantity import Quantity, constant, holds_numbers
 from qgraph.proof.bounds.rule import NodeCall, rule_of
 from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.label import label
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, OUT_OF_TIME, ExplainedReason, Undecidable
 

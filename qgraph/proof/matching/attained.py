@@ -25,8 +25,8 @@ from qgraph.graph.scopes import producer_of
 from qgraph.graph.slices import reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import Imports, compute
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.operators import KEEP_ALL, MEANS, is_elementwise, is_move
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -21,7 +21,8 @@ import onnx_ir as ir
 from qgraph.graph.interface import Pair, interface
 from qgraph.graph.scopes import graphs_of, subgraphs
 from qgraph.numerics.values import fingerprint
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.determined import is_random
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.label import (
     OperatorForm,
     common_form,
@@ -31,7 +32,7 @@ from qgraph.proof.matching.label import (
     label,
 )
 from qgraph.proof.matching.normalise import NormalisedModel
-from qgraph.proof.matching.operators import described, is_random, joined, operands, rewritten_sum
+from qgraph.proof.matching.operators import described, joined, operands, rewritten_sum
 
 _HASHED_BYTES = 1 << 24
 """Larger constants, in bytes, are compared only if a proof needs it."""

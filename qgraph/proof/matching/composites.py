@@ -26,7 +26,7 @@ from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of
 from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows
 
 _REALS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -21,8 +21,8 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array
 from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
+from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
 
 _ELEMENTWISE = frozenset(

@@ -23,9 +23,9 @@ from qgraph.graph.interface import Pair, are_equal_defaults, conflict
 from qgraph.graph.scopes import graphs_of
 from qgraph.graph.slices import Dominators, ValueChain, ancestors, nearest_cut, sources
 from qgraph.numerics.values import Comparison
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
-from qgraph.proof.matching.known_values import KnownValues
 from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import is_moving, is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros

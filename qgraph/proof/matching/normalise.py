@@ -38,8 +38,8 @@ from qgraph.proof.matching.composites import (
     unfold,
     write_products,
 )
-from qgraph.proof.matching.known_values import fix_static_values, origin
 from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
+from qgraph.proof.matching.static_values import fix_static_values, origin
 from qgraph.proof.matching.sums import with_common_sums
 
 logger = logging.getLogger(__name__)

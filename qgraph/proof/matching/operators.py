@@ -2,8 +2,6 @@
 
 is_elementwise   each element of the result follows from one element of each operand
 is_move          the results are elements of the first operand
-is_exact         IEEE 754 and ONNX determine the result to the last bit
-is_random        equal operands may give different results
 rewritten_sum    two operators are two forms of one sum over real numbers, but not over floats
 """
 
@@ -16,12 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
-from qgraph.graph.constants import constant
-from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.dispatch import Imports
 from qgraph.ops.operator import is_defined, operator_of
 
 KEEP_ALL = frozenset(
@@ -39,42 +34,9 @@ _MOVES = KEEP_ALL | {
 RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that change the shape alone."""
 
-_EXACT = frozenset(NUMPY) - {"Pow"} | {
-    *("ArgMax", "ArgMin", "CastLike", "Clip", "Compress", "Concat", "ConstantOfShape"),
-    *("DepthToSpace", "Expand", "EyeLike", "Flatten", "GatherElements", "GatherND", "IsInf"),
-    *("MaxPool", "Mod", "NonZero", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape"),
-    *("ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split"),
-    *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Xor"),
-}
-"""Operators whose results IEEE 754 and ONNX determine to the last bit."""
-
 _OF_TWO_CODES = frozenset({"QLinearAdd", "QLinearMul"})
 _OF_ONE_CODE = frozenset({"QLinearLeakyRelu", "QLinearSigmoid"})
 """Operators of com.microsoft that compute each code from one code."""
-
-_RANDOM = {
-    "": frozenset(
-        {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
-        | {"RandomUniformLike"}
-    ),
-    "com.microsoft": frozenset({"Sampling"}),
-}
-
-_DROPOUT_FOR_INFERENCE = 7
-"""Before this version, Dropout is in training mode unless an attribute turns it off."""
-
-_TRAINING_INPUT = {
-    OpKey("", "Dropout"): 2,
-    OpKey("com.microsoft", "BiasDropout"): 4,
-    OpKey("com.microsoft", "BitmaskBiasDropout"): 4,
-    OpKey("com.microsoft", "BitmaskDropout"): 2,
-}
-"""Index of the input for training mode, by operator."""
-
-
-def is_exact(node: ir.Node) -> bool:
-    """Return whether IEEE 754 and ONNX determine the results of a node to the last bit."""
-    return (node.domain == "" and node.op_type in _EXACT) or is_defined(node)
 
 
 def is_elementwise(node: ir.Node) -> bool:
@@ -95,18 +57,6 @@ def is_moving(node: ir.Node) -> bool:
 def is_reshape(node: ir.Node) -> bool:
     """Return whether a node is a Reshape to a shape that is an input."""
     return node.domain == "" and node.op_type == "Reshape" and len(node.inputs) == 2
-
-
-def is_random(node: ir.Node, imports: Imports) -> bool:
-    """Return whether a node may give different results for equal operands."""
-    index = _TRAINING_INPUT.get(OpKey.of(node))
-    if index is None:
-        return node.op_type in _RANDOM.get(node.domain, ())
-    if node.domain == "" and imports.get("", _DROPOUT_FOR_INFERENCE) < _DROPOUT_FOR_INFERENCE:
-        return not node.attributes.get_int("is_test", 0)
-    mode = node.inputs[index] if len(node.inputs) > index else None
-    array = constant(mode)
-    return mode is not None and (array is None or bool(array.any()))
 
 
 def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:

@@ -20,7 +20,7 @@ from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import Imports
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.zero_signs import distinguished
 
 Size: TypeAlias = int | str | None

@@ -8,9 +8,9 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.numerics import values
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching import constant_rows
 from qgraph.proof.matching.constant_rows import compare_constants, rows_of
-from qgraph.proof.matching.known_values import KnownValues
 
 QUANT = "qonnx.custom_op.general.Quant<signed = 1, narrow = 0>"
 FORMS = {

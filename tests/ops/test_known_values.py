@@ -9,7 +9,7 @@ import pytest
 import qgraph
 from qgraph.certificate import ProofVerdict
 from qgraph.model import Model
-from qgraph.proof.matching.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues
 
 pytestmark = pytest.mark.sums
 

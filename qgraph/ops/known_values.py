@@ -1,9 +1,4 @@
-"""Constant values of a model: stored ones, computed ones, and those determined by sizes.
-
-``KnownValues`` evaluates nodes on constants. ``fix_static_values`` turns the results of
-shape computations into constants: a chain of Shape, Gather and Concat that always gives [1, 300] is
-the constant [1, 300], and can then be compared with an initializer.
-"""
+"""Constant values of a model: stored ones, and those that nodes compute from constants alone."""
 
 from __future__ import annotations
 
@@ -15,12 +10,11 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.graph.constants import constant, constant_tensor
-from qgraph.graph.inference.walk import Facts
-from qgraph.graph.scopes import graphs_of, is_control, nodes_of
+from qgraph.graph.scopes import graphs_of, is_control
 from qgraph.numerics import Array
+from qgraph.ops.determined import is_exact, is_random
 from qgraph.ops.dispatch import SUMMING, Imports, NodeStep, is_any_order_exact, kernel_for
 from qgraph.ops.kernels.functions import FUNCTIONS, is_rounded_once
-from qgraph.proof.matching.operators import is_exact, is_random
 
 _ROUNDED_ONCE = frozenset(FUNCTIONS) | {"Pow"}
 """Operators whose kernels give the exact results, rounded once, for types narrower than float64."""
@@ -34,6 +28,7 @@ class KnownValues:
 
     Args:
         imports: domains of the model and their versions.
+        has_functions: whether results of functions such as Exp are known, see ``inexact``.
 
     Attributes:
         imports: domains of the model and their versions.
@@ -43,7 +38,8 @@ class KnownValues:
     A floating-point constant whose bits depend on the processor, such as most sums, is unknown.
     """
 
-    def __init__(self, imports: Imports) -> None:
+    def __init__(self, imports: Imports, *, has_functions: bool = True) -> None:
+        self._has_functions = has_functions
         self.inexact: set[str] = set()
         self.imports = imports
         self._is_known: dict[ir.Value, bool] = {}
@@ -128,62 +124,11 @@ class KnownValues:
             return (
                 np.asarray(array + array.dtype.type(0)) if exact else None
             )  # the sign of a zero sum is not defined
-        if node.op_type in _ROUNDED_ONCE and is_rounded_once(array.dtype):
+        is_function = self._has_functions and node.op_type in _ROUNDED_ONCE
+        if is_function and is_rounded_once(array.dtype):
             self._open[value] = frozenset({node.op_type})
             return array
         return None
 
     def _is_opaque(self, node: ir.Node) -> bool:
         return is_control(node) or is_random(node, self.imports) or bool(graphs_of(node))
-
-
-def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
-    """Replace nodes with known results by Constant nodes of the same names, in place.
-
-    Nodes on constants alone are left unchanged.
-
-    Args:
-        graph: the main graph; subgraphs are included.
-        facts: the inferred types, shapes and values.
-
-    Returns: the replaced operators with their operands, by the names of the results.
-    """
-    constants: set[ir.Value] = set()
-    fixed: dict[str, str] = {}
-    for node in nodes_of(graph):
-        if _is_constant(node, constants):
-            constants.update(node.outputs)
-            continue
-        if len(node.outputs) != 1 or graphs_of(node):
-            continue
-        (result,) = node.outputs
-        fact = facts.get(result)
-        array = None if fact is None else fact.array
-        if array is None:
-            continue
-        fixed[str(result.name)] = origin(result)
-        node.resize_inputs(0)
-        node.attributes.clear()
-        node.domain, node.op_type = "", "Constant"
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
-    return fixed
-
-
-def origin(value: ir.Value) -> str:
-    """Return the operator that computes a value, with its operands, as a text."""
-    node = value.producer()
-    if node is None:
-        return "stored in the file" if value.is_initializer() else "stated for the input"
-    operands = ", ".join(str(operand.name) for operand in node.inputs if operand is not None)
-    return f"{node.op_type} of {operands}" if operands else node.op_type
-
-
-def _is_constant(node: ir.Node, constants: set[ir.Value]) -> bool:
-    """Return whether a node computes from constants alone."""
-    if node.op_type == "Constant" and not node.domain:
-        return True
-    used = [value for value in node.inputs if value is not None]
-    return bool(used) and all(
-        value in constants or (value.is_initializer() and not value.is_graph_input())
-        for value in used
-    )

@@ -1,0 +1,56 @@
+"""Whether operands determine the results of a node, and to the last bit."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant
+from qgraph.graph.schema import OpKey
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.dispatch import Imports
+from qgraph.ops.operator import is_defined
+
+_EXACT = frozenset(NUMPY) - {"Pow"} | {
+    *("ArgMax", "ArgMin", "CastLike", "Clip", "Compress", "Concat", "ConstantOfShape"),
+    *("DepthToSpace", "Expand", "EyeLike", "Flatten", "GatherElements", "GatherND", "IsInf"),
+    *("MaxPool", "Mod", "NonZero", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape"),
+    *("ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split"),
+    *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Xor"),
+}
+"""Operators whose results IEEE 754 and ONNX determine to the last bit."""
+
+_RANDOM = {
+    "": frozenset(
+        {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
+        | {"RandomUniformLike"}
+    ),
+    "com.microsoft": frozenset({"Sampling"}),
+}
+
+_DROPOUT_FOR_INFERENCE = 7
+"""Before this version, Dropout is in training mode unless an attribute turns it off."""
+
+_TRAINING_INPUT = {
+    OpKey("", "Dropout"): 2,
+    OpKey("com.microsoft", "BiasDropout"): 4,
+    OpKey("com.microsoft", "BitmaskBiasDropout"): 4,
+    OpKey("com.microsoft", "BitmaskDropout"): 2,
+}
+"""Index of the input for training mode, by operator."""
+
+
+def is_exact(node: ir.Node) -> bool:
+    """Return whether IEEE 754 and ONNX determine the results of a node to the last bit."""
+    return (node.domain == "" and node.op_type in _EXACT) or is_defined(node)
+
+
+def is_random(node: ir.Node, imports: Imports) -> bool:
+    """Return whether a node may give different results for equal operands."""
+    index = _TRAINING_INPUT.get(OpKey.of(node))
+    if index is None:
+        return node.op_type in _RANDOM.get(node.domain, ())
+    if node.domain == "" and imports.get("", _DROPOUT_FOR_INFERENCE) < _DROPOUT_FOR_INFERENCE:
+        return not node.attributes.get_int("is_test", 0)
+    mode = node.inputs[index] if len(node.inputs) > index else None
+    array = constant(mode)
+    return mode is not None and (array is None or bool(array.any()))
