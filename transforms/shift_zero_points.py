@@ -34,7 +34,7 @@ class ShiftZeroPoints(Transform):
 
     1. ``activations``: all codes that a QuantizeLinear gives and DequantizeLinear decodes, also
        over Clip, Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128.
-       Without ``symmetric``, codes with zero point 0 are left.
+       Without ``symmetric``, codes with zero point 0 are left, but for those of a Concat.
     2. ``weights``: stored codes likewise. As ``int8``, codes with zero point 128 need none.
     3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if
        the limits of the codes, such as 0 to 15, then lie in the type.

@@ -78,6 +78,7 @@ class OperatorsOnCodes:
         types: of the codes.
         equal_parameters: whether scale and zero point have to be equal on both sides.
         computes: name of the definition.
+        wrong: types of codes of which it computes other values than the model says.
         note: what to mind.
     """
 
@@ -89,6 +90,7 @@ class OperatorsOnCodes:
     types: Names | None = None
     equal_parameters: bool | None = None
     computes: str | None = None
+    wrong: Names = ()
     note: str = ""
 
 

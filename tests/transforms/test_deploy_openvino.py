@@ -137,3 +137,40 @@ def test_signed_data_with_a_zero_point_become_unsigned():
     once = model.to_proto()
     qgraph.deploy(model, "openvino-cpu")
     assert model.to_proto() == once
+
+
+JOINED = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[2,3,6,6] x) => (float[2,3,6,6] y)
+    <float s = {0.05}, float t = {0.02}, float u = {0.01}, int8 z = {0}> {
+        q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear (w, u)     b = Conv <pads = [1, 1, 1, 1]> (d, v)
+        p = QuantizeLinear (b, t, z)    e = DequantizeLinear (p, t, z)
+        j = Concat <axis = 1> (d, e)
+        BETWEEN
+        k = DequantizeLinear (m, u)     c = Conv <pads = [1, 1, 1, 1]> (i, k)
+        r = QuantizeLinear (c, s, z)    y = DequantizeLinear (r, s, z)
+    }"""
+
+
+@pytest.mark.parametrize(
+    "between", ["i = Relu (j)", "h = QuantizeLinear (j, s, z) i = DequantizeLinear (h, s, z)"]
+)
+def test_signed_codes_that_a_concat_joins_become_unsigned(between, tmp_path):
+    """OpenVINO 2026.4.1 reads them as unsigned before a convolution, without a word."""
+    proto = onnx.parser.parse_model(JOINED.replace("BETWEEN", between))
+    random = np.random.default_rng(0)
+    for name, channels in (("w", 3), ("m", 6)):
+        codes = random.integers(-127, 128, (3, channels, 3, 3)).astype(np.int8)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, name))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "openvino-cpu")
+    assert (str(found.certificate.verdict), found.left) == ("proved", [])
+    model.save(tmp_path / "out.onnx")
+    hint = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "out.onnx"), "CPU", hint)
+    x = random.normal(size=(2, 3, 6, 6)).astype(np.float32)
+    expected = qgraph.load(proto).run({"x": x}, backend="numpy")["y"]
+    np.testing.assert_allclose(compiled(x)[0], expected, atol=0.0501)
+    once = model.to_proto()
+    qgraph.deploy(model, "openvino-cpu")
+    assert model.to_proto() == once

@@ -190,3 +190,21 @@ def test_codes_with_zero_point_0_can_be_left(check_pass, point, kind):
     assert {constant(node.inputs[2]).dtype for node in model.nodes("QuantizeLinear")} == {
         np.dtype(kind)
     }
+
+
+def test_codes_with_zero_point_0_of_a_concat_are_not_left(check_pass):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[2,3] x) => (float[2,6] y, float[2,3] z) <float s = {0.5}, int8 p = {0}> {
+            a = QuantizeLinear (x, s, p)    b = DequantizeLinear (a, s, p)
+            n = Neg (x)
+            c = QuantizeLinear (n, s, p)    d = DequantizeLinear (c, s, p)
+            r = Relu (d)
+            j = Concat <axis = 1> (b, r)
+            e = QuantizeLinear (j, s, p)    y = DequantizeLinear (e, s, p)
+            g = QuantizeLinear (x, s, p)    h = DequantizeLinear (g, s, p)
+            z = Abs (h)
+        }"""
+    step = ShiftZeroPoints(activations="uint8", symmetric=False)
+    model, _ = check_pass(step, text, exactly=BITS)
+    kinds = [str(constant(node.inputs[2]).dtype) for node in model.nodes("QuantizeLinear")]
+    assert sorted(kinds) == ["int8", "uint8", "uint8", "uint8"]

@@ -35,7 +35,7 @@ from qgraph.transforms.deployment.attempts import (
     unchanged,
     unchanged_layers,
 )
-from qgraph.transforms.deployment.forms import Left, Preference, marked_slower, packed
+from qgraph.transforms.deployment.forms import Left, Preference, is_misread, marked_slower, packed
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
 from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.preferences import preferred
@@ -107,6 +107,7 @@ def deploy(
         deployment.left
         or not deployment.layers
         or marked_slower(reference, profile)
+        or is_misread(reference, profile)
         or runtime.refuses(reference)
     ):
         how = reference, profile, request, list(keep)
@@ -165,8 +166,11 @@ def _gaining(
             kept = [escaped(layer.node) for layer in worse]
             attempt = best_form(reference, profile, request, [*keep, *kept])
             after = listed(reference, attempt, runtime)
-        slower = [len(marked_slower(each, profile)) for each in (reference, attempt.model)]
+        models = reference, attempt.model
+        slower = [len(marked_slower(each, profile)) for each in models]
+        misread = [is_misread(each, profile) for each in models]
         is_idle = len(after.left) >= len(before.left) and slower[1] >= slower[0]
+        is_idle = is_idle and misread[1] >= misread[0]
         if _worse(before, after) or is_idle:
             note = "no form has more layers in integer kernels"
             return unchanged_layers(reference, profile, request, note)

@@ -24,6 +24,7 @@ from qgraph.targets.unmet import PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET
 from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.repack import CodeTarget, Repack
 
 FLOAT = "float"
@@ -69,6 +70,14 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
             text = f"{slow.text}: measured to take {slow.ratio:g} of the time of float"
             reasons[label(layer.node)] = SLOWER(text)
     return reasons
+
+
+def is_misread(model: Model, profile: Profile) -> bool:
+    """Return whether a target computes wrong values of codes that a Concat joins."""
+    wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}
+    return bool(wrong) and any(
+        chain.kind in wrong and chain.meets_concat for chain in code_chains(model)
+    )
 
 
 def packed(model: Model) -> dict[str, ExplainedReason]:

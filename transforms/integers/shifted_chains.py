@@ -38,6 +38,9 @@ _SHIFTED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 
 _MIDDLE = 128
 
+_KEPT = (MOVES - {"Concat"}) | {"Clip", "Relu"}
+"""Operators that hand on what codes stand for."""
+
 
 @dataclass(frozen=True, eq=False)
 class CodeChain:
@@ -67,6 +70,13 @@ class CodeChain:
             return self.obstacle
         copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
         return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
+
+    @property
+    def meets_concat(self) -> bool:
+        """Whether what the codes stand for goes into a Concat, or comes from one."""
+        after = {user for node in self.decoders for user in _users(node.outputs[0])}
+        before = {maker for node in self.encoders for maker in _makers(node.inputs[0])}
+        return any(node.op_type == "Concat" for node in (*self.movers, *after, *before))
 
     @property
     def is_first_factor(self) -> bool:
@@ -132,6 +142,23 @@ def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
             yield from _moved_uses(use.node.outputs[0])
         else:
             yield use.node, use.idx
+
+
+def _users(value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the users of a value, and of what limits and data movement make of it."""
+    for use in value.uses():
+        yield use.node
+        if use.node.op_type in _KEPT and not use.idx:
+            yield from _users(use.node.outputs[0])
+
+
+def _makers(value: ir.Value | None) -> Iterator[ir.Node]:
+    """Yield the node that gives a value, and those before it that limits and movement follow."""
+    node = None if value is None else value.producer()
+    if node is not None:
+        yield node
+        if node.op_type in _KEPT:
+            yield from _makers(node.inputs[0])
 
 
 def _is_stored(value: ir.Value | None) -> bool:
@@ -272,7 +299,7 @@ def shift_activations(
         model: is changed.
         type_name: the type.
         report: gets an entry for each QuantizeLinear.
-        symmetric: whether codes with zero point 0 are shifted too.
+        symmetric: whether codes with zero point 0 are shifted too; without, only at a Concat.
         centre: whether zero points become 0.
         products: whether only first factors of products of data are shifted.
     """
@@ -281,7 +308,8 @@ def shift_activations(
         step: int | ExplainedReason | None = None
         if products and not (chain.obstacle is None and chain.is_first_factor):
             continue
-        if not symmetric and not any(_points(node).any() for node in chain.encoders):
+        is_plain = not any(_points(node).any() for node in chain.encoders)
+        if not symmetric and is_plain and not chain.meets_concat:
             continue
         if centre and type_name in FORMATS:
             step = chain.obstacle
