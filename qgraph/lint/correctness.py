@@ -196,8 +196,8 @@ def bias_scale(facts: ModelFacts) -> Iterator[Found]:
             continue
         apart = ulps_between(declared, product)
         error = float(np.abs(declared / product.astype(np.float64) - 1).max())
-        if float(apart.max()) <= 1 or not np.isfinite(error):
-            continue
+        if not float(apart.max()) > 1 or not np.isfinite(error):
+            continue  # also where the product is no number that a scale can be
         worst = int(apart.max())
         yield Found(
             (bias.node, bias.decoder.node),

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+
 from qgraph.certificate import Identity
 from qgraph.display import Displayed
 from qgraph.errors import OptionError, QGraphError, meant, shown, unexpected
@@ -137,7 +139,8 @@ def lint(
     facts = ModelFacts(model.ir, profile)
     if inputs and any(each.needs_data for each in rules):
         facts.observation = observe(facts, inputs)
-    findings = [finding for each in rules for finding in _findings(each, facts)]
+    with np.errstate(all="ignore"):  # scales may be zero, infinite or no numbers: rules say so
+        findings = [finding for each in rules for finding in _findings(each, facts)]
     name = None if target is None else str(target)
     return LintReport(identity, tuple(findings_in_order(findings)), name)
 

@@ -234,7 +234,7 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
         if result is None or not float(result.flat[0]):
             continue
         ratios = [float(scale.flat[0] / result.flat[0]) for scale in scales if scale is not None]
-        if _meet_ties(ratios):
+        if all(map(math.isfinite, ratios)) and _meet_ties(ratios):
             text = f"scales are {ratios[0]:g} and {ratios[1]:g} times that of the sum: ties occur"
             yield Found((node,), text, {"ratios": ratios})
 

@@ -29,6 +29,8 @@ FAMILIES = {
 }
 EACH = pytest.mark.parametrize("rule", list(RULES), ids=lambda rule: rule.id)
 ROWS = 512
+SCALED = {"QuantizeLinear", "DequantizeLinear", "Quant", "FloatQuant", "BipolarQuant"}
+"""Operators whose second input is a scale."""
 
 
 def found(rule: LintRule, text: str, target: str | None):
@@ -98,3 +100,19 @@ def test_pages_name_ids_and_passes_that_exist() -> None:
     for name in re.findall(r"`([a-z]+(?:-[a-z]+)+)(?:\{[^`]*\})?`", text):
         if name not in STABLE:
             assert name in TRANSFORMS.names(), name
+
+
+@pytest.mark.parametrize("number", [0, -1, 1e-45, 3e38, np.inf, np.nan], ids=str)
+def test_all_rules_can_be_asked_about_scales_of_any_value(number: float) -> None:
+    """Each model of a page, with all scales set to a number, which other rules do not expect."""
+    asked = 0
+    for rule in RULES:
+        model = ir.from_onnx_text(whole_model(page_of_rule(rule).before))
+        for value in model.graph.initializers.values():
+            readers = [use for use in value.uses() if use.idx == 1]
+            if value.dtype == ir.DataType.FLOAT and any(u.node.op_type in SCALED for u in readers):
+                numbers = np.full(value.shape.numpy(), number, np.float32)
+                value.const_value = ir.tensor(numbers, name=value.name)
+                asked += 1
+        lint(model, "onnxruntime-cpu")
+    assert asked > 50
