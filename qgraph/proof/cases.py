@@ -222,9 +222,6 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     if not all(quantized):
         return None
     starts = np.unique(np.concatenate([keys for steps in quantized for keys in steps.values()]))
-    for side, segment in pairs:
-        for node in segment.nodes:
-            _check_zeros(node, [v for v in node.inputs if v is not None and not side.known.has(v)])
     sizes[axis] = len(starts) + len(_SPECIAL)
     if math.prod(sizes) > _CASES:
         return None
@@ -235,10 +232,13 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     a, b = (run_nodes(side, part.nodes, {part.x: data}, part.y) for side, part in pairs)
     if a.dtype != b.dtype or a.shape != b.shape or a.ndim != len(sizes):
         raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
-    has_signs = a.dtype.kind not in "biu" and any(
-        _distinguishes_zeros(side, segment, data, steps)
-        for (side, segment), steps in zip(pairs, quantized, strict=True)
-    )
+    has_signs = False
+    for (side, segment), steps in zip(pairs, quantized, strict=True):
+        if _distinguishes_zeros(side, segment, data, steps):
+            has_signs = a.dtype.kind not in "biu"
+            for node in segment.nodes:
+                data_of = [v for v in node.inputs if v is not None and not side.known.has(v)]
+                _check_zeros(node, data_of)
     a, b = (np.moveaxis(side, axis, 0).reshape(len(x), -1) for side in (a, b))
     at_nan = compare_values(a[-1], b[-1])
     comparison = compare_values(a[:-1], b[:-1])

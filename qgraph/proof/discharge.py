@@ -121,7 +121,8 @@ def _show_regions(
 
 def _or_by_steps(matching: Matching, region: Cut, outcome: PairOutcome) -> PairOutcome:
     """Return the outcome of a region that was not compared, by the steps of its quantizers."""
-    if outcome.pair is None and outcome.verdict.exactness is None:
+    given_up = outcome.finding is not None and outcome.finding.given_up
+    if outcome.verdict.exactness is None and not given_up:
         with suppress(Undecidable):
             return decide_steps(matching, region) or outcome
     return outcome

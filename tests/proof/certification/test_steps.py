@@ -73,6 +73,7 @@ DIVIDE = "r = Cast <to = 1> (v) y = Div(c, r)"
         ("v = Mul(h, l)", [i * 5 - 640 for i in range(256)], False),
         ("v = Relu(h)", [max(i / 8 - 16, 0) for i in range(256)], False),  # ONNX leaves it open
         ("v = Mul(h, h)", [(i / 8 - 16) ** 2 for i in range(256)], True),
+        ("j = Add(h, l) v = Div(l, j)", [40 / (i / 8 + 24) for i in range(256)], True),
     ],
 )
 def test_zeros_of_either_sign_may_lead_to_one_result(computed, results, is_proved):
@@ -103,3 +104,17 @@ def test_several_quantizers_of_one_input_are_tried_together(high, is_proved):
     wide = "u = Cast <to = 11> (d) p = Cast <to = 11> (g) j = Mul(u, p) y = Cast <to = 1> (j)"
     verdict = verdict_of(OF_TABLE.replace("v =", "y ="), CODES + rounded + wide, constants)
     assert (verdict is ProofVerdict.PROVED) == is_proved
+
+
+@pytest.mark.parametrize(("high", "is_proved"), [("63.5", True), ("63", False)])
+def test_a_function_without_intervals_is_tried_for_each_step(high, is_proved):
+    """Both models compute Tanh of a power of a value that they round in different forms."""
+    constants = f"float h = {{2}}, uint8 k = {{128}}, float l = {{-64}}, float u = {{{high}}}, "
+    rounded = "m = Clip(t, l, u) a = Div(m, s) r = Round(a) d = Mul(r, s) "
+    bodies = (
+        CODES.replace("z)", "k)") + "p = Pow(d, h) v = Tanh(p) y = Transpose <perm = [1, 0]> (v)",
+        f"t = Transpose <perm = [1, 0]> (x) {rounded} p = Pow(d, h) y = Tanh(p)",
+    )
+    head = f"g (float[2,3] x) => (float[3,2] y) <{constants}float s = {{0.5}}>"
+    models = (ir.from_onnx_text(f"{HEADER} {head} {{ {body} }}") for body in bodies)
+    assert (qgraph.prove(*models).verdict is ProofVerdict.PROVED) == is_proved
