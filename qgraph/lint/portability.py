@@ -39,7 +39,8 @@ def not_loaded(facts: ModelFacts) -> Iterator[Found]:
         if text and loads in _LEVEL:
             missing.setdefault((loads, text), []).append(form.label)
     for (loads, text), labels in missing.items():
-        yield Found(tuple(labels), text, {"nodes": len(labels)}, _LEVEL[loads])
+        figures = {"nodes": len(labels)}
+        yield Found(tuple(labels), f"{facts.target.name}: {text}", figures, _LEVEL[loads])
 
 
 @rule("QG602", "version-not-read", ERROR, needs_target=True)
@@ -49,7 +50,8 @@ def version_not_read(facts: ModelFacts) -> Iterator[Found]:
         version = facts.original.ir_version or 0
         for reason in version_reasons(facts.target, version, facts.model.opset_imports):
             figures = {"opset": facts.opset, "ir_version": version}
-            yield Found((), reason.text, figures, _LEVEL.get(reason.loads))
+            text = f"{facts.target.name}: {reason.text}"
+            yield Found((), text, figures, _LEVEL.get(reason.loads))
 
 
 @rule("QG603", "type-needs-opset", ERROR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -165,6 +166,25 @@ def test_a_runtime_does_not_know_what_a_plugin_adds(name: str):
     schema.declare()
     schema.publish()
     assert before[name] == verdicts(model)[name] == UNKNOWN
+
+
+@pytest.mark.slow
+@pytest.mark.runtime
+def test_real_models_are_refused_where_the_profile_says_so(models: Path):
+    """ONNX Runtime loads each model that the profile says it loads, and no other."""
+    import onnxruntime as ort
+
+    wrong = {}
+    for path in sorted([*models.glob("*.onnx"), *(models / "field").glob("*.onnx")]):
+        stated = verdicts(load(path).ir)["onnxruntime-cpu"]
+        try:
+            ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            loads = YES
+        except Exception:
+            loads = NO
+        if stated != loads:
+            wrong[path.name] = stated, loads
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
