@@ -8,6 +8,7 @@ import pytest
 
 import qgraph
 from qgraph.execution.inputs import make_inputs
+from qgraph.inventory.executed import executed
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -131,5 +132,29 @@ def test_a_network_runs_in_integers(name):
         steps = np.abs(before - after) / 0.05
         assert steps.max() < 2.5  # each of two or three segments may add a step
         assert (steps > 0.5).mean() < 0.02
+    qgraph.deploy(model, "onnxruntime-cpu")
+    assert model.to_proto() == once
+
+
+PACKED_BEHIND_CODES = """<ir_version: 8, opset_import: ["": 17, "qonnx.custom_op.general": 1,
+                                            "com.microsoft": 1]>
+    net (float[N,32] x) => (float[N,4] y, float[N,32] z) <float s = {0.0625}, uint8 p = {128}> {
+        z = qonnx.custom_op.general.BipolarQuant (x, s)
+        q = QuantizeLinear (x, s, p)
+        d = DequantizeLinear (q, s, p)
+        y = com.microsoft.MatMulNBits <K = 32, N = 4, bits = 4, block_size = 32> (d, w, t)
+    }"""
+
+
+def test_a_layer_that_only_the_result_has_counts_as_gained():
+    """ONNX Runtime refuses the input, in which MatMulNBits is no layer of two quantizers."""
+    proto = onnx.parser.parse_model(PACKED_BEHIND_CODES)
+    weights = np.random.default_rng(0).integers(0, 256, (4, 1, 16)).astype(np.uint8)
+    for name, array in (("w", weights), ("t", np.full(4, 0.25, np.float32))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = qgraph.load(proto)
+    qgraph.deploy(model, "onnxruntime-cpu")
+    assert executed(model.ir).kernels["MatMulIntegerToFloat"] == 1
+    once = model.to_proto()
     qgraph.deploy(model, "onnxruntime-cpu")
     assert model.to_proto() == once

@@ -9,10 +9,10 @@ from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.reports import Report
-from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import escaped
+from qgraph.transforms.deployment.forms import has_kernel
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.fold_constants import FoldConstants
 
@@ -47,15 +47,11 @@ def _slow_layers(model: Model, profile: Profile) -> list[str]:
         for codes in row.codes
     }
     layers = list(quantized_layers(model.ir)) if slow else []
-    on_codes = {
-        layer.node
-        for layer in layers
-        if isinstance(kernel_of(layer.description, profile), KernelMatch)
-    }
+    taken = {layer.node for layer in layers if has_kernel(layer, profile)}
     return [
         label(node)
         for node in model.nodes(*LAYERS)
-        if layers and node not in on_codes
+        if layers and node not in taken
         if (node.op_type, _codes(node)) in slow and not _is_quantized(node.outputs[0], profile)
     ]
 

@@ -35,7 +35,14 @@ from qgraph.transforms.deployment.attempts import (
     unchanged,
     unchanged_layers,
 )
-from qgraph.transforms.deployment.forms import Left, Preference, is_misread, marked_slower, packed
+from qgraph.transforms.deployment.forms import (
+    Left,
+    Preference,
+    has_kernel,
+    is_misread,
+    marked_slower,
+    packed,
+)
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
 from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.preferences import preferred
@@ -174,7 +181,7 @@ def _gaining(
         if _worse(before, after) or is_idle:
             note = "no form has more layers in integer kernels"
             return unchanged_layers(reference, profile, request, note)
-    elif not any(layer.kernel for layer in after.layers):
+    elif not any(has_kernel(layer, profile) for layer in quantized_layers(attempt.model.ir)):
         plain = converted(reference, profile, request)
         loaded = listed(reference, plain, runtime)
         if not plain.failing and _is_taken(plain.model, attempt.model, loaded, profile):

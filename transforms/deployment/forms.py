@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from qgraph.errors import Choice
-from qgraph.inventory.layers import quantized_layers
+from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.engine import KernelMatch, kernel_of
@@ -57,6 +57,11 @@ def in_float(names: Collection[str]) -> Transform:
         nodes="|".join(map(escaped, names)),
         opset=HIGHEST_OPSET,
     )
+
+
+def has_kernel(layer: FoundLayer, profile: Profile) -> bool:
+    """Return whether a kernel takes a layer by a profile."""
+    return isinstance(kernel_of(layer.description, profile), KernelMatch)
 
 
 def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
