@@ -58,7 +58,7 @@ def imports() -> list[Import]:
 
 
 def test_every_component_has_one_layer() -> None:
-    ordered = [component for layer in ORDER for component in layer]
+    ordered = [name for layer in ORDER for name in layer]
     assert len(ordered) == len(set(ordered))
     existing = {component(module_of(file)) for file in files()}
     assert existing - set(ordered) == set()
