@@ -198,7 +198,8 @@ class QuantityTracer:
     def _quotient(self, x: Quantity, y: Quantity) -> Quantity:
         """Return a division by data that keeps its sign, and keeps away from 0."""
         least = np.minimum(np.abs(y.low), np.abs(y.high))
-        if not ((y.low > 0) | (y.high < 0)).all() or not (least > y.error).all():
+        share = y.absolute / least + y.relative
+        if not (((y.low > 0) | (y.high < 0)) & (share < 1)).all():
             raise Undecidable(NO_BOUND("a division by data that may be 0 has no bound"))
         ends = [i / j for i in (x.low, x.high) for j in (y.low, y.high)]
         if not all(np.isfinite(end).all() for end in ends):
@@ -208,9 +209,9 @@ class QuantityTracer:
         low, high = low - slack, high + slack
         atom = self.atoms.make("quotient", None, (x.meant, y.meant), (low, high))
         meant = Combination.of(atom)
-        far = np.maximum(np.abs(low), np.abs(high))
-        error = (x.error + product(far, y.error)) / (least - y.error) * (1 + SLACK)
-        return self.rounded(Quantity(meant, low, high, error))
+        left = (1 - share) / (1 + SLACK)  # of the divisor
+        absolute, relative = x.absolute / least / left, (x.relative + share) / left
+        return self.rounded(Quantity(meant, low, high, absolute, relative))
 
     def _abs(self, x: Any) -> Quantity:
         q = self.quantity(x)

@@ -193,16 +193,22 @@ def applied(
     key = name, sign, tuple(sorted(numbers.items()))
     between = partial(curve.ends, numbers)
     atom = tracer.atoms.make("function", key, (x.meant,), (low, high), slope=steep, between=between)
-    far = np.maximum(np.abs(low), np.abs(high))
     unit, tiny = tracer.arithmetic.unit, tracer.arithmetic.tiny
+    moved = steep * x.error
     if curve.roundings is None:
         tracer.atoms.conditions.add(CURVES_WITHIN)
-        extra = FUNCTION_ERROR + (FUNCTION_ERROR + 2 * unit) * far
+        relative = np.asarray(FUNCTION_ERROR + 2 * unit)
+        absolute = FUNCTION_ERROR + moved * (1 + relative)
+        if name == "Exp":  # an error of the argument is a factor of the result
+            factor = np.exp(x.error) * (1 + SLACK)
+            absolute, relative = np.asarray(FUNCTION_ERROR), relative * factor + factor - 1
     else:
-        share = curve.roundings * unit
+        relative = np.zeros(())
+        share, far = curve.roundings * unit, np.maximum(np.abs(low), np.abs(high))
         near = np.minimum(np.maximum(np.abs(bottom), np.abs(top)) / 3, 1.0)
         extra = share * (1 + share) * far + curve.absolute * unit * near + curve.roundings * tiny
-    result = Quantity(Combination.of(atom), low, high, steep * x.error + extra)
+        absolute = moved + extra
+    result = Quantity(Combination.of(atom), low, high, absolute, relative)
     if (result.reach >= tracer.arithmetic.largest).any():
         raise Undecidable(OUT_OF_RANGE(f"a result of {name} may exceed its range"))
     return result

@@ -120,7 +120,7 @@ def test_arithmetic_on_codes_is_proved() -> None:
 
 
 @pytest.mark.runtime
-@pytest.mark.parametrize("name", ["gelu", "hard swish", "tanh"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "hard swish", "tanh"])
 def test_functions_of_sums_lie_no_further_apart_than_the_bound(name: str) -> None:
     one, other, *_ = FORMS[name]
     certificate, models = proved(SUMS, one, other)
