@@ -30,6 +30,7 @@ from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree
 from qgraph.verify.regions import Equality, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
+from qgraph.verify.seen import check_seen
 from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import FAILURES, Trace, TracedRounding
 
@@ -176,6 +177,7 @@ class BoundCheck:
         if region.verdict is ProofVerdict.BOUNDED:
             with np.errstate(all="ignore"):
                 self._compare(segment)
+                self._see(segment)
         elif not self._is_congruent(segment) or region.exactness is not Exactness.VALUES:
             raise UnsupportedError("the checker does not find its two sides to be one function")
 
@@ -213,6 +215,16 @@ class BoundCheck:
         ours, theirs = self._one.of(ends[0]), self._other.of(ends[1])
         is_exact = ends[0].dtype is ends[1].dtype and not (ours.error.any() or theirs.error.any())
         return is_exact and is_same(ours.meant, theirs.meant)
+
+    def _see(self, segment: _Segment) -> None:
+        """Check what was seen of a segment."""
+        if segment.region.bound is None or segment.region.bound.seen is None:
+            return
+        pairs = [s.ends for s in self._exits] + list(self._paired.inputs)
+        named = {(str(a.name), str(b.name)): (a, b) for a, b in pairs}
+        starts = {name: named[name, other] for name, other in segment.region.entries}
+        runs = (self._sides[0], self._one), (self._sides[1], self._other)
+        check_seen(segment.region.bound.seen, segment.ends, starts, runs)
 
     def _compare(self, segment: _Segment) -> None:
         """Check that the figures of a bound are at least the recomputed ones."""

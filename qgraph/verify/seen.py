@@ -1,0 +1,99 @@
+"""Run both sides of a segment on the codes on which a certificate says that they lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.bound import Seen
+from qgraph.errors import EquivalenceError, UnsupportedError
+from qgraph.graph.interface import Pair
+from qgraph.graph.slices import reached
+from qgraph.numerics import Array, Float64
+from qgraph.ops.dispatch import NodeStep, kernel_for
+from qgraph.text import amount
+from qgraph.verify.reading import Reading
+from qgraph.verify.traces import Trace
+
+Run = tuple[Reading, Trace]
+"""A model and its functions."""
+
+
+def check_seen(seen: Seen, ends: Pair, starts: Mapping[str, Pair], runs: tuple[Run, Run]) -> None:
+    """Check that the results of a segment lie apart as far as a certificate states.
+
+    Args:
+        seen: what it states.
+        ends: the results in both models: codes, or numbers of an output.
+        starts: the pairs of values that the segment starts from, by name in the reference.
+        runs: both models.
+
+    Raises:
+        EquivalenceError: other values are listed, or the results lie nearer to each other in every
+            order of additions.
+        UnsupportedError: the segment cannot be run, or the order of additions decides.
+    """
+    if sorted(start.value for start in seen.starts) != sorted(starts):
+        raise EquivalenceError("what was seen starts from other values")
+    if seen.difference == 0:
+        return
+    results, slack = [], 0.0
+    for place, (end, (side, trace)) in enumerate(zip(ends, runs, strict=True)):
+        known: dict[ir.Value, Array] = {}
+        for start in seen.starts:
+            value = starts[start.value][place]
+            sizes = trace.shape(value)
+            codes = start.array(tuple(size if isinstance(size, int) else 1 for size in sizes))
+            known[value] = _decoded(trace, value, codes)
+        numbers, rounding = _run(side, end, known), trace.roundings.get(end)
+        error = trace.of(end).error
+        if rounding is not None:
+            ((factor, _),), offset = trace.of(end).meant.terms, trace.of(end).meant.offset
+            numbers = np.clip(np.rint((numbers - offset) / factor), *rounding[0].clips)
+            error = rounding[0].before.error
+            error = np.where(error > 0, np.floor(2 * error) + 1, 0.0)
+        results.append(numbers)
+        slack += float(np.max(error)) * (1 if rounding else 2)
+    if results[0].shape != results[1].shape:
+        raise UnsupportedError("what was seen is of codes that one model moves")
+    if not all(0 <= at < n for at, n in zip_longest(seen.element, results[0].shape, fillvalue=-1)):
+        raise EquivalenceError("what was seen is at an element that the result lacks")
+    apart = float(np.abs(results[1] - results[0])[seen.element])
+    problem = f"{amount(apart, 12)} was seen, not {amount(seen.difference, 12)}"
+    if not apart + slack >= seen.difference:
+        raise EquivalenceError(problem)
+    if not apart * (1 + 2.0**-20) >= seen.difference and trace.roundings.get(end):
+        raise UnsupportedError(f"{problem}; another order of additions may show it")
+
+
+def _decoded(trace: Trace, value: ir.Value, codes: Float64) -> Array:
+    """Return what a value holds for codes."""
+    meant, dtype = trace.of(value).meant, value.dtype
+    if (
+        dtype is None
+        or len(meant.terms) != 1
+        or meant.terms[0][1].kind[0] not in ("codes", "input")
+    ):
+        raise UnsupportedError("what was seen starts from values that are no codes")
+    return np.asarray(meant.terms[0][0] * codes + meant.offset).astype(dtype.numpy())
+
+
+def _run(side: Reading, end: ir.Value, known: Mapping[ir.Value, Array]) -> Float64:
+    """Return a value as it is computed from known ones."""
+    arrays = dict(known)
+
+    def operands(value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        return [] if node is None or value in known else side.sources(node)
+
+    needed = reached([end], operands)
+    for node in side.graph:
+        if end not in arrays and any(value in needed for value in node.outputs):
+            constants = {v: side.array(v) for v in node.inputs if v is not None and side.has(v)}
+            arrays |= {value: array for value, array in constants.items() if array is not None}
+            if not all(value in arrays for value in node.outputs):
+                NodeStep(node, kernel_for(node, side.imports)).run(arrays)
+    return arrays[end].astype(np.float64)

@@ -1,0 +1,62 @@
+"""Codes on which a certificate says that segments lie apart, on which the checker runs these."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+import qgraph
+from qgraph.text import json_text
+from tests.comparison.test_seen import MATMUL, WEIGHTS, conv
+from tests.verify.checking import checked
+
+FAKE = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
+    net (float[1,4] x) => (float[1,2] y)
+    <float low = {-12.8}, float high = {12.7}, float zero = {0}, float top = {5.1},
+     float[4,2] w = {1, 2, 3, -4, OTHER, 6, -7, 8}> {
+        a = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)
+        m = MatMul (a, w)
+        y = org.openvinotoolkit.FakeQuantize <levels = 256> (m, zero, top, zero, top)
+    }"""
+REAL = FAKE.replace(
+    "y = org.openvinotoolkit.FakeQuantize <levels = 256> (m, zero, top, zero, top)", "y = Relu (m)"
+)
+PAIRS = {
+    "sums of codes": (conv(WEIGHTS), conv(WEIGHTS + 3 * (WEIGHTS > 2))),
+    "a bias": (conv(WEIGHTS), conv(WEIGHTS, 0.9)),
+    **{
+        name: tuple(ir.from_onnx_text(text.replace("OTHER", number)) for number in ("5", "5.6"))
+        for name, text in (("an input", MATMUL), ("ranges", FAKE), ("an output", REAL))
+    },
+}
+
+
+def stated(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The certificate of a pair, and what was seen of its last region."""
+    document = qgraph.prove(*PAIRS[name], evidence=True, within="0.1step").to_json()
+    document = json.loads(json_text(document))
+    (seen,) = [r["bound"]["seen"] for r in document["regions"] if (r["bound"] or {}).get("seen")]
+    return document, seen
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_was_seen_is_seen_again_and_more_is_refuted(name):
+    document, seen = stated(name)
+    assert str(checked(document, *PAIRS[name]).verdict) == "bounded"
+    for change in (
+        {"difference": seen["difference"] + 5},
+        {"element": [0, 9, 9, 9]},
+        {"starts": []},
+    ):
+        before = copy.deepcopy(seen)
+        seen |= change
+        assert checked(document, *PAIRS[name]).is_refuted, change
+        seen |= before
+    for start in seen["starts"]:
+        start |= {"fill": 0.0, "codes": [], "elements": [], "levels": 0}
+    # the biases differ on all codes, the sums not on codes that are 0
+    assert checked(document, *PAIRS[name]).is_refuted is (name != "a bias")
