@@ -224,7 +224,8 @@ class BoundCheck:
         named = {(str(a.name), str(b.name)): (a, b) for a, b in pairs}
         starts = {name: named[name, other] for name, other in segment.region.entries}
         runs = (self._sides[0], self._one), (self._sides[1], self._other)
-        check_seen(segment.region.bound.seen, segment.ends, starts, runs)
+        compared = self._compared.get(segment.ends, [None])
+        check_seen(segment.region.bound.seen, segment.ends, starts, runs, compared[0])
 
     def _compare(self, segment: _Segment) -> None:
         """Check that the figures of a bound are at least the recomputed ones."""

@@ -15,14 +15,21 @@ from qgraph.graph.slices import reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.text import amount
+from qgraph.verify.ideals import Ideal
 from qgraph.verify.reading import Reading
-from qgraph.verify.traces import Trace
+from qgraph.verify.traces import Trace, TracedRounding
 
 Run = tuple[Reading, Trace]
 """A model and its functions."""
 
 
-def check_seen(seen: Seen, ends: Pair, starts: Mapping[str, Pair], runs: tuple[Run, Run]) -> None:
+def check_seen(
+    seen: Seen,
+    ends: Pair,
+    starts: Mapping[str, Pair],
+    runs: tuple[Run, Run],
+    roundings: tuple[TracedRounding, TracedRounding] | None,
+) -> None:
     """Check that the results of a segment lie apart as far as a certificate states.
 
     Args:
@@ -30,6 +37,7 @@ def check_seen(seen: Seen, ends: Pair, starts: Mapping[str, Pair], runs: tuple[R
         ends: the results in both models: codes, or numbers of an output.
         starts: the pairs of values that the segment starts from, by name in the reference.
         runs: both models.
+        roundings: what gives codes; None at an output.
 
     Raises:
         EquivalenceError: other values are listed, or the results lie nearer to each other in every
@@ -48,15 +56,13 @@ def check_seen(seen: Seen, ends: Pair, starts: Mapping[str, Pair], runs: tuple[R
             sizes = trace.shape(value)
             codes = start.array(tuple(size if isinstance(size, int) else 1 for size in sizes))
             known[value] = _decoded(trace, value, codes)
-        numbers, rounding = _run(side, end, known), trace.roundings.get(end)
-        error = trace.of(end).error
-        if rounding is not None:
-            ((factor, _),), offset = trace.of(end).meant.terms, trace.of(end).meant.offset
-            numbers = np.clip(np.rint((numbers - offset) / factor), *rounding[0].clips)
-            error = rounding[0].before.error
-            error = np.where(error > 0, np.floor(2 * error) + 1, 0.0)
+        numbers, error = _run(side, end, known), 2 * trace.of(end).error
+        if roundings is not None:
+            numbers = _codes(trace.of(end).meant, roundings[place], numbers)
+            error = 2 * roundings[place].before.error
+            error = np.where(error > 0, np.floor(error) + 1, 0.0)
         results.append(numbers)
-        slack += float(np.max(error)) * (1 if rounding else 2)
+        slack += float(np.max(error))
     if results[0].shape != results[1].shape:
         raise UnsupportedError("what was seen is of codes that one model moves")
     if not all(0 <= at < n for at, n in zip_longest(seen.element, results[0].shape, fillvalue=-1)):
@@ -65,8 +71,17 @@ def check_seen(seen: Seen, ends: Pair, starts: Mapping[str, Pair], runs: tuple[R
     problem = f"{amount(apart, 12)} was seen, not {amount(seen.difference, 12)}"
     if not apart + slack >= seen.difference:
         raise EquivalenceError(problem)
-    if not apart * (1 + 2.0**-20) >= seen.difference and trace.roundings.get(end):
+    if roundings is not None and not apart >= seen.difference:
         raise UnsupportedError(f"{problem}; another order of additions may show it")
+
+
+def _codes(meant: Ideal, rounding: TracedRounding, numbers: Float64) -> Float64:
+    """Return the codes, perhaps moved, of what a quantizer gives."""
+    ((factor, _),) = meant.terms
+    codes = np.rint((numbers - meant.offset) / factor)
+    if rounding.movement is not None:
+        codes = np.append(0.0, codes)[rounding.movement.places]
+    return np.clip(codes, *rounding.clips)
 
 
 def _decoded(trace: Trace, value: ir.Value, codes: Float64) -> Array:

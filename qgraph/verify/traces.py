@@ -50,6 +50,7 @@ class TracedRounding:
         reach: the first and the last code without limits.
         codes: the codes, as a function.
         is_moved: whether these are codes of the model that it moves behind its rounding.
+        movement: how, unless these are maxima.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class TracedRounding:
     reach: tuple[Float64, Float64]
     codes: Ideal = field(default_factory=Ideal)
     is_moved: bool = False
+    movement: Movement | None = None
 
 
 _FEW_NUMBERS = 4096
@@ -338,7 +340,7 @@ class Trace:
             moved = _rounding(rounding.kind, move(rounding.before), (low, high))
         except FAILURES:
             return Ideal.of(result)
-        return self._settled(value, replace(moved, is_moved=True), result)
+        return self._settled(value, replace(moved, is_moved=True, movement=result.movement), result)
 
 
 def _rounding(kind: str, before: Executed, limits: tuple[Float64, Float64]) -> TracedRounding:

@@ -109,5 +109,8 @@ def test_what_follows_moved_codes_with_an_offset_is_one_function_in_both():
         ir.from_onnx_text(DECODED.replace("END", end).replace("S_W", s).replace("{F}", f"{{{f}}}"))
         for end, s, f in zip(ends, ("0.05", "0.066"), ("1.3", "1"), strict=True)
     ]
-    result = checked(document((pair[0], pair[1])), *pair)
-    assert result.counts == {"checked": 3, "unchecked": 0, "refuted": 0}
+    stated = document((pair[0], pair[1]))
+    assert checked(stated, *pair).counts == {"checked": 3, "unchecked": 0, "refuted": 0}
+    # codes that are run again are moved, too
+    stated["regions"][0]["bound"]["seen"]["difference"] = 9.0
+    assert checked(stated, *pair).counts == {"checked": 2, "unchecked": 0, "refuted": 1}
