@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from qgraph.graph.opset.history import first_opset
 from qgraph.graph.scopes import bodies, remove_constant, remove_unused
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
+from qgraph.numerics.values import fingerprint
 
 Operand = ir.Value | Array
 
@@ -26,9 +26,6 @@ HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 _HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
 """Opsets since which float operators take bfloat16, and since which Round does."""
-
-_LARGE = 1 << 12
-"""Bytes from which constants are compared by a digest, so that no copy is kept for it."""
 
 PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
 """Operators whose output is of type bool."""
@@ -270,7 +267,7 @@ class Editor:
         self._names: set[str] = set()
         self._has_learned = False
         self._functions = {id(function.graph) for function in model.functions.values()}
-        self._shared: dict[tuple[object, ...], ir.Value] = {}
+        self._shared: dict[tuple[int, object], ir.Value] = {}
         self._placed: dict[tuple[int, ir.Value], ir.Value] = {}
         self.deferred: dict[tuple[object, ...], list[DeferredTensor]] = {}
 
@@ -356,7 +353,7 @@ class Editor:
             if value is not None and (value in draft.constants or value in draft.tensors):
                 placed = self._placed.get((id(graph), value))
                 if placed is None or placed.graph is None:
-                    key = (id(graph), *_content(draft, value))
+                    key = id(graph), _content(draft, value)
                     if key not in self._shared or self._shared[key].graph is None:
                         self._shared[key] = self.place(value, anchor, graph, stem)
                     placed = self._placed[id(graph), value] = self._shared[key]
@@ -389,12 +386,7 @@ class Editor:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
-def _content(draft: Draft, value: ir.Value) -> tuple[object, ...]:
+def _content(draft: Draft, value: ir.Value) -> object:
     """Return what two constants that may share an initializer have in common."""
-    if value in draft.tensors:
-        return (draft.tensors[value],)
-    array = draft.constants[value]
-    if array.nbytes < _LARGE:
-        return str(array.dtype), array.shape, array.tobytes()
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return str(array.dtype), array.shape, sha256(content).digest()
+    tensor = draft.tensors.get(value)
+    return fingerprint(draft.constants[value]) if tensor is None else tensor

@@ -118,9 +118,9 @@ def narrowed(array: Array, axes: Iterable[int]) -> Array:
 def fingerprint(array: Array) -> Hashable:
     """Return a key that is equal for two arrays only if type, shape and bits are equal."""
     if array.dtype.kind in "OSU":
-        return str(array.dtype), array.shape, tuple(array.reshape(-1).tolist())
+        return array.dtype, array.shape, tuple(array.reshape(-1).tolist())
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return str(array.dtype), array.shape, hashlib.sha256(content.data).digest()
+    return array.dtype, array.shape, hashlib.sha256(content.data).digest()
 
 
 def is_nan(array: Array) -> Mask:

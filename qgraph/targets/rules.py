@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,8 +75,8 @@ def node_forms(model: ir.Model) -> Iterator[NodeForm]:
     for owner in owners(model):
         inside = isinstance(owner, ir.Function)
         for node in nodes_of(owner):
-            form = _form(node, owner.opset_imports, call=_is_call(model, node), inside=inside)
-            yield replace(form, copied=True) if node in copied else form
+            imports, call = owner.opset_imports, node.op_identifier() in model.functions
+            yield _form(node, imports, call=call, inside=inside, copied=node in copied)
 
 
 def weight_form(node: ir.Node) -> NodeForm | None:
@@ -88,39 +89,38 @@ def weight_form(node: ir.Node) -> NodeForm | None:
     return NodeForm(node.domain, node.op_type, "", codes=codes, weight=True, readers=readers)
 
 
-def _is_call(model: ir.Model, node: ir.Node) -> bool:
-    return node.op_identifier() in model.functions
-
-
-def _form(node: ir.Node, imports: Mapping[str, int], *, call: bool, inside: bool) -> NodeForm:
+def _form(node: ir.Node, imports: Mapping[str, int], **where: Any) -> NodeForm:
     domain = "" if node.domain in _STANDARD else node.domain
     version = next((imports[d] for d in (domain, node.domain, "ai.onnx") if d in imports), 0)
-    common = NodeForm(
+    return NodeForm(
         domain,
         node.op_type,
         node_name(node),
-        call=call,
-        inside=inside,
         declared=domain in imports or (domain == "" and "ai.onnx" in imports),
         known=version > 0 and is_standard(node.op_type, version, domain),
         opset=version,
+        **where,
+        **_details(node, domain),
     )
-    values = [*node.inputs, None, None, None, None]
+
+
+def _details(node: ir.Node, domain: str) -> dict[str, Any]:
+    """Return the attributes of the form of a node that only some operators have."""
     if node.op_type in _PAIR:
-        return _pair(node, common)
+        return _pair(node, domain)
     if node.op_type == "MatMulNBits":
-        return replace(common, bits=node.attributes.get_int("bits", 4) or 4)
+        return {"bits": node.attributes.get_int("bits", 4) or 4}
     if node.op_type in ("Quant", "IntQuant"):
-        return replace(
-            common,
-            weight=_is_constant(values[0]),
-            offset=_may_be_set(values[2]),
-            bits=_width(values[3]),
-        )
-    return common
+        x, _, zero_point, bits = inputs_of(node, 4)
+        return {
+            "weight": _is_constant(x),
+            "offset": _may_be_set(zero_point),
+            "bits": _width(bits),
+        }
+    return {}
 
 
-def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
+def _pair(node: ir.Node, domain: str) -> dict[str, Any]:
     x, scale, zero_point = inputs_of(node, 3)
     block = node.attributes.get_int("block_size", 0) or 0
     granularity = Granularity.TENSOR
@@ -130,17 +130,16 @@ def _pair(node: ir.Node, common: NodeForm) -> NodeForm:
         granularity = Granularity.AXIS
     codes = type_of_codes(node)
     since = max(QDQ_SINCE.get(codes, 0), _OPSET_OF_BLOCKS if block else 0)
-    return replace(
-        common,
-        codes=codes,
-        scale=_scale_type(scale),
-        granularity=granularity,
-        block=block,
-        weight=_is_constant(x),
-        offset=_may_be_set(zero_point),
-        readers=frozenset(_readers(node)),
-        since=0 if common.domain else since,
-    )
+    return {
+        "codes": codes,
+        "scale": _scale_type(scale),
+        "granularity": granularity,
+        "block": block,
+        "weight": _is_constant(x),
+        "offset": _may_be_set(zero_point),
+        "readers": frozenset(_readers(node)),
+        "since": 0 if domain else since,
+    }
 
 
 def type_of_codes(node: ir.Node) -> str:

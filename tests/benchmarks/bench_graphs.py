@@ -11,6 +11,7 @@ collection included; beside it stands what ``onnx_ir`` needs to load and save th
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+
+import qgraph.cli
+import qgraph.transforms
 
 QONNX_DOMAIN = "qonnx.custom_op.general"
 FEW = (0.5, 0.25, 0.1, 0.0625, 0.03, 0.02, 0.0078125, 0.005)
@@ -194,6 +198,9 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS)[:7])
     parser.add_argument("--repeat", type=int, default=1, help="runs of each job; the least counts")
     options = parser.parse_args()
+    for package in (qgraph, qgraph.cli, qgraph.transforms):
+        # As installing does; a checkout may be one that Python writes no bytecode into.
+        compileall.compile_dir(package.__path__[0], quiet=1)
     print(
         f"{'form':9} {'scal':4} {'nodes':>7} {'job':9} {'ms/node':>8} {'ratio':>7} {'MB':>8} status"
     )

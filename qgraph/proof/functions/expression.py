@@ -39,9 +39,11 @@ _ALL_WHOLE = np.float32(2**23)
 """float32 represents all integers up to this one, and rounds no larger number to one below."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Expr:
     """One operation. A builder creates each only once, so expressions are compared by identity.
+
+    None may be changed. It is not frozen, since that would take several times as long to create.
 
     Attributes:
         op: ``"input"``, ``"constant"``, ``"table"`` or the name of a primitive.

@@ -339,7 +339,7 @@ class Forms:
             if array is not None and array.nbytes <= _LARGEST:
                 # Some operators distinguish stored constants from computed ones.
                 direct = constant_tensor(value) is not None
-                constant = str(array.dtype), array.shape, array.tobytes(), direct
+                constant = array.dtype, array.shape, array.tobytes(), direct
             self._constants[value] = constant
         return constant
 

@@ -146,12 +146,13 @@ def _readers(steps: Sequence[Step], notation: Notation) -> list[Callable[[], Qua
     if len(rounded) == 2:
         return [partial(truncating, plain, *rounded)]
     parts = plain[: rounded[0]], plain[rounded[0]], plain[rounded[0] + 1 :]
-    return [
-        partial(affine, *parts, notation),
-        partial(affine, *parts[:2], _with_product(parts[2]), notation),
-        partial(ranged, *parts, notation),
-        partial(regridded, *parts, steps),
-    ]
+    readers: list[Callable[[], Quantizer]] = [partial(affine, *parts, notation)]
+    if any(is_step(step, "Div") for step in parts[2]):
+        readers.append(partial(affine, *parts[:2], _with_product(parts[2]), notation))
+    readers.append(partial(ranged, *parts, notation))
+    if sum(isinstance(step, Rounded) for step in steps) > 1:
+        readers.append(partial(regridded, *parts))
+    return readers
 
 
 def _scales(steps: Sequence[Step]) -> bool:
@@ -381,12 +382,8 @@ def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating:
     )
 
 
-def regridded(
-    inner: Sequence[Step], rounding: Step, outer: Sequence[Step], steps: Sequence[Step]
-) -> Truncating:
+def regridded(inner: Sequence[Step], rounding: Step, outer: Sequence[Step]) -> Truncating:
     """Read a truncation that removes no bits and does not clamp: rounding to a grid, twice."""
-    if sum(isinstance(step, Rounded) for step in steps) < 2:
-        raise NoForm
     doubled = [*inner, rounding, ArithmeticStep("Div", ONE), rounding, *outer]
     return truncating(doubled, len(inner), len(inner) + 2)
 

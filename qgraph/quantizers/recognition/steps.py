@@ -57,9 +57,9 @@ class Notation:
     codes: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _WithConstant:
-    """An operator with a constant."""
+    """An operator with a constant; not frozen, since very many are created."""
 
     name: str
     value: Array
