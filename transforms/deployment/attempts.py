@@ -130,6 +130,7 @@ def best_form(
             )
             obstacle = obstacle or _obstacle(failing)
             near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
+            near |= _layers_before(plain, {region.reference_value for region in failing})
             touched = set(map(escaped, near))
             more = [name for name in names if name in touched and name not in left]
             if not more:
@@ -144,6 +145,22 @@ def best_form(
         f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
         f"{where}: {first.reason or 'beyond the limit'}",
     )
+
+
+def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
+    """Return the layers whose results reach some values through other operators."""
+    pending = [value for node in model.nodes() for value in node.outputs if value.name in ends]
+    names = set[str]()
+    reached = set(pending)
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node.op_type in LAYERS:
+            names.add(label(node))
+        elif node is not None:
+            further = {value for value in node.inputs if value is not None} - reached
+            reached |= further
+            pending += further
+    return names
 
 
 def _quantized(reference: Model, regions: Sequence[RegionVerdict]) -> list[str]:
