@@ -130,7 +130,11 @@ def _sentence(document: Mapping[str, Any]) -> str:
 def not_loaded(document: Mapping[str, Any]) -> str | None:
     """Return why the target does not load the result; None if nothing is known against it."""
     errors = (f for f in document["findings"] if f["severity"] == "error")
-    return next((f"{f['message']} [{f['id']}]" for f in errors if f["id"] in _NOT_LOADED), None)
+    first = next((each for each in errors if each["id"] in _NOT_LOADED), None)
+    if first is None:
+        return None
+    message = first["message"].removeprefix(f"{document['target']}: ")
+    return f"{message} [{first['id']}]"
 
 
 def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[Section]:

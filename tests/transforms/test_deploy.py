@@ -303,3 +303,28 @@ def test_one_quantizer_beyond_the_limit_costs_no_other():
     (note,) = [note for note in found.notes if "--within" in note]
     assert "'i' is within" in note
     assert len(list(model.nodes("Div"))) == 1  # of the last quantizer alone
+
+
+def test_only_the_layer_before_a_segment_beyond_the_limit_stays():
+    proto = onnx.parser.parse_model("""<ir_version: 10,
+         opset_import: ["": 20, "qonnx.custom_op.general": 1]>
+        net (float[N,4,5,5] x) => (float[N,4,5,5] z)
+        <float s = {0.05}, float p = {0}, float b = {8}, float t = {0.01},
+         float[4] one = {1, 1, 1, 1}, float[4] two = {0.5, 2, 0.7, 1.5},
+         float[4] far = {1000000, 1000000, 1000000, 1000000}> {
+            v = qonnx.custom_op.general.Quant <narrow = 1> (w, t, p, b)
+            d = qonnx.custom_op.general.Quant <signed = 0> (x, s, p, b)
+            [first] m = Conv (d, v)
+            n = BatchNormalization (m, two, one, one, two)
+            e = qonnx.custom_op.general.Quant <signed = 0> (n, s, p, b)
+            [second] k = Conv (e, v)
+            l = BatchNormalization (k, two, far, one, two)
+            z = qonnx.custom_op.general.Quant <signed = 0> (l, s, p, b)
+        }""")
+    weights = np.random.default_rng(0).normal(0, 0.4, (4, 4, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    kernels = {layer.node: layer.kernel for layer in found.layers}
+    assert kernels == {"first": "QLinearConv", "second": None}
+    assert len(list(model.nodes("BatchNormalization"))) == 1
