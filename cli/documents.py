@@ -18,7 +18,11 @@ View = Callable[[Mapping[str, Any]], Page | Iterable[Section]]
 
 
 def show_document(
-    talk: Talk, document: Mapping[str, Any], view: View, models: Sequence[object] = ()
+    talk: Talk,
+    document: Mapping[str, Any],
+    view: View,
+    models: Sequence[object] = (),
+    inputs: Sequence[str] = (),
 ) -> None:
     """Print the result of a command.
 
@@ -27,6 +31,7 @@ def show_document(
         document: the result in JSON.
         view: makes a page or its sections of it.
         models: files that the command was given, for the advice on what to do next.
+        inputs: options with which the command got its inputs, for the advice too.
     """
     if talk.form == "json":
         show(json_text(dict(document)).rstrip())
@@ -41,7 +46,7 @@ def show_document(
     else:
         show_sections(talk, sections)
     named = {"command": click.get_current_context().info_name} | dict(document)
-    advice = None if page is not None and page.closing else next_step(named, models)
+    advice = None if page is not None and page.closing else next_step(named, models, inputs)
     if advice is not None:
         talk.note(f"next: {advice}")
 

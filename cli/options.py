@@ -270,6 +270,23 @@ class InputOptions:
     batch: int | None
     probes: int = 0
 
+    @property
+    def words(self) -> list[str]:
+        """The options as words of a command line."""
+        words = [word for name, file in self.files.items() for word in ("-i", f"{name}={file}")]
+        for name, sizes in self.shapes.items():
+            words += ["--shape", f"{name}:{','.join(map(str, sizes))}"]
+        numbers = {
+            "--inputs": self.bundle,
+            "--random": self.random,
+            "--seed": self.seed or None,
+            "--batch": self.batch,
+            "--probes": self.probes or None,
+        }
+        for option, value in numbers.items():
+            words += [] if value is None else [option, str(value)]
+        return words
+
 
 def shape_option(text: str) -> Decorator:
     """Return the option for shapes of inputs, which the command gets as ``shapes``.

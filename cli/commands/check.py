@@ -148,7 +148,7 @@ def command(
                 views.write(document, (first, second), outputs, batches)
         if report is not None:
             outputs.write_text(report, json_text(document))
-        show_document(talk, document, page_of, (reference, candidate))
+        show_document(talk, document, page_of, (reference, candidate), inputs.words)
         if witness is not None and result.example is None:
             talk.note(f"no input showed a difference, {witness} was not written")
         elif witness is not None and result.example is not None:

@@ -9,7 +9,13 @@ from typing import Any
 Document = Mapping[str, Any]
 
 
-def next_step(document: Document, models: Sequence[object] = ()) -> str | None:
+_ROUNDING_DB = 30.0
+"""Signal-to-noise ratio of outputs from which on rounding alone may be what differs."""
+
+
+def next_step(
+    document: Document, models: Sequence[object] = (), inputs: Sequence[str] = ()
+) -> str | None:
     """Return the next step after a result, in one line; None if nothing follows from it.
 
     The line is a command, most often with a comment, so that all of it can be pasted.
@@ -17,11 +23,14 @@ def next_step(document: Document, models: Sequence[object] = ()) -> str | None:
     Args:
         document: the JSON document of the result.
         models: the files that the command was given, in their order.
+        inputs: options with which the command got its inputs.
     """
     names = [shlex.quote(str(model)) for model in models]
     command = document.get("command")
     if command in ("convert", "fold", "transform") and len(names) == 2:
         return f"qgraph prove {names[0]} {names[1]}  # whether both are equal for every input"
+    if command == "check" and len(names) == 2:
+        return _after_check(document, *names, "".join(f" {shlex.quote(word)}" for word in inputs))
     if command in _PAIRS and len(names) == 2:
         return _PAIRS[command](document, *names)
     if command in _OTHERS:
@@ -29,10 +38,13 @@ def next_step(document: Document, models: Sequence[object] = ()) -> str | None:
     return None
 
 
-def _after_check(document: Document, first: str, second: str) -> str:
+def _after_check(document: Document, first: str, second: str, inputs: str) -> str:
     if document["verdict"] == "equal":
         return f"qgraph prove {first} {second}  # covers every input, not only these"
-    return f"qgraph reduce {first} {second} -o parts  # the nodes where they begin to differ"
+    ratios = [output["sqnr_db"] for output in document["outputs"] if output["mismatches"]]
+    if all(ratio is not None and ratio >= _ROUNDING_DB for ratio in ratios):
+        return f"qgraph prove {first} {second} --within 1step  # whether only rounding differs"
+    return f"qgraph reduce {first} {second} -o parts{inputs}  # the nodes that begin to differ"
 
 
 def _after_prove(document: Document, first: str, second: str) -> str:
@@ -82,5 +94,5 @@ def _after_lint(document: Document, model: str) -> str | None:
     return f"qgraph explain {ids[0]}  # what it means and what to do" if ids else None
 
 
-_PAIRS = {"check": _after_check, "prove": _after_prove, "diff": _after_diff, "why": _after_why}
+_PAIRS = {"prove": _after_prove, "diff": _after_diff, "why": _after_why}
 _OTHERS = {"info": _after_info, "run": _after_run, "lint": _after_lint}

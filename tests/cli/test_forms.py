@@ -146,3 +146,27 @@ def test_advice_can_be_pasted():
     words = shlex.split(advice, comments=True)
     assert words == ["qgraph", "plot", "my model.onnx", "--node", node, "-o", "worst.svg"]
     assert next_step({"command": "lock"}) is None
+
+
+def test_a_check_that_fails_leads_on_with_the_same_inputs(qgraph, write):
+    """A large difference is cut out of the models; a small one may be rounding, with a bound."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float[N,2] x) => (float[N,2] y) <float c = {NUMBER}> { y = Mul (x, c) }"""
+    files = [
+        write(text.replace("NUMBER", number), f"{number}.onnx") for number in ("1", "2", "1.001")
+    ]
+    options = ["--random", "2", "--seed", "7", "--shape", "x:3,2", "--probes", "1", "--batch", "3"]
+    for other, words in (
+        (files[1], ["reduce", str(files[0]), str(files[1]), "-o", "parts"]),
+        (files[2], ["prove", str(files[0]), str(files[2]), "--within", "1step"]),
+    ):
+        found = qgraph("check", files[0], other, *options)
+        assert found.status == 1
+        (advice,) = [line for line in found.err.splitlines() if line.startswith("next: ")]
+        stated = shlex.split(advice.removeprefix("next: "), comments=True)
+        assert stated[: len(words) + 1] == ["qgraph", *words]
+        given = stated[len(words) + 1 :]
+        pairs = set(zip(options[::2], options[1::2], strict=True))
+        assert set(zip(given[::2], given[1::2], strict=True)) == (
+            pairs if "reduce" in words else set()
+        )
