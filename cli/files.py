@@ -218,7 +218,7 @@ def view_options(*kinds: str) -> options.Decorator:
 
 
 def some_batches(
-    model: Model, arrays: Mapping[str, Any] | None, inputs: options.InputOptions
+    model: Model, arrays: Mapping[str, Any] | None, inputs: inputs_.InputOptions
 ) -> list[Mapping[str, Any]]:
     """Return the first of the batches that a command runs a model on, to count codes in.
 

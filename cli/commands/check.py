@@ -23,8 +23,8 @@ Limits = Sequence[tuple[str | None, float]]
 
 @click.command(name="check")
 @pairs_of_models
-@options.input_options
-@options.probes_option
+@inputs_.input_options
+@inputs_.probes_option
 @options.limit_option("--atol", "Maximum absolute difference.")
 @options.limit_option("--rtol", "Maximum difference relative to REFERENCE.")
 @options.limit_option("--max-steps", "Maximum difference in quantization steps.")
@@ -67,7 +67,7 @@ def command(
     talk: Talk,
     reference: Path,
     candidate: Path,
-    inputs: options.InputOptions,
+    inputs: inputs_.InputOptions,
     atol: Limits,
     rtol: Limits,
     max_steps: Limits,

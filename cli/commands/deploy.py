@@ -150,7 +150,7 @@ def command(
         option = "--measure" if measure else "--tune"
         raise click.UsageError(f"{target} cannot be run here, so leave {option} out.")
     sizes = dict(shapes)
-    data = options.InputOptions({}, inputs, None, 0, {}, None)
+    data = inputs_.InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
         raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
     written = None if dry_run or explain else out

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @options.report_option
 @fix_options
 @view_options("html", "sarif", "markdown", "junit")
-@options.input_options
+@inputs_.input_options
 @options.talk_options
 @click.pass_obj
 def command(
@@ -42,7 +42,7 @@ def command(
     fixing: FixOptions,
     report: Path | None,
     views: Views,
-    inputs: options.InputOptions,
+    inputs: inputs_.InputOptions,
 ) -> int:
     """Find known traps in quantized models; MODEL may be a folder.
 
@@ -113,7 +113,7 @@ def command(
     return DIFFERENT if lint.fails(results) else 0
 
 
-def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: options.InputOptions) -> LintReport:
+def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: inputs_.InputOptions) -> LintReport:
     from qgraph.lint.engine import lint as find
     from qgraph.model import load
 
@@ -127,7 +127,7 @@ def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: options.InputOpti
     )
 
 
-def _batches(talk: Talk, model: Model, inputs: options.InputOptions) -> Iterable[Any]:
+def _batches(talk: Talk, model: Model, inputs: inputs_.InputOptions) -> Iterable[Any]:
     """Return the batches that the user asked for; none if nothing was said of inputs."""
     from qgraph.cli import arrays
     from qgraph.execution.prepare import Batches, RandomBatches

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     required=True,
     help="Folder for both parts and their inputs.",
 )
-@options.input_options
-@options.probes_option
+@inputs_.input_options
+@inputs_.probes_option
 @options.backend_option
 @options.timeout_option
 @options.talk_options
@@ -43,7 +43,7 @@ def command(
     reference: Path,
     candidate: Path,
     folder: Path,
-    inputs: options.InputOptions,
+    inputs: inputs_.InputOptions,
     backend: str,
 ) -> int:
     """Cut two models down to the nodes where they begin to differ.

@@ -17,7 +17,7 @@ from qgraph.cli.progress import ProgressBar
 
 @click.command(name="run")
 @options.model_argument
-@options.input_options
+@inputs_.input_options
 @click.option(
     "-o",
     "--output",
@@ -49,7 +49,7 @@ from qgraph.cli.progress import ProgressBar
 def command(
     talk: Talk,
     model: Path,
-    inputs: options.InputOptions,
+    inputs: inputs_.InputOptions,
     out: Path | None,
     backend: str,
     taps: tuple[str, ...],

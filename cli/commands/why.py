@@ -20,7 +20,7 @@ from qgraph.cli.progress import ProgressBar
 @click.command(name="why")
 @click.argument("reference", type=options.file_path)
 @click.argument("candidate", type=options.file_path)
-@options.input_options
+@inputs_.input_options
 @options.labels_option
 @options.metric_option
 @options.backend_option
@@ -35,7 +35,7 @@ def command(
     talk: Talk,
     reference: Path,
     candidate: Path,
-    inputs: options.InputOptions,
+    inputs: inputs_.InputOptions,
     labels: str | None,
     metric: str,
     backend: str,
