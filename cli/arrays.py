@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgraph.cli.options import InputOptions
+from qgraph.cli.inputs import InputOptions
 from qgraph.cli.output import Talk
 from qgraph.errors import ExecutionError, unexpected
 from qgraph.graph.tensors import FileRows, read_rows

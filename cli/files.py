@@ -14,6 +14,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.documents import show_document
+from qgraph.cli.inputs import InputOptions
 from qgraph.cli.output import Talk, flush_results
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, StrPath
 
@@ -218,7 +219,7 @@ def view_options(*kinds: str) -> options.Decorator:
 
 
 def some_batches(
-    model: Model, arrays: Mapping[str, Any] | None, inputs: inputs_.InputOptions
+    model: Model, arrays: Mapping[str, Any] | None, inputs: InputOptions
 ) -> list[Mapping[str, Any]]:
     """Return the first of the batches that a command runs a model on, to count codes in.
 

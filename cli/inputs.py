@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from qgraph.cli import options
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,24 @@ def _inputs(
     batch: int | None,
     probes: int = 0,
 ) -> InputOptions:
-    options = {"--random": random, "--seed": seed, "--shape": shapes or None}
-    chosen = [name for name, value in options.items() if value is not None]
+    of_random = {"--random": random, "--seed": seed, "--shape": shapes or None}
+    chosen = [name for name, value in of_random.items() if value is not None]
     if (files or bundle) and chosen:
         raise click.UsageError(
             f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
         )
-    arrays, sizes = options._once("-i", files), options._once("--shape", shapes)
+    arrays, sizes = _once("-i", files), _once("--shape", shapes)
     return InputOptions(arrays, bundle, random, seed or 0, sizes, batch, probes)
+
+
+def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:
+    """Return the values of an option by their names, each of which may occur once."""
+    named: dict[str, T] = {}
+    for name, value in pairs:
+        if name in named:
+            raise click.UsageError(f"{option} names {name!r} twice, expected once.")
+        named[name] = value
+    return named
 
 
 input_options = options.gathered(

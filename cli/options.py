@@ -299,12 +299,3 @@ opset_option = click.option(
 def limit_option(name: str, text: str) -> Callable[[F], F]:
     """Return the option of a tolerance, which the command gets as pairs of name and number."""
     return click.option(name, type=limit, metavar="[NAME:]NUMBER", multiple=True, help=text)
-
-
-def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:
-    named: dict[str, T] = {}
-    for name, value in pairs:
-        if name in named:
-            raise click.UsageError(f"{option} names {name!r} twice, expected once.")
-        named[name] = value
-    return named

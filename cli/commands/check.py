@@ -14,6 +14,7 @@ from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, some_batches, view_options
+from qgraph.cli.inputs import InputOptions, input_options, probes_option
 from qgraph.cli.output import Talk
 from qgraph.cli.pairs import pairs_of_models
 from qgraph.cli.progress import ProgressBar
@@ -23,8 +24,8 @@ Limits = Sequence[tuple[str | None, float]]
 
 @click.command(name="check")
 @pairs_of_models
-@inputs_.input_options
-@inputs_.probes_option
+@input_options
+@probes_option
 @options.limit_option("--atol", "Maximum absolute difference.")
 @options.limit_option("--rtol", "Maximum difference relative to REFERENCE.")
 @options.limit_option("--max-steps", "Maximum difference in quantization steps.")
@@ -67,7 +68,7 @@ def command(
     talk: Talk,
     reference: Path,
     candidate: Path,
-    inputs: inputs_.InputOptions,
+    inputs: InputOptions,
     atol: Limits,
     rtol: Limits,
     max_steps: Limits,

@@ -11,6 +11,7 @@ from qgraph.cli import completion, options
 from qgraph.cli.bounding import named_range
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.inputs import InputOptions
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
 from qgraph.cli.several import output_folder, several_models
@@ -150,7 +151,7 @@ def command(
         option = "--measure" if measure else "--tune"
         raise click.UsageError(f"{target} cannot be run here, so leave {option} out.")
     sizes = dict(shapes)
-    data = inputs_.InputOptions({}, inputs, None, 0, {}, None)
+    data = InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
         raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
     written = None if dry_run or explain else out

@@ -15,6 +15,7 @@ from qgraph.cli.documents import show_document
 from qgraph.cli.failures import DIFFERENT, UNUSABLE, print_failure
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.found import found_models
+from qgraph.cli.inputs import InputOptions, input_options
 from qgraph.cli.linting import FixOptions, LintOptions, fix_options, lint_options
 from qgraph.cli.output import Talk
 from qgraph.cli.progress import ProgressBar
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @options.report_option
 @fix_options
 @view_options("html", "sarif", "markdown", "junit")
-@inputs_.input_options
+@input_options
 @options.talk_options
 @click.pass_obj
 def command(
@@ -42,7 +43,7 @@ def command(
     fixing: FixOptions,
     report: Path | None,
     views: Views,
-    inputs: inputs_.InputOptions,
+    inputs: InputOptions,
 ) -> int:
     """Find known traps in quantized models; MODEL may be a folder.
 
@@ -113,7 +114,7 @@ def command(
     return DIFFERENT if lint.fails(results) else 0
 
 
-def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: inputs_.InputOptions) -> LintReport:
+def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: InputOptions) -> LintReport:
     from qgraph.lint.engine import lint as find
     from qgraph.model import load
 
@@ -127,7 +128,7 @@ def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: inputs_.InputOpti
     )
 
 
-def _batches(talk: Talk, model: Model, inputs: inputs_.InputOptions) -> Iterable[Any]:
+def _batches(talk: Talk, model: Model, inputs: InputOptions) -> Iterable[Any]:
     """Return the batches that the user asked for; none if nothing was said of inputs."""
     from qgraph.cli import arrays
     from qgraph.execution.prepare import Batches, RandomBatches

@@ -11,6 +11,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import planned, protect_models
+from qgraph.cli.inputs import InputOptions, input_options, probes_option
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
 from qgraph.effort import is_over
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     required=True,
     help="Folder for both parts and their inputs.",
 )
-@inputs_.input_options
-@inputs_.probes_option
+@input_options
+@probes_option
 @options.backend_option
 @options.timeout_option
 @options.talk_options
@@ -43,7 +44,7 @@ def command(
     reference: Path,
     candidate: Path,
     folder: Path,
-    inputs: inputs_.InputOptions,
+    inputs: InputOptions,
     backend: str,
 ) -> int:
     """Cut two models down to the nodes where they begin to differ.

@@ -11,13 +11,14 @@ import click
 from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.inputs import InputOptions, input_options
 from qgraph.cli.output import Talk
 from qgraph.cli.progress import ProgressBar
 
 
 @click.command(name="run")
 @options.model_argument
-@inputs_.input_options
+@input_options
 @click.option(
     "-o",
     "--output",
@@ -49,7 +50,7 @@ from qgraph.cli.progress import ProgressBar
 def command(
     talk: Talk,
     model: Path,
-    inputs: inputs_.InputOptions,
+    inputs: InputOptions,
     out: Path | None,
     backend: str,
     taps: tuple[str, ...],

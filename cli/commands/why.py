@@ -13,6 +13,7 @@ from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
 from qgraph.cli.failures import UNDECIDED
 from qgraph.cli.files import Views, deliver, planned, view_options
+from qgraph.cli.inputs import InputOptions, input_options
 from qgraph.cli.output import Talk
 from qgraph.cli.progress import ProgressBar
 
@@ -20,7 +21,7 @@ from qgraph.cli.progress import ProgressBar
 @click.command(name="why")
 @click.argument("reference", type=options.file_path)
 @click.argument("candidate", type=options.file_path)
-@inputs_.input_options
+@input_options
 @options.labels_option
 @options.metric_option
 @options.backend_option
@@ -35,7 +36,7 @@ def command(
     talk: Talk,
     reference: Path,
     candidate: Path,
-    inputs: inputs_.InputOptions,
+    inputs: InputOptions,
     labels: str | None,
     metric: str,
     backend: str,

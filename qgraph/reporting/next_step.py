@@ -30,7 +30,8 @@ def next_step(
     if command in ("convert", "fold", "transform") and len(names) == 2:
         return f"qgraph prove {names[0]} {names[1]}  # whether both are equal for every input"
     if command == "check" and len(names) == 2:
-        return _after_check(document, *names, "".join(f" {shlex.quote(word)}" for word in inputs))
+        given = "".join(f" {shlex.quote(word)}" for word in inputs)
+        return _after_check(document, names[0], names[1], given)
     if command in _PAIRS and len(names) == 2:
         return _PAIRS[command](document, *names)
     if command in _OTHERS:
