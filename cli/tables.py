@@ -40,12 +40,13 @@ def show_table(table: Table, talk: Talk | None = None) -> None:
         table = table.gathered()
         hidden = max(len(table.rows) - (table.most or 0), 0)
         table.rows = table.rows[: table.most]
-    rows = [[Cell(_in_line(cell.text), cell.tone) for cell in row] for row in table.rows]
     columns, kept = table.columns, table.shown
     if sys.stdout.isatty() and not (talk is not None and talk.wide):
+        rows = [[Cell(_in_line(cell.text), cell.tone) for cell in row] for row in table.rows]
         _show_fitted(columns, rows, kept)
     else:
-        _show_plain([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+        texts = [[_in_line(row[i].text) for i in kept] for row in table.rows]
+        _show_plain([columns[i] for i in kept], texts)
     if hidden:
         show(f"and {hidden} more; -v shows all")
 
@@ -191,9 +192,8 @@ def _fitted(
     return widths
 
 
-def _show_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    lines = [[column.name for column in columns]]
-    lines += [[cell.text for cell in row] for row in rows]
+def _show_plain(columns: Sequence[Column], rows: Sequence[list[str]]) -> None:
+    lines = [[column.name for column in columns], *rows]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     for line in lines:
         parts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -93,7 +93,10 @@ class Overview(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``qgraph info --json`` prints."""
-        return asdict(self) | {"dialects": self.dialects}
+        # They may be many, and nothing in one of them can change.
+        quantizers = [dict(vars(each)) for each in self.quantizers]
+        rest = asdict(replace(self, quantizers=[]))
+        return rest | {"quantizers": quantizers, "dialects": self.dialects}
 
 
 def overview(model: ir.Model) -> Overview:
