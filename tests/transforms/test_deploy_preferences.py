@@ -137,6 +137,28 @@ def test_weights_that_are_decoded_in_each_run_become_floats(kind, prefer, quanti
     assert again.identity() == model.identity()
 
 
+def test_a_layer_whose_weights_become_floats_keeps_its_reason():
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,3,4,4] x) => (float[N,2,2,2] y, float[N,2,2,2] z)
+        <float s = {0.05}, uint8 u = {128}, float t = {0.01}> {
+            q = QuantizeLinear (x, s, u)
+            d = DequantizeLinear (q, s, u)
+            f = DequantizeLinear (w, t)
+            [coded] m = Conv (d, f)
+            p = QuantizeLinear (m, s, u)
+            z = DequantizeLinear (p, s, u)
+            g = DequantizeLinear (w, t)
+            [last] y = Conv (d, g)
+        }""")
+    codes = np.random.default_rng(0).integers(-8, 8, (2, 3, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = qgraph.load(proto)
+    (layer,) = qgraph.deploy(model, "onnxruntime-cpu").left
+    (last,) = [node for node in model.nodes("Conv") if node.name == "last"]
+    assert np.array_equal(last.inputs[1].const_value.numpy(), codes * np.float32(0.01))
+    assert (layer.node, layer.reason) == ("last", "no quantizer behind Conv")
+
+
 def four_bits(network: Path) -> Path:
     proto = onnx.load(network)
     (weights,) = [each for each in proto.graph.initializer if each.name == "w"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
@@ -16,9 +16,9 @@ from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
-from qgraph.reports import Report
+from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
@@ -60,11 +60,13 @@ class Attempt:
         model: the result.
         report: of the passes.
         certificate: how equal the result is to the input.
+        decoded: what layers were before their weights became floats, by name.
     """
 
     model: Model
     report: Report
     certificate: Certificate
+    decoded: Mapping[str, QuantizedLayer] = field(default_factory=dict)
 
     @property
     def failing(self) -> list[RegionVerdict]:
@@ -116,9 +118,8 @@ def best_form(
             tried.append(steps)
             model = reference.clone()
             report = model.apply(*steps)
-            if packed is None:
-                decode_weights(model, profile, report)
-            attempt = Attempt(model, report, proved(reference, model, request))
+            decoded = {} if packed is not None else decode_weights(model, profile, report)
+            attempt = Attempt(model, report, proved(reference, model, request), decoded)
             failing = attempt.failing
             if not failing:
                 report.notes += [] if obstacle is None else [obstacle]
@@ -218,9 +219,11 @@ def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note
     Weights that the target would decode in each run are floats.
     """
     attempt = unchanged(reference, request, note)
-    if not decode_weights(attempt.model, profile, attempt.report):
+    decoded = decode_weights(attempt.model, profile, attempt.report)
+    if not attempt.report.count(SiteStatus.CHANGED):
         return attempt
-    return replace(attempt, certificate=proved(reference, attempt.model, request))
+    certificate = proved(reference, attempt.model, request)
+    return replace(attempt, certificate=certificate, decoded=decoded)
 
 
 def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:

@@ -9,7 +9,7 @@ from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.reports import Report
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import escaped
 from qgraph.transforms.deployment.forms import has_kernel
@@ -20,7 +20,7 @@ _BETWEEN = frozenset({"Add", "Clip", "Identity", "Relu"})
 """Operators between a layer and a quantizer that runtimes join with the layer."""
 
 
-def decode_weights(model: Model, profile: Profile, report: Report) -> bool:
+def decode_weights(model: Model, profile: Profile, report: Report) -> dict[str, QuantizedLayer]:
     """Decode the weights of layers in float that were measured to be slower on stored codes.
 
     Args:
@@ -29,16 +29,8 @@ def decode_weights(model: Model, profile: Profile, report: Report) -> bool:
         report: gets what was done.
 
     Returns:
-        Whether the model was changed.
+        What the quantized layers among them were, by their names.
     """
-    names = _slow_layers(model, profile)
-    if names:
-        report.extend(model.apply(FoldConstants(layers="|".join(map(escaped, names)))))
-    return bool(names)
-
-
-def _slow_layers(model: Model, profile: Profile) -> list[str]:
-    """Return the layers whose weights are to be decoded."""
     slow = {
         (name, codes)
         for row in profile.storage
@@ -46,14 +38,17 @@ def _slow_layers(model: Model, profile: Profile) -> list[str]:
         for name in row.operators
         for codes in row.codes
     }
-    layers = list(quantized_layers(model.ir)) if slow else []
-    taken = {layer.node for layer in layers if has_kernel(layer, profile)}
-    return [
-        label(node)
+    layers = {layer.node: layer for layer in quantized_layers(model.ir)} if slow else {}
+    nodes = [
+        node
         for node in model.nodes(*LAYERS)
-        if layers and node not in taken
+        if layers and not (node in layers and has_kernel(layers[node], profile))
         if (node.op_type, _codes(node)) in slow and not _is_quantized(node.outputs[0], profile)
     ]
+    if nodes:
+        names = "|".join(escaped(label(node)) for node in nodes)
+        report.extend(model.apply(FoldConstants(layers=names)))
+    return {label(node): layers[node].description for node in nodes if node in layers}
 
 
 def _codes(node: ir.Node) -> str | None:

@@ -173,6 +173,8 @@ def listed(
             taken = after[end.description.node]
         elif stayed is not None:
             taken = _Taken(stayed.op_type)
+        elif name in attempt.decoded:
+            taken = _predicted(attempt.decoded[name], profile)
         else:
             taken = _unread(layer.description, profile)
         if taken.kernel is None and name in chosen:

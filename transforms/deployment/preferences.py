@@ -128,7 +128,8 @@ def _leaving(
     model, report = _stored(attempt.model, left)
     whole = replace(attempt.report, sites=[*attempt.report.sites], notes=[*attempt.report.notes])
     whole.extend(report)
-    return Attempt(model, whole, proved(reference, model, request))
+    certificate = proved(reference, model, request)
+    return replace(attempt, model=model, report=whole, certificate=certificate)
 
 
 def _stored(model: Model, names: Collection[str]) -> tuple[Model, Report]:
