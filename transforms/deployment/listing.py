@@ -13,6 +13,8 @@ from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import ExecutedGraph, executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.sites import sites
 from qgraph.reasons import OTHER, ExplainedReason, id_of
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
@@ -24,6 +26,7 @@ from qgraph.transforms.deployment.attempts import Attempt
 from qgraph.transforms.deployment.forms import Left
 from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
+from qgraph.transforms.deployment.unquantized import unquantized
 from qgraph.transforms.drafts.choice import label
 
 KERNELS = (
@@ -147,7 +150,9 @@ def listed(
     result = attempt.model if attempt.report.count(SiteStatus.CHANGED) else reference
     plain = reference.clone()
     plain.apply(as_pairs())
-    layers = list(quantized_layers(plain.ir))
+    read = [site for site in sites(plain.ir) if isinstance(site, Site)]
+    layers = list(quantized_layers(plain.ir, read))
+    floats = unquantized(plain, read, {layer.description.node for layer in layers})
     ends = paired_layers(layers, list(quantized_layers(attempt.model.ir)))
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes: list[str] = []
@@ -198,6 +203,7 @@ def listed(
             if each.needed is not None and (not each.kernels or {*each.kernels} & {*kinds})
         },
         [*notes, *(n for n in attempt.report.notes if not n.startswith(ABOUT_RUNTIME))],
+        unquantized=floats,
     )
 
 

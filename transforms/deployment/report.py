@@ -13,6 +13,7 @@ from qgraph.errors import OptionError, meant, shown
 from qgraph.lint.engine import LintFinding
 from qgraph.transforms.deployment.accuracy import Accuracy
 from qgraph.transforms.deployment.tuning import Tuning
+from qgraph.transforms.deployment.unquantized import unquantized_note
 from qgraph.version import head
 
 
@@ -68,6 +69,7 @@ class Deployment(Displayed):
         measured: times; None if not measured.
         findings: warnings and errors of lint in the result, mostly about what the target changes
             silently; layers that are left in float are not repeated.
+        unquantized: the convolutions and matrix products that are no quantized layers, and why.
     """
 
     target: str
@@ -84,6 +86,7 @@ class Deployment(Displayed):
     tuning: Tuning | None = None
     measured: Mapping[str, Any] | None = None
     findings: Sequence[LintFinding] = ()
+    unquantized: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -98,6 +101,8 @@ class Deployment(Displayed):
             OptionError: no quantized layer has this name.
         """
         names = [layer.node for layer in self.layers]
+        if name in self.unquantized:
+            return [f"{name!r} is not quantized, so it runs in float: {self.unquantized[name]}."]
         if name not in names:
             labels = ", ".join(names) or "none"
             raise OptionError(
@@ -149,7 +154,7 @@ class Deployment(Displayed):
             },
             "conditions": list(self.certificate.conditions),
             "session_options": dict(self.session_options),
-            "notes": list(self.notes),
+            "notes": [*self.notes, *filter(None, [unquantized_note(self.unquantized)])],
             "accuracy": None if self.accuracy is None else self.accuracy.to_json(),
             "tuning": None if self.tuning is None else self.tuning.to_json(),
             "measured": None if self.measured is None else dict(self.measured),

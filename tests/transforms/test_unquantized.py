@@ -1,0 +1,57 @@
+"""A deployment names the products that are no quantized layers, and says why."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from qgraph.errors import OptionError
+from qgraph.transforms.deployment.deploy import deploy
+
+TEXT = """<ir_version: 10, opset_import: ["": 21]>
+net (float[2,4] x, float[4,4] v) => (float[2,4] y, float[2,4] t)
+<float s = {0.5}, uint8 z = {0}, uint16 z16 = {0}, int8[4,4] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1,
+ 2, 3, 4, 5, 6}, float[4,4] u = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> {
+    c = QuantizeLinear (x, s, z)
+    d = DequantizeLinear (c, s, z)
+    e = DequantizeLinear (w, s)
+    [coded] g = MatMul (d, e)
+    h = Relu (g)
+    i = Identity (h)
+    [behind] j = MatMul (i, e)
+    [plain] k = MatMul (d, u)
+    [fed] l = MatMul (d, v)
+    m = QuantizeLinear (j, s, z16)
+    n = DequantizeLinear (m, s, z16)
+    [wide] o = MatMul (n, e)
+    y = Add (k, l)
+    t = Add (o, y)
+}"""
+
+
+@pytest.fixture(scope="module")
+def deployment():
+    return deploy(ir.from_onnx_text(TEXT), "tensorrt")
+
+
+def test_each_product_without_codes_has_a_reason(deployment):
+    assert [layer.node for layer in deployment.layers] == ["coded"]
+    assert deployment.unquantized == {
+        "behind": "no quantizer between Relu and it",
+        "plain": "its weights have no quantizer",
+        "fed": "no quantizer between input 'v' and it",
+        "wide": "its codes are not of 8 bits or fewer",
+    }
+    assert deployment.to_json()["notes"][-1] == (
+        "not quantized, so in float and not listed: behind (no quantizer between Relu and it); "
+        "plain (its weights have no quantizer); fed (no quantizer between input 'v' and it); "
+        "and 1 more"
+    )
+
+
+def test_such_a_product_is_explained(deployment):
+    assert deployment.explained("plain") == [
+        "'plain' is not quantized, so it runs in float: its weights have no quantizer."
+    ]
+    with pytest.raises(OptionError, match="expected one of coded"):
+        deployment.explained("nothing")
