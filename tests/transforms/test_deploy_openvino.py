@@ -174,3 +174,29 @@ def test_signed_codes_that_a_concat_joins_become_unsigned(between, tmp_path):
     once = model.to_proto()
     qgraph.deploy(model, "openvino-cpu")
     assert model.to_proto() == once
+
+
+def test_forms_are_not_tried_that_cannot_mend_a_missing_size(monkeypatch):
+    from qgraph.transforms.deployment import attempts
+
+    verdicts, proved = [], attempts.proved
+
+    def counted(*models):
+        certificate = proved(*models)
+        verdicts.append(certificate.verdict)
+        return certificate
+
+    monkeypatch.setattr(attempts, "proved", counted)
+    found = qgraph.deploy(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[N,8,K] x, float[N,K,4] v) => (float[N,8,4] y)
+        <float s = {0.05}, uint8 u = {128}> {
+            q = QuantizeLinear (x, s, u)
+            p = QuantizeLinear (v, s, u)
+            m = QLinearMatMul (q, s, u, p, s, u, s, u)
+            y = DequantizeLinear (m, s, u)
+        }"""),
+        "openvino-cpu",
+    )
+    assert [layer.reason_id for layer in found.left] == ["QG210"]
+    assert sum(verdict == "undecided" for verdict in verdicts) == 2

@@ -16,6 +16,7 @@ from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
+from qgraph.reasons import AT_RUN_TIME, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.layer import LAYERS, QuantizedLayer
@@ -86,9 +87,9 @@ def best_form(
     """Return the first form that is within the limits.
 
     First all passes are applied, then all but those that change which layers correspond, then the
-    exact ones alone. If regions exceed the limits, their layers and quantizers are left as they
-    were, and the passes run again. If nothing is within the limits, the model is unchanged, and a
-    note says why.
+    exact ones alone; these at once where only sizes are missing, which no pass changes. If regions
+    exceed the limits, their layers and quantizers are left as they were, and the passes run again.
+    If nothing is within the limits, the model is unchanged, and a note says why.
 
     Args:
         reference: the input.
@@ -104,7 +105,10 @@ def best_form(
     tried: list[list[Transform]] = []
     obstacle: str | None = None
     exact: dict[tuple[str, ...], list[str]] = {}
+    is_open = False
     for without, is_exact in _PLANS:
+        if is_open and without != _WITHOUT[-1]:
+            continue
         left = list(kept)
         while True:
             kept_values = exact.get(without, []) if is_exact else []
@@ -130,6 +134,9 @@ def best_form(
                 f"{len(attempt.certificate.regions)} segments were decided"
             )
             obstacle = obstacle or _obstacle(failing)
+            is_open = all(id_of(region.reason) == AT_RUN_TIME.id for region in failing)
+            if is_open:
+                break
             near = {name for r in failing for name in (*r.reference_nodes, *r.candidate_nodes)}
             near |= _layers_before(plain, {region.reference_value for region in failing})
             touched = set(map(escaped, near))
