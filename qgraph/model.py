@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -33,6 +35,8 @@ from qgraph.storage.reading import files_of
 if TYPE_CHECKING:
     from qgraph.execution.prepare import Prepared
 
+
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 ARRAYS = "arrays by the names of inputs, such as {'x': x} or dict(numpy.load('data.npz'))"
 """What inputs of a model are."""
@@ -240,6 +244,7 @@ class Model(Displayed):
             changed, visited = report.count(SiteStatus.CHANGED), len(report.sites)
             done = f"{changed} of {visited} quantizers and nodes were changed, and "
             require_time(f"{done * bool(visited)}{number} of {len(steps)} passes were run")
+        _warn_of_opset(steps, draft, report)
         check_names(draft)
         report.weight_bytes_after = storage.weight_bytes(draft)
         self._ir = draft
@@ -276,6 +281,20 @@ class Model(Displayed):
         unseen = not self._lent
         executor = self._prepared.executor(self._ir, backend, standardize, unseen=unseen)
         return executor.run(inputs, taps=taps)
+
+
+def _warn_of_opset(
+    steps: Sequence[onnx_ir.passes.PassBase], model: onnx_ir.Model, report: Report
+) -> None:
+    """Warn if passes were given an opset that the result is above, and nothing else says so."""
+    asked = [opset for step in steps if (opset := getattr(step, "opset", None)) is not None]
+    present = model.opset_imports.get("", 0)
+    if asked and max(asked) < present and not report.notes:
+        _warn_once(
+            f"opset={max(asked)} limits what is written, and does not lower the model's opset "
+            f"{present}; for ONNX Runtime -p raise-microsoft{{opset={max(asked)}}} does, where all "
+            "nodes exist there"
+        )
 
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model

@@ -219,13 +219,6 @@ class Transform(ir.passes.InPlacePass):
                 weights = "1 weight" if more == 1 else f"{more} weights"
                 reason = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA).reason
                 report.notes.append(f"{ABOUT_RUNTIME}{reason} ({weights})")
-        asked, present = getattr(self, "opset", None), model.opset_imports.get("", 0)
-        if asked is not None and asked < present and not report.notes:
-            _warn_once(
-                f"opset={asked} limits what is written, and does not lower the model's opset "
-                f"{present}; for ONNX Runtime -p raise-microsoft{{opset={asked}}} does, where all "
-                "nodes exist there"
-            )
         return TransformResult(model, report.modified, report.under(self.name))
 
 
@@ -237,7 +230,6 @@ def _coded_products(model: Model) -> int:
 
 
 logger = logging.getLogger(__name__)
-_warn_once = functools.cache(logger.warning)
 
 TRANSFORMS: Registry[type[Transform]] = Registry("pass", "qgraph.transforms", "passes")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
 import qgraph
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx"
 
 NARROW = """<ir_version: 8, opset_import: ["": 17]>
     net (float[N,2,6,6] x) => (float[N,3,4,4] y)
@@ -206,3 +210,17 @@ def test_a_model_of_which_no_layer_fits_is_only_converted_where_it_is_not_taken(
         "Conv",
         "BatchNormalization",
     }
+
+
+def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
+    """TensorRT takes opset 20 at most; the passes in between get this number, not the user."""
+    model = qgraph.load(DIGITS)
+    qgraph.convert(model, to="qdq")
+    assert model.ir.opset_imports[""] == 21
+    qgraph.deploy(model, "tensorrt")
+    assert model.ir.opset_imports[""] == 20
+    assert "limits what is written" not in caplog.text
+    again = qgraph.load(DIGITS)
+    qgraph.convert(again, to="qdq")
+    qgraph.convert(again, to="onnx", opset=20)
+    assert "opset=20 limits what is written" in caplog.text
