@@ -7,6 +7,7 @@ before it rounds them, and the other one behind, the moved codes are the end of 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -30,7 +31,7 @@ from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree
 from qgraph.verify.regions import Equality, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
-from qgraph.verify.seen import check_seen
+from qgraph.verify.seen import are_decoded_alike, check_seen
 from qgraph.verify.shapes import code_range
 from qgraph.verify.traces import FAILURES, Trace, TracedRounding
 
@@ -106,6 +107,7 @@ class BoundCheck:
         self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES, **limited)
         inputs = {b: inputs[a] for a, b in paired.inputs}
         self._other = Trace(sides[1], inputs, self._settled, order, RULES, **limited)
+        self._runs = (sides[0], self._one), (sides[1], self._other)
         claims = [Equality(p, (), False, True) for s in self._exits for p in self._equal_codes(s)]
         self._equal = EqualValues(sides, claims, paired.inputs)
 
@@ -135,11 +137,22 @@ class BoundCheck:
     def _equal_codes(self, segment: _Segment) -> Iterator[Pair]:
         """Yield values that are equal if the codes at the end of a segment are."""
         for one, other in self._compared.get(segment.ends, ()):
-            if one.is_moved or other.is_moved:
-                held = self._one.holding(one.codes), self._other.holding(one.codes)
-                yield from filter(self._is_same, itertools.product(*held))
-            elif not segment.code_shift and agree(*segment.nodes, self._sides):
+            is_moved = one.is_moved or other.is_moved
+            if not (is_moved or segment.code_shift) and agree(*segment.nodes, self._sides):
                 yield segment.ends
+            held = self._one.holding(one.codes), self._other.holding(one.codes)
+            for pair in itertools.product(*held):
+                with contextlib.suppress(*FAILURES):
+                    if self._is_same(pair) if is_moved else self._is_one(segment, pair, one.codes):
+                        yield pair
+
+    def _is_one(self, segment: _Segment, values: Pair, codes: Ideal) -> bool:
+        """Return whether two values are equal for each of the codes of a segment."""
+        limits = self._one.limits_behind(values[0]), self._other.limits_behind(values[1])
+        if limits[0] != limits[1] or self._one.limits_decoded:
+            return False  # codes are those that limits behind leave
+        same = self._is_same(values)
+        return same or are_decoded_alike(codes, segment.ends, values, self._runs)
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""
@@ -223,9 +236,8 @@ class BoundCheck:
         pairs = [s.ends for s in self._exits] + list(self._paired.inputs)
         named = {(str(a.name), str(b.name)): (a, b) for a, b in pairs}
         starts = {name: named[name, other] for name, other in segment.region.entries}
-        runs = (self._sides[0], self._one), (self._sides[1], self._other)
         compared = self._compared.get(segment.ends, [None])
-        check_seen(segment.region.bound.seen, segment.ends, starts, runs, compared[0])
+        check_seen(segment.region.bound.seen, segment.ends, starts, self._runs, compared[0])
 
     def _compare(self, segment: _Segment) -> None:
         """Check that the figures of a bound are at least the recomputed ones."""

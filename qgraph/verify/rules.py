@@ -246,7 +246,10 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
             raise UnsupportedError("an AveragePool that counts its padding")
         if not is_never_empty(node, shape, trusts_ceil=True):
             raise UnsupportedError("a window of an AveragePool may lie in the padding alone")
-        sizes, identity = list(node.attributes.get_ints("kernel_shape", ())), identity_of(node)
+        kernel = list(node.attributes.get_ints("kernel_shape", ()))
+        if is_padded or kernel != sizes:  # others are means of whole images
+            identity = identity_of(node)
+        sizes = list(kernel)
     numbers = [size for size in sizes if isinstance(size, int)]
     if len(numbers) < len(sizes) or varies(x, axes, rank):
         raise UnsupportedError("a mean of data with several scales, or of unknown size")

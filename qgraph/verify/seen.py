@@ -1,4 +1,4 @@
-"""Run both sides of a segment on the codes on which a certificate says that they lie apart."""
+"""Run parts of two models: on codes on which they are said to lie apart, or on all codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Seen
-from qgraph.errors import EquivalenceError, UnsupportedError
+from qgraph.errors import EquivalenceError, ExecutionError, UnsupportedError
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import reached
 from qgraph.numerics import Array, Float64
@@ -21,6 +21,8 @@ from qgraph.verify.traces import Trace, TracedRounding
 
 Run = tuple[Reading, Trace]
 """A model and its functions."""
+
+_MOST_CODES = 1 << 16
 
 
 def check_seen(
@@ -84,6 +86,35 @@ def _codes(meant: Ideal, rounding: TracedRounding, numbers: Float64) -> Float64:
     return np.clip(codes, *rounding.clips)
 
 
+def are_decoded_alike(codes: Ideal, ends: Pair, values: Pair, runs: tuple[Run, Run]) -> bool:
+    """Return whether two values are equal for each code, as both models execute them.
+
+    Args:
+        codes: the codes of both models, as a function.
+        ends: the quantizers that give them.
+        values: what is computed from them.
+        runs: both models.
+    """
+    ((_, basis),) = codes.terms
+    low, high = float(np.min(basis.low)), float(np.max(basis.high))
+    meanings = [run[1].of(value).meant for value, run in zip(values, runs, strict=True)]
+    is_alike = all(m.offset.size == m.terms[0][0].size == 1 for m in meanings)
+    if not (is_alike and high - low < _MOST_CODES):  # channels may be decoded otherwise
+        return False
+    all_codes, results = np.arange(low, high + 1), []
+    for end, value, (side, trace) in zip(ends, values, runs, strict=True):
+        start, node = _decoded(trace, end, all_codes), end.producer()
+        if start.dtype.kind == "f" and node is not None and node.inputs[0] is not None:
+            known = {node.inputs[0]: start}  # a quantizer that decodes gives these codes again
+            meant, again = trace.of(end).meant, _run(side, end, known)
+            if not np.array_equal(np.rint((again - meant.offset) / meant.terms[0][0]), all_codes):
+                return False
+        else:
+            known = {end: start}
+        results.append(_run(side, value, known))
+    return values[0].dtype is values[1].dtype and np.array_equal(results[0], results[1])
+
+
 def _decoded(trace: Trace, value: ir.Value, codes: Float64) -> Array:
     """Return what a value holds for codes."""
     meant, dtype = trace.of(value).meant, value.dtype
@@ -110,5 +141,10 @@ def _run(side: Reading, end: ir.Value, known: Mapping[ir.Value, Array]) -> Float
             constants = {v: side.array(v) for v in node.inputs if v is not None and side.has(v)}
             arrays |= {value: array for value, array in constants.items() if array is not None}
             if not all(value in arrays for value in node.outputs):
-                NodeStep(node, kernel_for(node, side.imports)).run(arrays)
+                try:
+                    NodeStep(node, kernel_for(node, side.imports)).run(arrays)
+                except (ExecutionError, KeyError) as error:
+                    raise UnsupportedError(f"a segment is not run: {error}") from error
+    if end not in arrays:
+        raise UnsupportedError("a segment begins with other values, too")
     return arrays[end].astype(np.float64)

@@ -95,7 +95,7 @@ class Trace:
         *,
         limits_decoded: bool,
     ) -> None:
-        self._limits_decoded = limits_decoded
+        self.limits_decoded = limits_decoded
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
@@ -273,7 +273,7 @@ class Trace:
             (clip,) = value.consumers()
             first, last = self.ends(clip)
             low, high, value = max(low, float(first)), min(high, float(last)), clip.outputs[0]
-        ends = self._limits_of_decoded(value) if self._limits_decoded else (-np.inf, np.inf)
+        ends = self._limits_of_decoded(value) if self.limits_decoded else (-np.inf, np.inf)
         return max(low, ends[0]), min(high, ends[1])
 
     def _limits_of_decoded(self, codes: ir.Value) -> tuple[float, float]:

@@ -358,3 +358,29 @@ def test_limits_of_decoded_numbers_are_no_limits_of_codes():
     for name in ("deviation_steps", "tie_distance_steps", "ideal_shift"):
         bound[name] *= 0.5
     assert checked(document, *models).is_refuted
+
+
+POOLED = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[N,2,3,3] x) => (float[N,2] y)
+    <float s = {0.3}, uint8 z = {4}, int64[2] flat = {0, 2}, float[2,2] w = {0.5, 1.1, -1.5, 2}> {
+        a = DequantizeLinear (x, s, z)
+        p = POOL (a)
+        f = Reshape (p, flat)
+        y = MatMul (f, w)
+    }"""
+
+
+def test_a_pool_of_whole_images_is_a_global_one():
+    whole, other, part = (
+        ir.from_onnx_text(POOLED.replace("POOL", pool))
+        for pool in (
+            "GlobalAveragePool",
+            "AveragePool <kernel_shape = [3, 3]>",
+            "AveragePool <kernel_shape = [3, 2], strides = [1, 2]>",
+        )
+    )
+    document = json.loads(
+        json_text(qgraph.prove(whole, other, evidence=True, within="8step").to_json())
+    )
+    assert str(checked(document, whole, other).verdict) == "bounded"
+    assert str(checked(document | {"facts": []}, whole, part).verdict) == "undecided"
