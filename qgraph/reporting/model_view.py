@@ -25,6 +25,9 @@ Part = Mapping[str, Any]
 _MUCH_CLIPPED = 0.05
 """Clipping rates above it are highlighted."""
 
+_MOST_REASONS = 4
+"""Lines that a verdict on a runtime takes; the list of remarks has the others."""
+
 BARS = " ▁▂▃▄▅▆▇█"
 """Bars of growing height; the first is 0."""
 
@@ -193,11 +196,15 @@ def _runtimes(verdicts: Sequence[Part]) -> Iterator[Section]:
             nodes = f" ({counted(reason['nodes'], 'node')})" if reason["nodes"] else ""
             texts[reason["loads"] == verdict["loads"]].append(reason["text"] + nodes)
         loads = Cell(verdict["loads"], tones[verdict["loads"]])
-        first, *others = texts[True] or [""]
+        shown, more = texts[True], list[str]()
+        if len(shown) > _MOST_REASONS:
+            shown, more = shown[: _MOST_REASONS - 1], shown[_MOST_REASONS - 1 :]
+            shown.append(f"and {len(more)} more reasons; -v lists them")
+        first, *others = shown or [""]
         decided.append([verdict["runtime"], loads, first, verdict["knowledge"]])
         decided += [["", "", text, ""] for text in others]
-        remarks += [[verdict["runtime"], text] for text in texts[False]]
-    columns: Columns = ["runtime", "loads", "because", Column("known of", spare=True)]
+        remarks += [[verdict["runtime"], text] for text in [*more, *texts[False]]]
+    columns: Columns = ["runtime", "loads", "because", Column("known from", spare=True)]
     yield Section("Runtimes", tables=[Table("runtimes", columns, decided)])
     if remarks:
         table = Table("remarks", ["runtime", "remark"], remarks)

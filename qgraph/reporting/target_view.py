@@ -49,7 +49,7 @@ def targets_section(profiles: Sequence[Part]) -> Section:
         ]
         for profile in profiles
     ]
-    columns: Columns = ["target", "known of", Column("kernels", number=True)]
+    columns: Columns = ["target", "known from", Column("kernels", number=True)]
     columns += [Column("traps", number=True), "executed graph of"]
     return Section("Targets", tables=[Table("targets", columns, rows)])
 

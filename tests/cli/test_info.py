@@ -44,6 +44,20 @@ def test_remarks_on_a_runtime_that_refuses_are_shown_on_demand(qgraph, write):
     assert "with scale 1 only (1 node)" in found
 
 
+def test_many_reasons_of_a_runtime_are_listed_on_demand(qgraph, write):
+    """Nobody recorded which of these operators STM32 takes, so there is a reason for each."""
+    operators = ["Abs", "Ceil", "Cos", "Exp", "Floor", "Neg"]
+    nodes = "  ".join(f"v{n + 1} = {name} (v{n})" for n, name in enumerate(operators))
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[2] v0) => (float[2] v6) {{ {nodes} }}"""
+    model = write(text)
+    short = qgraph("info", model).out
+    assert "and 3 more reasons; -v lists them" in short
+    assert "takes Neg" not in short
+    whole = qgraph("info", model, "-v").out
+    assert all(f"takes {name} is not recorded" in whole for name in operators)
+
+
 def test_info_json_is_the_overview(qgraph, model, read_json, tmp_path):
     found = qgraph("info", "--json", model)
     (tmp_path / "o.json").write_text(found.out)
