@@ -23,7 +23,7 @@ from qgraph.execution.plan import Plan, Step, initial, is_constant, is_fixed
 from qgraph.execution.session import Direct, Session, free_values
 from qgraph.graph.constants import overridable
 from qgraph.graph.opset.versions import minimum_ir_version
-from qgraph.graph.scopes import graphs_of
+from qgraph.graph.scopes import graphs_of, operands
 from qgraph.ops.dispatch import Environment, Imports
 
 logger = logging.getLogger(__name__)
@@ -346,7 +346,7 @@ class _Part:
         for node in reversed(nodes):
             if not needed.isdisjoint(node.outputs):
                 kept.append(node)
-                needed.update(free_values([node]))
+                needed.update(operands(node))
         kept.reverse()
         return _Part(kept, [v for v in free_values(kept) if not is_fixed(v)], outputs)
 
@@ -358,7 +358,7 @@ def _ready(
     ready, rest = [], []
     pending: set[ir.Value] = set()
     for node in nodes:
-        if chosen(node) and pending.isdisjoint(free_values([node])):
+        if chosen(node) and pending.isdisjoint(operands(node)):
             ready.append(node)
         else:
             rest.append(node)
