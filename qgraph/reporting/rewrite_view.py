@@ -347,7 +347,12 @@ def pass_sections(info: Mapping[str, Any]) -> list[Section]:
     elif _changes_values(info):
         kept = "Changes what a model computes; the report has the extent or the reason."
     rows: list[Row] = [
-        [o["name"], o["kind"], "required" if o["default"] is None else o["default"], o["help"]]
+        [
+            o["name"],
+            o["kind"],
+            "required" if o["default"] is None else o["default"] or "empty",
+            o["help"],
+        ]
         for o in info["options"]
     ]
     table = Table("options", ["option", "value", "default", "meaning"], rows)
