@@ -255,19 +255,21 @@ def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site |
         around_constants: leave out quantizers that are not connected to a quantizer of a constant.
     """
     readers = _readers()
-    with _inferred(model):
-        # The body of a function defines an operator: written in that operator it would call itself.
-        functions = (
-            function
-            for function in model.functions.values()
-            if OpKey(function.domain, function.name) not in readers
-        )
-        graphs = [model.graph, *(function.graph for function in functions)]
-        for graph in graphs:
-            nodes = list(nodes_of(graph))
-            if around_constants:
-                nodes = components.around_constants(nodes, partial(_connects, readers))
-            yield from _of_graph(nodes, readers)
+    # The body of a function defines an operator: written in that operator it would call itself.
+    functions = (
+        function
+        for function in model.functions.values()
+        if OpKey(function.domain, function.name) not in readers
+    )
+    graphs = [model.graph, *(function.graph for function in functions)]
+    listed = [list(nodes_of(graph)) for graph in graphs]
+    if around_constants:
+        connects = partial(_connects, readers)
+        listed = [components.around_constants(nodes, connects) for nodes in listed]
+    if any(listed):
+        with _inferred(model):
+            for nodes in listed:
+                yield from _of_graph(nodes, readers)
 
 
 def _connects(readers: Readers, node: ir.Node) -> bool:
