@@ -194,7 +194,7 @@ timeout_option = click.option(
     metavar="SECONDS",
     expose_value=False,
     callback=_seconds,
-    help="End soon after SECONDS; what is open by then is undecided (exit status 4).",
+    help="End soon after SECONDS, with exit status 4 if the result is not complete.",
 )
 
 

@@ -41,7 +41,7 @@ jobs_option = click.option(
     default=1,
     metavar="N",
     show_default=True,
-    help="Processes that share several models.",
+    help="Number of processes for several models.",
 )
 
 

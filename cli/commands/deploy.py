@@ -49,15 +49,15 @@ from qgraph.cli.several import output_folder, several_models
     "--keep",
     multiple=True,
     metavar="PATTERN",
-    help="Names of layers that no factor and no bias is moved into, with * and ?. Repeatable.",
+    help="Move no factor and no bias into these layers: names, with * and ?. Repeatable.",
 )
 @click.option(
     "--prefer",
     type=options.Word(["speed", "size"]),
     default="speed",
     show_default=True,
-    help="speed: integer kernels, but for forms that the profile says are slower; size: weights of "
-    "few bits stay packed.",
+    help="speed: use integer kernels, except for forms that the profile marks as slower; size: "
+    "keep weights of 4 bits or fewer packed.",
 )
 @click.option(
     "--tune",
@@ -77,7 +77,7 @@ from qgraph.cli.several import output_folder, several_models
     help="Labels of the rows of --inputs: a file (.npy), or a name in --inputs.",
 )
 @click.option(
-    "--require-all", is_flag=True, help="Exit with 1, and write nothing, if a layer is left."
+    "--require-all", is_flag=True, help="Exit with 1, and write nothing, if a layer stays in float."
 )
 @click.option(
     "--explain",
@@ -119,13 +119,13 @@ def command(
 ) -> int:
     """Rewrite MODEL so that TARGET runs it in integers.
 
-    Quantized layers get the forms that integer kernels of the target take. Every rewrite is proved
-    equal, or bounded: given equal codes before a segment, the executed codes behind it lie within
-    the limit of what MODEL means in real numbers. A rewrite that cannot be shown within the limit
-    is not done, and its layer says why.
+    Quantized layers are written in the form that integer kernels of TARGET take. Every rewrite is
+    proved equal, or bounded: given equal codes before a segment, the executed codes behind it lie
+    within the limit of what MODEL means in real numbers. A rewrite that cannot be shown within the
+    limit is not done. Each layer is listed with its kernel, or with the reason why it has none.
 
-    Exit status: 0 good, also if layers are left; 1 with --require-all if a layer is left; 4 if
-    --timeout is reached, and nothing is written then.
+    Exit status: 0 good, also if layers stay in float; 1 if --require-all is given and a layer stays
+    in float; 4 if --timeout is reached, and nothing is written then.
     """
     from qgraph.bound import Bounding
     from qgraph.cli import arrays

@@ -47,9 +47,9 @@ def command(
 ) -> int:
     """Find known traps in quantized models; MODEL may be a folder.
 
-    Without --target, rules that hold for every runtime are asked, and those about silent changes by
-    any of them. With --target, the kernels of that target are asked about too. 'qgraph explain ID'
-    has a page for each rule.
+    Without --target, lint looks for faults that count in every runtime, and for what any runtime
+    changes silently. With --target, it also says which layers that target runs in float, and what
+    it does not load. 'qgraph explain ID' has a page for each rule.
 
     Defaults are read from [tool.qgraph.lint] of pyproject.toml, or from [lint] of qgraph.toml, in
     this folder or the nearest one above it that has either.

@@ -28,9 +28,9 @@ _OF_SEVERAL = ("convert", "deploy", "fold", "transform")
 def command(talk: Talk, report: Path, views: Views) -> None:
     """Convert a JSON report to HTML, SARIF, Markdown or JUnit.
 
-    REPORT is a file that --report of check, convert, fold or transform wrote, or --certificate of
-    prove. JUnit is for check and prove only. Steps and codes are drawn if the model files named in
-    REPORT have not changed.
+    REPORT is a file that --report of another command wrote, or --certificate of prove. JUnit is for
+    check, lint and prove only. Steps and codes are drawn if the model files named in REPORT have
+    not changed.
     """
     if not views.are_wanted:
         raise click.UsageError(

@@ -50,7 +50,7 @@ def command(
     exchanged alone for what REFERENCE has in its place, and the reverse. Its layer is also run on
     the values of REFERENCE, which separates its own error from errors that come with its data.
 
-    Without --labels, rows count as right whose largest output is where REFERENCE has it.
+    Without --labels, a row counts as right if its largest output is the same one as in REFERENCE.
 
     Exit status: 0 good; 4 if --timeout is reached. The result then covers the batches that were
     run by that time, if there is one; --batch N makes batches smaller.

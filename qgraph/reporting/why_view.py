@@ -58,9 +58,14 @@ def _sentence(document: Mapping[str, Any], ranked: list[Mapping[str, Any]]) -> s
     if not ranked:
         return "No quantizer has a counterpart in the reference."
     worst = ranked[0]
-    gain = worst["gain_if_restored"]
+    gain, restored = worst["gain_if_restored"], worst["restored_sqnr_db"]
     if gain and gain > 0:
         return f"{worst['node']} costs most: {document['metric']} {gain:+.4f} without it."
+    if restored is not None and restored <= document["sqnr_db"]:
+        return (
+            "No quantizer costs anything alone: without each of them, outputs are no better. "
+            "If only one model has BatchNormalization, fold it (-p fold-batch-norm)."
+        )
     return (
         f"{worst['node']} costs most: outputs at {_ratio(document['sqnr_db'])}, without it "
         f"{_ratio(worst['restored_sqnr_db'])}."

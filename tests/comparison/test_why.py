@@ -262,6 +262,15 @@ def test_what_cannot_be_asked() -> None:
         why(model(FLOAT), model(QUANTIZED), labels=np.zeros(1))
 
 
+def test_no_quantizer_is_guilty_if_outputs_are_no_better_without_it() -> None:
+    """As where BatchNormalization is folded in one model only, so that exchanges do harm."""
+    document = why(model(FLOAT), model(QUANTIZED), {"x": X}, backend="numpy").to_json()
+    for cost in document["quantizers"]:
+        cost |= {"gain_if_restored": 0.0, "restored_sqnr_db": document["sqnr_db"] - 10}
+    sentence = qgraph.report(document, "markdown").splitlines()[2]
+    assert sentence.startswith("No quantizer costs anything alone: ")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(tmp_path / name) for name in ("float.onnx", "quantized.onnx")]
     model(FLOAT).save(paths[0])
