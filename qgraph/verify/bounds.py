@@ -98,15 +98,18 @@ class BoundCheck:
         self._certificate, self._sides, self._paired = certificate, sides, paired
         self._segments: dict[int, _Segment] = {}
         self._compared: dict[Pair, list[tuple[TracedRounding, TracedRounding]]] = {}
+        self._unbounded: set[ir.Value] = set()
         for region in certificate.regions:
             self._enter(region)
         self._exits = [s for s in self._segments.values() if not s.is_output]
         bounding = certificate.bounding
         order = bounding.chunk, bounding.accumulate
         inputs = {a: _input(a, bounding.ranges.get(str(a.name))) for a, _ in paired.inputs}
-        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES, **limited)
+        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES, self._assumed, **limited)
         inputs = {b: inputs[a] for a, b in paired.inputs}
-        self._other = Trace(sides[1], inputs, self._settled, order, RULES, **limited)
+        self._other = Trace(
+            sides[1], inputs, self._settled, order, RULES, self._equal_to, **limited
+        )
         self._runs = (sides[0], self._one), (sides[1], self._other)
         claims = [Equality(p, (), False, True) for s in self._exits for p in self._equal_codes(s)]
         self._equal = EqualValues(sides, claims, paired.inputs)
@@ -134,8 +137,32 @@ class BoundCheck:
                     return own.codes.plus(Ideal.fixed(np.asarray(float(segment.code_shift))))
         return None
 
+    def _assumed(self, trace: Trace, value: ir.Value, is_known: bool) -> Executed | None:
+        """Return the codes at the end of a segment of the reference that has no bound here."""
+        if is_known or not any(s.ends[0] is value and _has_codes(s) for s in self._exits):
+            return None
+        trace.weak[value] = "all codes of a type are taken to occur"
+        self._unbounded.add(value)
+        return _input(value, None)
+
+    def _equal_to(self, trace: Trace, value: ir.Value, is_known: bool) -> Executed | None:
+        """Return the codes of a segment of the reference as those of the candidate."""
+        for segment in self._exits:
+            source = segment.ends[0]
+            if segment.ends[1] is not value or not _has_codes(segment):
+                continue
+            if source in self._unbounded or not is_known:
+                with contextlib.suppress(*FAILURES):
+                    codes = self._one.of(source)
+                    trace.weak[value] = self._one.weak.get(source, "its codes are assumed")
+                    return codes
+        return None
+
     def _equal_codes(self, segment: _Segment) -> Iterator[Pair]:
         """Yield values that are equal if the codes at the end of a segment are."""
+        with contextlib.suppress(*FAILURES):
+            if segment.ends not in self._compared and self._is_same(segment.ends):
+                yield segment.ends
         for one, other in self._compared.get(segment.ends, ()):
             is_moved = one.is_moved or other.is_moved
             if not (is_moved or segment.code_shift) and agree(*segment.nodes, self._sides):
@@ -270,6 +297,14 @@ class BoundCheck:
             raise UnsupportedError(f"{problem}; {weak}")
         if problem is not None:
             raise EquivalenceError(problem)
+
+
+def _has_codes(segment: _Segment) -> bool:
+    """Return whether a segment ends with the same numbers in both models, which nothing limits."""
+    one, other = segment.ends
+    is_integer = one.dtype is not None and one.dtype.is_integer()
+    is_free = not any(u.op_type == "Clip" for value in segment.ends for u in value.consumers())
+    return is_integer and is_free and one.dtype is other.dtype and not segment.code_shift
 
 
 def _input(value: ir.Value, limits: tuple[float, float] | None) -> Executed:

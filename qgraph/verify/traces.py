@@ -78,6 +78,8 @@ class Trace:
             codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: by operator, what it executes and means.
+        assume: gets the trace, a result and whether it is known; returns the codes that it is
+            assumed to hold, if any.
         limits_decoded: whether codes are limited by what limits the numbers they are decoded to.
 
     Attributes:
@@ -92,6 +94,7 @@ class Trace:
         settle: Callable[[ir.Value, TracedRounding], Ideal | None],
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
+        assume: Callable[[Trace, ir.Value, bool], Executed | None],
         *,
         limits_decoded: bool,
     ) -> None:
@@ -99,6 +102,7 @@ class Trace:
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
+        self._assume = assume
         self._shapes, self._primes = side.shapes()
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
@@ -112,10 +116,10 @@ class Trace:
         """Return the function, range and error of a value."""
         if value is None:
             raise UnsupportedError("an operand is missing")
-        if value in self._unknown:
-            raise UnsupportedError(self._unknown[value])
         if value in self._values:
             return self._values[value]
+        if value in self._unknown:
+            raise UnsupportedError(self._unknown[value])
         constant = self._constant(value)
         self._inherit(value.producer())
         if constant.meant.offset.size <= _FEW_NUMBERS:
@@ -129,6 +133,8 @@ class Trace:
 
     def expect_rounding(self, value: ir.Value) -> None:
         """Raise UnsupportedError if no rounding that is known has a result."""
+        if value in self._unknown:
+            raise UnsupportedError(self._unknown[value])
         self.of(value)  # raises what is wrong before it
         if value not in self.roundings:
             raise UnsupportedError("it ends at no rounding that the checker knows")
@@ -158,6 +164,9 @@ class Trace:
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
         self._inherit(node)
+        assumed = self._assume(self, value, value not in self._unknown)
+        if assumed is not None:
+            self._values[value] = assumed
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
