@@ -152,8 +152,11 @@ class OpSchema:
 
     def accepts(self, node: ir.Node) -> bool:
         """Return whether ``node`` is this operator with a fitting number of inputs."""
-        most = len(self.inputs)
-        return OpKey.of(node) in self.keys and most - self.optional <= len(node.inputs) <= most
+        return OpKey.of(node) in self.keys and self.takes(len(node.inputs))
+
+    def takes(self, count: int) -> bool:
+        """Return whether the operator may have ``count`` inputs."""
+        return len(self.inputs) - self.optional <= count <= len(self.inputs)
 
     def values(self, node: ir.Node) -> list[ir.Value | None]:
         """Return the inputs of ``node`` in schema order; None where an optional one is absent.

@@ -135,7 +135,7 @@ def operator_of(node: ir.Node) -> Operator | None:
     if entries is None:
         return None
     for entry in entries:
-        if entry.schema.accepts(node):
+        if entry.schema.takes(len(node.inputs)):
             return entry
     forms = " or ".join(f"({', '.join(entry.schema.inputs)})" for entry in entries)
     raise OperatorError(
