@@ -243,8 +243,8 @@ def cell(count: Counter[str], tool: str) -> str:
 
 _PAGE = """# What other tools say about the same faults
 
-{planted} faults were planted in real models, as exports of Brevitas, NNCF, ONNX Runtime, QKeras and
-others, each at a place of its own, and five tools asked before and after:
+Each of {planted} faults was planted in a copy of a real model: an export of Brevitas, NNCF,
+ONNX Runtime, QKeras or others. Five tools looked at the model with the fault and without it:
 
 - `qgraph lint`, without a target: whether a finding of the rule names the node;
 - ONNX's checker with `full_check=True`, which infers shapes in strict mode (onnx 1.23.2);
@@ -254,9 +254,10 @@ others, each at a place of its own, and five tools asked before and after:
 
 A tool has found a fault if it says anything that it does not say without the fault. This is kind to
 the report about usability, which counts nodes and partitions: it changes with most new nodes, and
-names none of these faults. "-" stands for models that a tool does not take at all, such as QONNX
-and FakeQuantize in ONNX Runtime; these are left out of its number. The other tools have other
-purposes than to find these faults: the table says what a file that passes them may still contain.
+names none of these faults. Models that a tool does not take at all, such as QONNX and FakeQuantize
+in ONNX Runtime, are left out of its number; "-" means that it takes none. The other tools have
+other purposes than to find these faults: the table says what a file that passes them may still
+contain.
 
 In the models as they are, without a target, lint reports three errors: QG604 in `TFC_1W2A`,
 `kwsmlp_w3a3` and `qkeras_jettagging`, which use a domain that they do not import. Each was checked
