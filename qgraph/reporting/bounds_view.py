@@ -63,8 +63,8 @@ def bounded_sentence(document: Entry) -> str:
     bounds = [r["bound"] for r in regions if r["verdict"] == "bounded"]
     codes = [bound for bound in bounds if bound["absolute"] is None]
     equal = sum(r["verdict"] == "proved" for r in regions)
-    are = "is" if equal == 1 else "are"
-    parts = [f"{equal or 'none'} of {counted(len(regions), 'segment')} {are} equal"]
+    verb = "is" if equal == 1 else "are"
+    parts = [f"{equal} of {counted(len(regions), 'segment')} {verb} proved equal"]
     if codes:
         steps = max(bound["max_steps"] for bound in codes)
         ties = max(bound["tie_distance_steps"] for bound in codes)

@@ -23,10 +23,11 @@ from qgraph.text import NONE, amount, counted
 
 _EQUAL = "equal"
 _LEGEND = (
-    "The most harmful first. gained, dB without it: the candidate, with this quantizer exchanged "
-    "for what the reference has in its place. lost alone, dB alone: the reference, with this "
-    "quantizer only. local dB: the layer on values of the reference. accumulated dB: the layer on "
-    "values of the candidate. codes differ: codes that are not nearest to the reference's values."
+    "The most harmful first. gained, dB without it: the candidate, after this quantizer alone is "
+    "exchanged for what the reference has there. lost alone, dB alone: the reference with this "
+    "quantizer of the candidate only. local dB: error of the layer on values of the reference; "
+    "accumulated dB: on values of the candidate. codes differ: codes that are not nearest to the "
+    "reference's values."
 )
 
 
@@ -98,7 +99,7 @@ def _sections(document: Mapping[str, Any], ranked: list[Mapping[str, Any]]) -> I
             str(cost["node"]),
             str(part["count"]),
             *_most_clipped(part["most_clipped"]),
-            f"{part['fewest_codes']['channel']}",
+            f"{part['fewest_codes']['channel'] if part['fewest_codes']['unused'] else NONE}",
             f"{part['fewest_codes']['unused']} of {cost['levels']}",
         ]
         for cost in ranked
@@ -162,6 +163,8 @@ def _signed(number: float | None) -> str:
 def _most_clipped(channel: Mapping[str, Any] | None) -> list[str]:
     if channel is None:
         return [NONE, NONE]
+    if not channel["share"]:
+        return [NONE, _share(channel["share"])]
     return [f"{channel['channel']}", _share(channel["share"])]
 
 
