@@ -239,6 +239,23 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
             yield Found((node,), text, {"ratios": ratios})
 
 
+@rule("QG315", "signed-codes-joined", ERROR, targets=_OPENVINO)
+def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO takes INT8 codes between a Concat and a convolution for UINT8."""
+    for layer in facts.of("Conv"):
+        if not facts.is_quantized(layer.inputs[1]):
+            continue
+        decoder = facts.decoder_of(layer.inputs[0])
+        encoder = None if decoder is None else facts.encoder_of(decoder)
+        data = layer.inputs[0] if encoder is None else encoder.node.inputs[0]
+        join = _concat_before(facts, data)
+        if join is None:
+            continue
+        codes = [decoder] if encoder is not None else map(facts.decoder_of, join.inputs)
+        if any(coder is not None and coder.kind == "INT8" for coder in codes):
+            yield Found((join, layer), "INT8 codes that Conv reads as UINT8: nearly all are wrong")
+
+
 def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:
     """Return the QuantizeLinear behind a node, with activations between at most."""
     value = node.outputs[0]
@@ -293,4 +310,14 @@ def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Nod
         if node.op_type not in _ACTIVATIONS:
             return node
         data = node.inputs[0]
+    return None
+
+
+def _concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
+    """Return the Concat that gives a value, before activations and moves of data."""
+    source = facts.before_moves(value)
+    while source is not None and (node := source.producer()) is not None:
+        if node.op_type not in _ACTIVATIONS:
+            return node if node.op_type == "Concat" else None
+        source = facts.before_moves(node.inputs[0])
     return None

@@ -39,6 +39,7 @@ STABLE = {
     "pairs-saturate": "QG312",
     "narrow-float": "QG313",
     "ties-of-add": "QG314",
+    "signed-codes-joined": "QG315",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

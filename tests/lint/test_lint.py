@@ -200,3 +200,20 @@ def test_levels_that_the_caller_of_a_function_states_are_not_too_few() -> None:
         y = org.openvinotoolkit.FakeQuantize <levels: int = @levels> (x, low, high, low, high)
     }"""
     assert list(qgraph.lint(model(text), select="QG116")) == []
+
+
+@pytest.mark.parametrize(("kind", "codes"), [("int8", ["QG315"]), ("uint8", [])])
+def test_codes_of_a_concat_are_found_behind_its_quantizer(kind, codes):
+    """What counts are the last codes before the convolution."""
+    model = ir.from_onnx_text(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,2,4,4] x) => (float[1,2,2,2] y)
+        <float s = {{0.1}}, int8 o = {{0}}, {kind} z = {{0}}, int8[2,4,1,1] w =
+         {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
+            c = QuantizeLinear (x, s, o)    d = DequantizeLinear (c, s, o)
+            j = Concat <axis = 1> (d, d)    r = Relu (j)
+            m = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r)
+            e = QuantizeLinear (m, s, z)    f = DequantizeLinear (e, s, z)
+            v = DequantizeLinear (w, s, o)  y = Conv (f, v)
+        }}""")
+    found = [each.rule.id for each in qgraph.lint(model, "openvino-cpu", select=["QG315"])]
+    assert found == codes

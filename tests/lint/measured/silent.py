@@ -275,3 +275,22 @@ def ties_of_add() -> str:
         f"With scales of .05, .03 and .1, ONNX Runtime gave {changes[0]} pairs of codes "
         f"another result; with .0517, .0331 and .1043 {changes[1]}."
     )
+
+
+@measured("QG315")
+def signed_codes_joined() -> str:
+    text = """(float[1,64,28,28] x) => (float[1,64,28,28] y) {
+        c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) n = Neg (x)
+        e = QuantizeLinear (n, s, z) f = DequantizeLinear (e, s, z) j = Concat <axis = 1> (d, f)
+        k = DequantizeLinear (w, t) g = Conv <pads = [1, 1, 1, 1]> (j, k)
+        q = QuantizeLinear (g, u, z) y = DequantizeLinear (q, u, z) }"""
+    changes = []
+    for zero in (np.int8(0), np.uint8(128)):
+        proto = model(text, s=F(0.03), t=F(0.002), u=F(0.3), z=zero, w=codes(64, 128, 3, 3))
+        feeds = fed(proto)
+        right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+        changes.append(f"{differ(result, right)} codes, by up to {farthest(result, right, 0.3)}")
+    return (
+        f"Behind a 3 x 3 Conv of two joined tensors of 64 channels OpenVINO changed {changes[0]}; "
+        f"with UINT8 codes {changes[1]}."
+    )
