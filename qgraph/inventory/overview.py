@@ -162,10 +162,9 @@ def _value_info(value: ir.Value) -> ValueInfo:
 
 
 def _unsupported(model: ir.Model) -> Iterator[ir.Node]:
-    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for body in bodies:
-        imports = body.opset_imports
-        for node in ir.traversal.RecursiveGraphIterator(body):
+    for owner in owners(model):
+        imports = owner.opset_imports
+        for node in nodes_of(owner):
             if is_control(node) or node.op_identifier() in model.functions or _is_ours(node):
                 continue
             try:

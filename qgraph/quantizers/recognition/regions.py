@@ -58,6 +58,7 @@ class UseDefGraph:
         self._scales = AnyScale(self._builder, self._forms)
         self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
+        self._large: dict[ir.Value | None, bool] = {}
         self._expressions: dict[ir.Value, Expr] = {}
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
@@ -121,7 +122,9 @@ class UseDefGraph:
         return tuple(sorted(nodes, key=self._order.__getitem__)) if reached else None
 
     def _lower(self, node: ir.Node) -> None:
-        if len(node.outputs) != 1 or _has_many_parameters(node):
+        # The parameters of a node are copied for each expression they occur in: one with very many,
+        # as for the blocks of weights, is read by itself.
+        if len(node.outputs) != 1 or any(map(self._has_many_elements, node.inputs[1:])):
             return
         data = (node.inputs[index] for index in self._data_indices(node))
         expressions = {value: self._of(value) for value in data if value is not None}
@@ -216,6 +219,12 @@ class UseDefGraph:
             self._fixed[value] = is_constant or constant_expression(value) is not None
         return self._fixed[value]
 
+    def _has_many_elements(self, value: ir.Value | None) -> bool:
+        if value not in self._large:
+            tensor = constant_tensor(value)
+            self._large[value] = tensor is not None and tensor.size > _MOST_PARAMETERS
+        return self._large[value]
+
     def _is_elementwise(self, node: ir.Node) -> bool:
         # This determines the operator of a node.
         key = node.domain, node.op_type, len(node.inputs)
@@ -243,15 +252,6 @@ def _widened(value: ir.Value | None) -> Array | None:
     array = array_of(value)
     is_half = value is not None and array is not None and value.dtype in HALF_TYPES
     return array.astype(np.float32) if array is not None and is_half else array
-
-
-def _has_many_parameters(node: ir.Node) -> bool:
-    """Return whether a parameter has a value for each of very many blocks, as those of weights.
-
-    Such a node is read by itself: its parameters are copied for each expression they occur in.
-    """
-    tensors = [constant_tensor(value) for value in node.inputs[1:]]
-    return any(tensor is not None and tensor.size > _MOST_PARAMETERS for tensor in tensors)
 
 
 def _size(value: ir.Value) -> int:
