@@ -224,3 +224,28 @@ def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
     qgraph.convert(again, to="qdq")
     qgraph.convert(again, to="onnx", opset=20)
     assert "opset=20 limits what is written" in caplog.text
+
+
+def test_quantizers_that_stand_behind_one_another_keep_no_layer_in_float():
+    """The second one does nothing; exporters put one behind each operator."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[2,4,3,3] x) => (float[2,3] y)
+        <float s = {0.05}, int8 z = {-3}, float t = {0.01}, int8 o = {0}, float u = {0.0005},
+         int32[3] b = {40, -30, 20}> {
+            g = GlobalAveragePool (x)
+            a = QuantizeLinear (g, s, z)    c = DequantizeLinear (a, s, z)
+            f = Flatten (c)
+            d = QuantizeLinear (f, s, z)    e = DequantizeLinear (d, s, z)
+            v = DequantizeLinear (w, t, o)  k = DequantizeLinear (b, u)
+            [last] m = Gemm <transB = 1> (e, v, k)
+            q = QuantizeLinear (m, s, z)    y = DequantizeLinear (q, s, z)
+        }""")
+    codes = np.random.default_rng(0).integers(-127, 128, (3, 4)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = qgraph.load(proto)
+    (layer,) = qgraph.deploy(model, "hls4ml").layers
+    assert layer.kernel is not None
+    assert [node.op_type for node in model.nodes("MatMul", "Gemm")] == ["MatMul"]
+    once = model.to_proto()
+    qgraph.deploy(model, "hls4ml")
+    assert model.to_proto() == once

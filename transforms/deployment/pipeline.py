@@ -99,8 +99,9 @@ def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
 
 
 def _quants(profile: Profile, values: str) -> Iterator[Transform]:
-    """Yield what gives each quantizer the form of one Quant."""
+    """Yield what gives each quantizer the form of one Quant, and leaves none that does nothing."""
     yield as_pairs()
+    yield MoveQuantizers()
     yield ConvertDialect(to="qonnx")
     has_points = wants.takes_zero_points(profile, weights=False)
     yield PlainPairs(dialect=PairDialect.QONNX, values=values, zero_points=has_points)
