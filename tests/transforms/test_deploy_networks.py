@@ -158,3 +158,26 @@ def test_a_layer_that_only_the_result_has_counts_as_gained():
     once = model.to_proto()
     qgraph.deploy(model, "onnxruntime-cpu")
     assert model.to_proto() == once
+
+
+def test_a_conversion_decodes_weights_at_once():
+    """ONNX Runtime refuses the input, and has no kernel on codes for its only layer."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17,
+                                                       "qonnx.custom_op.general": 1]>
+        net (float[1,3,4,4] x) => (float[1,2,6,6] y, float[1,3,4,4] z)
+        <float s = {0.0625}, uint8 p = {128}, int8 o = {0}> {
+            z = qonnx.custom_op.general.BipolarQuant (x, s)
+            q = QuantizeLinear (x, s, p)
+            d = DequantizeLinear (q, s, p)
+            v = DequantizeLinear (w, s, o)
+            y = ConvTranspose (d, v)
+        }""")
+    codes = np.random.default_rng(0).integers(-127, 128, (3, 2, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = qgraph.load(proto)
+    qgraph.deploy(model, "onnxruntime-cpu")
+    (layer,) = model.nodes("ConvTranspose")
+    assert np.array_equal(layer.inputs[1].const_value.numpy(), codes * np.float32(0.0625))
+    once = model.to_proto()
+    qgraph.deploy(model, "onnxruntime-cpu")
+    assert model.to_proto() == once

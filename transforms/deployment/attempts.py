@@ -238,7 +238,8 @@ def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
     model = reference.clone()
     report = model.apply(*conversion_for(profile))
     report.notes.append("quantizers are only converted, since no form has integer layers")
-    return Attempt(model, report, proved(reference, model, request))
+    decoded = decode_weights(model, profile, report)
+    return Attempt(model, report, proved(reference, model, request), decoded)
 
 
 def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
