@@ -136,8 +136,9 @@ class Movement:
         return np.array_equal(self.places, self.before.places)
 
     def then(self, other: Movement) -> Movement:
-        """Return both movements in sequence."""
-        return Movement(self.before, other.after, np.append(0, self.places)[other.places])
+        """Return both movements in sequence, with broadcasting between them."""
+        between = np.broadcast_to(self.places, other.before.lengths)
+        return Movement(self.before, other.after, np.append(0, between)[other.places])
 
     def beside(self, other: Movement) -> Movement:
         """Return both movements of one tensor to two parts of a result."""

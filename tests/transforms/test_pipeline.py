@@ -155,7 +155,8 @@ def test_each_pass_can_be_described_specified_and_imported(name):
     assert all(each.help for each in info.options)
     required = ",".join(f"{each.name}=qdq" for each in info.options if each.default is None)
     assert isinstance(parse_spec(f"{name}{{{required}}}"), cls)
-    defaults = ",".join(f"{o.name}={o.default or 'qdq'}" for o in info.options)
+    spelled = [each for each in info.options if each.default != ""]
+    defaults = ",".join(f"{each.name}={each.default or 'qdq'}" for each in spelled)
     assert parse_spec(f"{name}{{{defaults}}}") == parse_spec(f"{name}{{{required}}}")
     assert getattr(transforms, cls.__name__) is cls
     assert cls.__name__ in transforms.__all__
