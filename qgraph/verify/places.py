@@ -152,10 +152,8 @@ class Movement:
         wide = array.reshape((1,) * (len(self.before.lengths) - array.ndim) + array.shape)
         moved = np.append(np.broadcast_to(wide, self.before.lengths), nothing)[places - 1]
         moved = narrowed(moved, range(moved.ndim))
-        if any(
-            n > 1 and not isinstance(m, int)
-            for n, m in zip(moved.shape, self.after.sizes, strict=True)
-        ):
+        sizes = zip(moved.shape, self.after.sizes, strict=True)
+        if any(length > 1 and not isinstance(size, int) for length, size in sizes):
             raise UnsupportedError("numbers differ along an axis of open size")
         return moved.reshape(()) if moved.size == 1 else moved
 
