@@ -27,6 +27,9 @@ from qgraph.reasons import OUT_OF_RANGE, Undecidable
 SLACK = 2.0**-44
 """Relative error of float64 numbers that are results of at most 2**8 operations."""
 
+FEW_NUMBERS = 4096
+"""Of larger constants one bound is kept for all numbers, since arrays take much memory."""
+
 ZERO: Float64 = np.zeros(())
 
 
@@ -191,6 +194,8 @@ class Approximation(Generic[F]):
         if value is not numbers:
             apart = np.asarray(value - numbers)
             np.abs(apart, out=apart)
+            if apart.size > FEW_NUMBERS:
+                apart = np.asarray(apart.max())
         return cls(meant, numbers, numbers, apart, ZERO, None, value, factors)
 
     @property

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import ZERO, product, zero
+from qgraph.ops.approximation import FEW_NUMBERS, ZERO, product, zero
 
 BORDER = "border"
 """Kind of the sums of weights whose data is not padding: an offset of the data, summed."""
@@ -88,6 +88,8 @@ class Combination:
     @classmethod
     def constant(cls, array: Float64) -> Combination:
         """Return a constant function."""
+        if array.size > FEW_NUMBERS:
+            return cls((), array, np.asarray(max(array.max(), -array.min())))
         return cls((), array, np.abs(array))
 
     @classmethod

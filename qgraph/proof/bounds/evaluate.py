@@ -21,7 +21,7 @@ from qgraph.graph.scopes import operands
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.approximation import ARITHMETIC, FloatType, coarsest
+from qgraph.ops.approximation import ARITHMETIC, FEW_NUMBERS, FloatType, coarsest
 from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
@@ -36,9 +36,6 @@ from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, OUT_OF_TIME, ExplainedReaso
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
-
-_FEW_NUMBERS = 4096
-"""Constants of so many numbers are kept until the end."""
 
 Opaque = Callable[[ir.Value], Quantity | None]
 """Returns a quantity for a value that no rule gives; None if there is none."""
@@ -70,6 +67,7 @@ class Evaluation:
         accumulate: the type in which sums of 16-bit types are added; None for their own.
         chunk: the number of terms that are added in sequence; None for any order.
         opaque: gives values that no rule gives.
+        keeps_meant: whether large weights in real arithmetic are kept for :meth:`meant`.
 
     Attributes:
         values: what is known of each value.
@@ -89,6 +87,7 @@ class Evaluation:
         accumulate: str | None = None,
         chunk: int | None = None,
         opaque: Opaque = lambda _: None,
+        keeps_meant: bool = False,
     ) -> None:
         self.values: dict[ir.Value, Operand] = {}
         self.named: dict[str | None, ir.Value] = {}
@@ -107,6 +106,8 @@ class Evaluation:
         self._nodes = list(model.graph)
         self._first: dict[Hashable, ir.Node] = {}
         self._dropped: set[ir.Value] = set()
+        self._keeps_meant = keeps_meant
+        self._meant: dict[ir.Value, Float64] = {}
 
     def run(self) -> None:
         """Evaluate all nodes.
@@ -128,8 +129,11 @@ class Evaluation:
     def _forget(self, value: ir.Value) -> None:
         """Drop what is known of large weights, which is several times their size."""
         operand = self.values.get(value)
-        numbers = operand.value if isinstance(operand, Quantity) else None
-        if numbers is not None and numbers.size > _FEW_NUMBERS and not value.is_graph_output():
+        if not isinstance(operand, Quantity) or operand.value is None:
+            return
+        if operand.value.size > FEW_NUMBERS and not value.is_graph_output():
+            if self._keeps_meant:
+                self._meant[value] = operand.meant.offset
             del self.values[value]
             self._dropped.add(value)
 
@@ -215,6 +219,8 @@ class Evaluation:
         Raises:
             Undecidable: it is data, or not known.
         """
+        if value in self._meant:
+            return self._meant[value]
         operand = self.of(value)
         if isinstance(operand, Pending) or operand.value is None:
             raise Undecidable(NOT_COMPUTED(f"{value.name!r} is not constant"))

@@ -24,6 +24,7 @@ def paired(
     *,
     keep_inputs: bool = False,
     ends: Callable[[Pairing], Ends] | None = None,
+    keeps_meant: bool = False,
 ) -> Pairing:
     """Return the segments of two models, whose bounds are not judged.
 
@@ -32,6 +33,7 @@ def paired(
         request: what is bounded.
         keep_inputs: whether initializers that are inputs too are left so.
         ends: see :class:`Pairing`.
+        keeps_meant: see there.
 
     Raises:
         OptionError: a range or a limit names no input or output.
@@ -50,14 +52,18 @@ def paired(
     face = interface(copies[0].graph, copies[1].graph)
     Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
     limited = with_limited_codes(copies)
-    pairing = _pairing(copies, request, ends)
+    pairing = _pairing(copies, request, ends, keeps_meant=keeps_meant)
     if limited is None or not _unlike(pairing):
         return pairing
-    return min(pairing, _pairing(limited, request, ends), key=_unlike)
+    return min(pairing, _pairing(limited, request, ends, keeps_meant=keeps_meant), key=_unlike)
 
 
 def _pairing(
-    models: Sequence[ir.Model], request: Bounding, ends: Callable[[Pairing], Ends] | None
+    models: Sequence[ir.Model],
+    request: Bounding,
+    ends: Callable[[Pairing], Ends] | None,
+    *,
+    keeps_meant: bool,
 ) -> Pairing:
     reference, candidate = models
     face = interface(reference.graph, candidate.graph)
@@ -70,6 +76,7 @@ def _pairing(
         accumulate=None if request.accumulate == "own" else "FLOAT",
         chunk=request.chunk,
         ends=ends,
+        keeps_meant=keeps_meant,
     )
 
 

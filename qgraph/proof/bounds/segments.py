@@ -55,6 +55,7 @@ class Pairing:
         ranges: ranges of inputs that are not quantized, by the names of the reference.
         accumulate, chunk: see :class:`Evaluation`.
         ends: makes what shows values equal; None if nothing does.
+        keeps_meant: whether the reference keeps large weights in real arithmetic.
 
     Attributes:
         segments: one for each rounding of the candidate, and for each output.
@@ -72,6 +73,7 @@ class Pairing:
         accumulate: str | None = None,
         chunk: int | None = None,
         ends: Callable[[Pairing], Ends] | None = None,
+        keeps_meant: bool = False,
     ) -> None:
         self.segments: list[Segment] = []
         self.models = reference, candidate
@@ -86,7 +88,13 @@ class Pairing:
         self._opaque: dict[str, list[tuple[ir.Value, Quantity]]] = {}
         with np.errstate(all="ignore"):
             self._evaluate(
-                (reference, candidate), inputs, outputs, ranges, accumulate=accumulate, chunk=chunk
+                (reference, candidate),
+                inputs,
+                outputs,
+                ranges,
+                keeps_meant=keeps_meant,
+                accumulate=accumulate,
+                chunk=chunk,
             )
 
     def _evaluate(
@@ -95,6 +103,8 @@ class Pairing:
         inputs: list[Pair],
         outputs: list[Pair],
         ranges: Ranges,
+        *,
+        keeps_meant: bool,
         **options: Any,
     ) -> None:
         names: list[Mapping[str, str]] = [
@@ -102,7 +112,13 @@ class Pairing:
         ]
         options |= {"opaque": self._opaque_of_reference}
         self.reference = Evaluation(
-            models[0], names[0], ranges, self._atoms, self._of_reference, **options
+            models[0],
+            names[0],
+            ranges,
+            self._atoms,
+            self._of_reference,
+            keeps_meant=keeps_meant,
+            **options,
         )
         self.reference.run()
         ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]

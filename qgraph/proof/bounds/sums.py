@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from qgraph.numerics import Float64
-from qgraph.ops.approximation import FloatType, largest_of, rounded
+from qgraph.numerics import Array, Float64
+from qgraph.ops.approximation import FEW_NUMBERS, FloatType, largest_of, rounded
 from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, products
 from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity
@@ -96,7 +96,7 @@ def _of_atom(
         (layout.geometry, layout.trailing),
         (Combination.of(atom),),
         ends_of_sums(numbers, low, high, layout),
-        (numbers, np.broadcast_to(reach, numbers.shape) if reach.size > 1 else reach),
+        (_narrow(numbers), np.broadcast_to(reach, numbers.shape) if reach.size > 1 else reach),
     )
     return Combination(((layout.by_row(scale), total),))
 
@@ -117,6 +117,17 @@ def _reduced(numbers: Float64) -> tuple[Float64, Float64]:
     signed = np.where(divisor == 0, 1, divisor) * np.where(first < 0, -1.0, 1.0)
     # quotients are whole, and no zero has a sign
     return (rows / signed[:, None] + 0.0).reshape(numbers.shape), signed
+
+
+def _narrow(numbers: Float64) -> Array:
+    """Return many whole numbers in the narrowest type that holds them, for their memory alone."""
+    if numbers.size > FEW_NUMBERS and not np.isnan(numbers).any():
+        largest = max(-numbers.min(), numbers.max())
+        for kind in (np.int8, np.int16):
+            if largest <= np.iinfo(kind).max:
+                narrow = numbers.astype(kind)
+                return narrow if (narrow == numbers).all() else numbers
+    return numbers
 
 
 _FIRST = 16
