@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 from qgraph import load, prove
 from qgraph.errors import ModelError
 from qgraph.graph.constants import constant_elements
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.proof.matching import packed_rows
-from qgraph.transforms import LowerMatMulNBits
+from qgraph.quantizers.weights import codes_job, job
+from qgraph.transforms import ConvertDialect, LowerMatMulNBits
 from qgraph.transforms.weights import block_codes
 
 K, N, SIZE = 160, 6, 32
@@ -144,3 +147,39 @@ def test_parameters_are_given_without_the_codes(
     assert scale.tolist() == scales.T.tolist()
     expected = [[field(points[n], b, 4) for n in range(N)] for b in range(K // SIZE)]
     assert zero.astype(int).tolist() == expected
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_values_for_other_dialects_are_computed_strip_by_strip(
+    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes_job, "LEAST_BYTES", 1)
+    monkeypatch.setattr(job, "PIECE", 100)
+    monkeypatch.setattr(block_codes, "_PART_BYTES", 200)
+    model = load(saved(tmp_path / "a.onnx", bits))
+    report = model.apply(ConvertDialect(to="qonnx"))
+    assert [str(entry.verdict.exactness) for entry in report] == ["bits", "bits"]
+    (weight,) = (
+        tensor
+        for value in model.ir.graph.initializers.values()
+        if isinstance(tensor := value.const_value, DeferredTensor) and tensor.size == K * N
+    )
+    assert pickle.loads(pickle.dumps(weight.job.parts()))
+    assert weight.numpy().reshape(K, N).tolist() == matrix(bits).tolist()
+    model.save(tmp_path / "b.onnx")
+    eye = {"x": np.eye(K, dtype=np.float32)}
+    y = load(tmp_path / "b.onnx").run(eye, backend="numpy")["y"]
+    assert y.tolist() == matrix(bits).tolist()
+    monkeypatch.setattr(MOST_ELEMENTS, 1)
+    assert str(prove(tmp_path / "a.onnx", tmp_path / "b.onnx").exactness) == "bits"
+
+
+def test_values_of_codes_that_vanish_stop_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes_job, "LEAST_BYTES", 1)
+    model = load(saved(tmp_path / "a.onnx", 4))
+    model.apply(ConvertDialect(to="qonnx"))
+    (tmp_path / "weights").write_bytes(b"short")
+    with pytest.raises(ModelError, match="weights"):
+        model.save(tmp_path / "b.onnx")

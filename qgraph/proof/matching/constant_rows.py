@@ -171,11 +171,11 @@ class _Compiler:
         node = value.producer()
         if node is None or (data := _data(node)) is None:
             return None
+        if node.op_type == "Reshape":
+            return self._reshaped(node, data, per)
         shape = self.visit(data, per)
         if shape is None:
             return None
-        if node.op_type == "Reshape":
-            return self._reshaped(node, shape, per)
         whole: dict[ir.Value, Array] = {}
         for operand in dict.fromkeys(node.inputs[1:]):
             if operand is None:
@@ -212,18 +212,36 @@ class _Compiler:
             return None
         return int(missing == 0 and sizes[0] > 1)
 
-    def _reshaped(self, node: ir.Node, shape: tuple[int, ...], per: int) -> tuple[int, ...] | None:
-        target = input_of(node, 1)
-        wanted = None if target is None else self._known.array(target)
-        if wanted is None or 0 in wanted:
+    def _reshaped(self, node: ir.Node, data: ir.Value, per: int) -> tuple[int, ...] | None:
+        """Return the shape that a Reshape gives to data whose rows it keeps or divides."""
+        sizes, length = self._sizes(node), self._length(data)
+        if not sizes or not length or sizes[0] % length:
             return None
-        sizes = tuple(int(size) for size in wanted)
-        rest = math.prod(shape) // max(-math.prod(sizes), 1)
-        sizes = tuple(rest if size == -1 else size for size in sizes)
-        if not sizes or sizes[0] != shape[0] or math.prod(sizes) != math.prod(shape):
+        shape = self.visit(data, per * (sizes[0] // length))
+        if shape is None or math.prod(shape) != math.prod(sizes):
             return None
         self.steps.append(_Step(node, None, {}, sizes, per))
         return sizes
+
+    def _length(self, value: ir.Value) -> int | None:
+        """Return the number of rows of a value that is computed row by row."""
+        stream, node = constant_elements(value), value.producer()
+        sizes = None if stream is None else stream.shape
+        if stream is None and node is not None and node.op_type == "Reshape":
+            sizes = self._sizes(node)
+        elif stream is None and node is not None and (data := _data(node)) is not None:
+            return self._length(data)
+        return sizes[0] if sizes else None
+
+    def _sizes(self, node: ir.Node) -> tuple[int, ...] | None:
+        """Return the sizes that a Reshape gives to a constant; None if they are unknown."""
+        target, stream = input_of(node, 1), _root(node.inputs[0])
+        wanted = None if target is None else self._known.array(target)
+        if stream is None or wanted is None or 0 in wanted:
+            return None
+        sizes = [int(size) for size in wanted]
+        rest = stream.size // max(-math.prod(sizes), 1)
+        return tuple(rest if size == -1 else size for size in sizes)
 
 
 def _data(node: ir.Node) -> ir.Value | None:

@@ -1,11 +1,13 @@
 """Decode stored codes while a model is saved.
 
-The codes are not read before that. A draft on their values is compared for each code of the type,
-with each scale and zero point; these are few, compared with the elements of a weight.
+The codes are not read before that; codes that another job computes are decoded as it writes them. A
+draft on their values is compared for each code of the type, with each scale and zero point; these
+are few, compared with the elements of a weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +16,11 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness
-from qgraph.graph.deferred import DeferredTensor
+from qgraph.graph.deferred import MOST_TENSORS, DeferredTensor, NoSink, Part
 from qgraph.graph.edit import Region
 from qgraph.graph.streaming import FileRange, Sink, Stream
 from qgraph.numerics import Array
-from qgraph.numerics.formats import FORMATS, container
+from qgraph.numerics.formats import FORMATS, container, unpack
 from qgraph.numerics.values import compare_values
 from qgraph.proof.matching.zero_signs import CHOOSING
 from qgraph.quantizers.weights import codes_job, job
@@ -36,7 +38,7 @@ class DecodedCodes:
     """Writes the values of stored codes.
 
     Attributes:
-        codes: in their file.
+        codes: in their file, or computed while the model is saved.
         decode: the values that the operators compute from them, float32.
     """
 
@@ -45,7 +47,7 @@ class DecodedCodes:
 
     @classmethod
     def of(cls, region: Region, codes: Stream | None) -> DecodedCodes | None:
-        """Return a job that writes the values of large codes in a file; None for other codes.
+        """Return a job that writes the values of large codes; None for codes in memory.
 
         Args:
             region: what decodes them.
@@ -54,7 +56,8 @@ class DecodedCodes:
         form = None if codes is None else FORMATS.get(codes.kind)
         if codes is None or form is None or form.bits > _MOST_BITS:
             return None
-        if not isinstance(codes.stored, FileRange) or codes.nbytes < codes_job.LEAST_BYTES:
+        is_in_memory = not isinstance(codes.stored, FileRange | DeferredTensor)
+        if is_in_memory or codes.nbytes < codes_job.LEAST_BYTES:
             return None
         program = ElementProgram.of(region.nodes, region.x, region.y, codes.shape)
         return None if program is None or len(program.shapes) > 1 else cls(codes, program)
@@ -64,20 +67,25 @@ class DecodedCodes:
         return DeferredTensor(self, 0, ir.DataType.FLOAT, shape)
 
     def parts(self) -> Sequence[JobPart]:
-        """Return parts of consecutive elements."""
-        return flat_parts(self.codes, self.compute)
+        """Return parts of consecutive elements, or the parts of the job that gives the codes."""
+        source = self.codes.stored
+        if not isinstance(source, DeferredTensor):
+            return flat_parts(self.codes, self.compute)
+        decoding = _Decoding(self.codes.kind, self.decode, source.place)
+        return [JobPart(decoding.compute, part, part.reads) for part in source.job.parts()]
 
     def conclude(self, results: Sequence[Any]) -> None:
-        """Do nothing: the values are those of the operators."""
+        """Let the job that gives the codes check them; the values are those of the operators."""
+        if isinstance(self.codes.stored, DeferredTensor):
+            self.codes.stored.job.conclude(results)
 
     def compute(self, span: tuple[int, int], sinks: Sequence[Sink]) -> None:
         """Write the values of the codes from the first to before the second."""
         start, stop = span
         buffer = np.empty(min(job.PIECE, stop - start), self.codes.dtype)
+        values = _ValueSink(self.codes.kind, self.decode, sinks[0])
         for first, last in pieces(self.decode.shapes, start, stop, job.PIECE):
-            data = self.codes.read(first, last, buffer[: last - first])
-            numbers = numbers_of(data.view(container(self.codes.kind)), self.codes.kind)
-            sinks[0].write(4 * first, np.ascontiguousarray(self.decode(numbers, first)))
+            values.put(first, self.codes.read(first, last, buffer[: last - first]))
 
     def exactness(self, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Exactness | None:
         """Return how equal operators on the values leave them; None if a code would change.
@@ -119,3 +127,47 @@ class DecodedCodes:
     def _spread(self, values: Array, left: int, step: int) -> Array:
         shape = values.shape[0], min(left, step)
         return np.ascontiguousarray(np.broadcast_to(values, shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _ValueSink:
+    """Takes codes of type ``kind``, and writes what ``decode`` computes from them to ``target``."""
+
+    kind: str
+    decode: ElementProgram
+    target: Sink
+
+    def write(self, at: int, data: Array) -> None:
+        """Decode packed codes, of which the first is at byte ``at``."""
+        bits, packed = FORMATS[self.kind].bits, data.reshape(-1).view(np.uint8)
+        start = at * 8 // bits
+        count = min(packed.size * 8 // bits, math.prod(self.decode.shape) - start)
+        codes = packed if bits == _MOST_BITS else unpack(packed, bits, count)
+        for first, last in pieces(self.decode.shapes, start, start + count, job.PIECE):
+            self.put(first, codes[first - start : last - start])
+
+    def put(self, start: int, codes: Array) -> None:
+        """Decode codes in the elements of an array; ``start`` is the index of the first."""
+        numbers = numbers_of(codes.view(container(self.kind)), self.kind)
+        self.target.write(4 * start, np.ascontiguousarray(self.decode(numbers, start)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoding:
+    """Decodes what the parts of another job write.
+
+    Attributes:
+        kind: ONNX type of the codes.
+        decode: computes their values.
+        index: which tensor of the job has the codes.
+    """
+
+    kind: str
+    decode: ElementProgram
+    index: int
+
+    def compute(self, part: Part, sinks: Sequence[Sink]) -> Any:
+        """Run a part, write the values of its codes, and return its result."""
+        its_sinks: list[Sink] = [NoSink() for _ in range(MOST_TENSORS)]
+        its_sinks[self.index] = _ValueSink(self.kind, self.decode, sinks[0])
+        return part(its_sinks)

@@ -24,18 +24,21 @@ FORMS = {
     "blocks of columns": "q = QuantizeLinear<axis = 1, block_size = 4>(w, bc) "
     "y = DequantizeLinear<axis = 1, block_size = 4>(q, bc)",
     "another shape": f"v = Reshape(w, seen) t = {QUANT}(v, s, z, b) y = Reshape(t, back)",
+    "pairs of rows": f"t = {QUANT}(wp, p, z, b) y = Reshape(t, rows)",
+    "pairs of rows, then rows": "t = Mul(wp, p) v = Reshape(t, rows) y = Mul(v, r)",
     "plain": "t = Mul(w, r) y = Add(t, w)",
 }
 ROWS, COLUMNS = 22, 12
 
 
 def side(body: str, change: float) -> tuple[KnownValues, ir.Value]:
-    names = ["w", "s", "z", "b", "r", "c", "r1", "c1", "br", "bc"]
+    names = ["w", "s", "z", "b", "r", "c", "r1", "c1", "br", "bc", "wp", "p"]
     model = ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
         g (float[N] x) => (float[{ROWS},{COLUMNS}] y)
         <{", ".join(f"float {n} = {{0}}" for n in names)},
-         int64[3] seen = {{{ROWS}, 3, 4}}, int64[2] back = {{{ROWS}, -1}}> {{ {body} }}"""
+         int64[3] seen = {{{ROWS}, 3, 4}}, int64[2] back = {{{ROWS}, -1}},
+         int64[2] rows = {{-1, {COLUMNS}}}> {{ {body} }}"""
     )
     rng = np.random.default_rng(1)
     w = rng.normal(0, 1, (ROWS, COLUMNS)).astype(np.float32)
@@ -55,6 +58,8 @@ def side(body: str, change: float) -> tuple[KnownValues, ir.Value]:
         "c1": positive(COLUMNS),
         "br": positive(6, COLUMNS),
         "bc": positive(ROWS, 3),
+        "wp": w.reshape(ROWS // 2, 2, COLUMNS),
+        "p": positive(ROWS // 2, 1, COLUMNS),
     }
     for name, array in arrays.items():
         value = model.graph.initializers[name]
