@@ -146,7 +146,13 @@ def added_up(
         return exact
     share = (arithmetic.roundings(counts) + more) * arithmetic.unit
     if (share >= 0.5).any():
-        raise Undecidable(NO_BOUND(f"a sum of {counts.max():g} terms in {arithmetic.name}"))
+        terms = f"a sum of {counts.max():g} terms in {arithmetic.name}"
+        raise Undecidable(
+            NO_BOUND(
+                f"{terms}, whose roundings may add up to the whole sum; give --accumulate float32 "
+                "or --order chunk:N if a runtime adds so"
+            )
+        )
     if not np.isfinite(reach).all():
         raise Undecidable(NO_BOUND("a sum of data of unknown range"))
     if (reach * (1 + 2 * share) >= arithmetic.largest).any():

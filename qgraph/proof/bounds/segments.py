@@ -20,7 +20,7 @@ from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.counted import compare, finished
 from qgraph.proof.bounds.distances import distance
-from qgraph.proof.bounds.evaluate import Evaluation, Ranges, entered
+from qgraph.proof.bounds.evaluate import Evaluation, Ranges
 from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import program_of
 from qgraph.proof.bounds.moved_cuts import MovingAtoms
@@ -30,6 +30,7 @@ from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rounding_pairs import compared, counted_pair
 from qgraph.proof.bounds.roundings import rounding_of, unchanged
 from qgraph.proof.bounds.segment import RoundedData, Segment
+from qgraph.proof.bounds.unbounded_results import UnboundedResults
 from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason, Undecidable
 
 
@@ -85,7 +86,7 @@ class Pairing:
         self._open: dict[Atom, Segment] = {}
         self._forced: dict[Hashable, Float64] = {}
         self._make_ends, self._shown = ends, 0
-        self._opaque: dict[str, list[tuple[ir.Value, Quantity]]] = {}
+        self._unbounded = UnboundedResults(self._atoms)
         with np.errstate(all="ignore"):
             self._evaluate(
                 (reference, candidate),
@@ -137,15 +138,17 @@ class Pairing:
         self.segments = _worst_of_each_pair(self.segments)
         for pair, ours in zip(outputs, ends, strict=True):
             theirs = self._end(self.candidate, pair[1], self._of_candidate)
-            self.segments.append(_output(pair, ours, theirs))
+            self.segments.append(self._output(pair, ours, theirs))
 
     def _opaque_of_reference(self, value: ir.Value) -> Quantity | None:
         if self._make_ends is None or value.shape is None:
             return None
-        atom = entered(self._atoms, value, ("opaque", str(value.name)))
         node = value.producer()
-        self._opaque.setdefault("" if node is None else node.op_type, []).append((value, atom))
-        return atom
+        read = [] if node is None else [v for v in node.inputs if v is not None]
+        ends = [self._end(self.reference, v, self._of_reference) for v in read]
+        leaves = [end.meant.leaves for end in ends if isinstance(end, Quantity)]
+        sources = frozenset[int]().union(*leaves)
+        return self._unbounded.add(value, sources, self.reference.reasons[value])
 
     def _opaque_of_candidate(self, value: ir.Value) -> Quantity | None:
         """Return the quantity of the value of the reference that is equal to this one."""
@@ -154,12 +157,10 @@ class Pairing:
         for segment in self.segments[self._shown :]:
             self._ends.show(segment)
         self._shown = len(self.segments)
-        node = value.producer()
-        for other, atom in self._opaque.get("" if node is None else node.op_type, ()):
-            if self._ends.equal(str(other.name), str(value.name)):
-                self._atoms.conditions.add(EQUAL_OPERATORS)
-                return atom
-        return None
+        equal = self._unbounded.equal_to(value, self._ends.equal)
+        if equal is not None:
+            self._atoms.conditions.add(EQUAL_OPERATORS)
+        return equal
 
     @property
     def conditions(self) -> set[str]:
@@ -297,7 +298,9 @@ class Pairing:
         reason = NOT_MATCHED(
             f"no quantizer of the reference rounds what {node.name or node.op_type!r} does"
         )
-        others = (one.function for rounded in self._roundings.values() for one in rounded)
+        others = [one.function for rounded in self._roundings.values() for one in rounded]
+        reasons = (self._unbounded.reason(function, data.function) for function in others)
+        reason = next(filter(None, reasons), reason)
         for function in (data.function, *others):
             for _, atom in function.terms:
                 if atom.kind == "wrapped":
@@ -309,6 +312,38 @@ class Pairing:
         self._open[atom] = segment
         self._atoms.follow(atom, data)
         return Quantity(Combination.of(atom), *data.ends, unit=np.ones(()))
+
+    def _output(
+        self, pair: Pair, ours: Quantity | ExplainedReason, theirs: Quantity | ExplainedReason
+    ) -> Segment:
+        nodes = pair[0].producer(), pair[1].producer()
+        if not isinstance(ours, Quantity):
+            return Segment(*nodes, pair, is_output=True, reason=ours)
+        if not isinstance(theirs, Quantity):
+            return Segment(*nodes, pair, is_output=True, reason=theirs)
+        if not _alike(*pair):
+            unlike = DO_NOT_FIT("the results are of different types or shapes")
+            return Segment(*nodes, pair, is_output=True, reason=unlike)
+        shift = distance(ours.meant, theirs.meant)
+        programs = program_of(ours), program_of(theirs)
+        counted, reason = None, None
+        if programs[0] is not None and programs[1] is not None:
+            counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
+        if not np.isfinite(shift).all():
+            others = NOT_MATCHED("the output is computed from other values")
+            reason = self._unbounded.reason(ours.meant, theirs.meant) or others
+        return Segment(
+            *nodes,
+            pair,
+            is_output=True,
+            reference_error=ours.error,
+            candidate_error=theirs.error,
+            shift=shift,
+            span=ours.high - ours.low,
+            largest=ours.largest,
+            reason=reason,
+            counted=counted,
+        )
 
 
 _MOST_ATTEMPTS = 3
@@ -353,35 +388,3 @@ def _alike(one: ir.Value, other: ir.Value) -> bool:
     """Return whether two values are known to have one type and one shape."""
     is_known = one.shape is not None and not one.shape.has_unknown_dim()
     return is_known and one.dtype == other.dtype and one.shape == other.shape
-
-
-def _output(
-    pair: Pair, ours: Quantity | ExplainedReason, theirs: Quantity | ExplainedReason
-) -> Segment:
-    nodes = pair[0].producer(), pair[1].producer()
-    if not isinstance(ours, Quantity):
-        return Segment(*nodes, pair, is_output=True, reason=ours)
-    if not isinstance(theirs, Quantity):
-        return Segment(*nodes, pair, is_output=True, reason=theirs)
-    if not _alike(*pair):
-        unlike = DO_NOT_FIT("the results are of different types or shapes")
-        return Segment(*nodes, pair, is_output=True, reason=unlike)
-    shift = distance(ours.meant, theirs.meant)
-    programs = program_of(ours), program_of(theirs)
-    counted, reason = None, None
-    if programs[0] is not None and programs[1] is not None:
-        counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
-    if not np.isfinite(shift).all():
-        reason = NOT_MATCHED("the output is computed from other values")
-    return Segment(
-        *nodes,
-        pair,
-        is_output=True,
-        reference_error=ours.error,
-        candidate_error=theirs.error,
-        shift=shift,
-        span=ours.high - ours.low,
-        largest=ours.largest,
-        reason=reason,
-        counted=counted,
-    )

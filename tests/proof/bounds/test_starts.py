@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -91,3 +92,58 @@ def test_codes_that_are_only_moved_and_rounded_again_are_no_segment(middle):
     assert found.verdict == "bounded"
     assert {region.candidate_nodes for region in found.regions} >= {("last",)}
     assert not found.beyond
+
+
+def long_sum(arithmetic: str, terms: int, end: str) -> ir.Model:
+    """Return a sum of float16 products, in float16 or in float32."""
+    product = {
+        "FLOAT16": "m = MatMul (x, w)",
+        "FLOAT": """i = Cast <to = 1> (x) v = Cast <to = 1> (w)
+            j = MatMul (i, v) m = Cast <to = 10> (j)""",
+    }[arithmetic]
+    kind = "float16" if end == "Identity" else "int8"
+    call = {
+        "Identity": "y = Identity (m)",
+        "QuantizeLinear": "o = Cast <to = 1> (m) [last] y = QuantizeLinear (o, s, z)",
+    }[end]
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float16[2,{terms}] x, float16[{terms},1] w) => ({kind}[2,1] y)
+        <float s = {{0.01}}, int8 z = {{0}}> {{ {product} {call} }}""")
+    weights = model.graph.inputs.pop()
+    weights.const_value = ir.tensor(np.full((terms, 1), 0.001, np.float16))
+    model.graph.register_initializer(weights)
+    return model
+
+
+@pytest.mark.parametrize("end", ["Identity", "QuantizeLinear"])
+@pytest.mark.parametrize("reference", ["FLOAT16", "FLOAT"])
+def test_sums_of_too_many_terms_are_named(reference, end):
+    """A float16 sum of n terms is off by n * 2**-11 / (1 - n * 2**-11) of them."""
+    candidate = "FLOAT" if reference == "FLOAT16" else "FLOAT16"
+    verdicts = {}
+    for terms in (1023, 1024):
+        request = qgraph.Bounding(within="200step", ranges={"x": (-1.0, 1.0)})
+        sides = (long_sum(each, terms, end) for each in (reference, candidate))
+        verdicts[terms] = qgraph.prove(*sides, within=request)
+    assert verdicts[1023].verdict == "bounded"
+    assert verdicts[1024].verdict == "undecided"
+    first = verdicts[1024].regions[0]
+    assert str(first.reason).startswith("a sum of 1024 terms in FLOAT16")
+    assert "--accumulate float32" in str(first.reason)
+
+
+def test_quantizers_of_other_data_are_not_explained_by_sums_without_a_bound():
+    """The reference rounds nothing but its long sum, and the candidate rounds the data itself."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[2,4] x, int8[2,4] u) => (int8[2,4] y)
+        <float s = {0.01}, float h = {0.5}, int8 z = {0}> {
+            d = DequantizeLinear (u, h, z)
+            BODY
+            [last] y = QuantizeLinear (m, s, z)
+        }"""
+    bodies = "m = CumSum (d, k)", "m = Relu (x)"
+    text = text.replace("int8 z", "int64 k = {1}, int8 z")
+    sides = (ir.from_onnx_text(text.replace("BODY", body)) for body in bodies)
+    request = qgraph.Bounding(within="1step", ranges={"x": (-1.0, 1.0)})
+    (region, _) = qgraph.prove(*sides, within=request).regions
+    assert str(region.reason) == "no quantizer of the reference rounds what 'last' does"

@@ -1,0 +1,99 @@
+"""Results of the reference without a bound, with which segments begin.
+
+Nothing is known of the result of an LSTM, for example. Where the candidate computes an equal one,
+both have one atom. Where it computes another one, the reason why there is no bound is the reason
+why there is none for what follows, either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from qgraph.proof.bounds.combination import Atoms, Combination
+from qgraph.proof.bounds.evaluate import entered
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.reasons import ExplainedReason
+
+
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """A result without a bound.
+
+    Attributes:
+        value: in the reference.
+        quantity: that begins there.
+        sources: numbers of the atoms without arguments that it is computed from.
+        reason: why it has no bound.
+    """
+
+    value: ir.Value
+    quantity: Quantity
+    sources: frozenset[int]
+    reason: ExplainedReason
+
+
+class UnboundedResults:
+    """The results of the reference without a bound.
+
+    Args:
+        atoms: makes the atoms of both models.
+    """
+
+    def __init__(self, atoms: Atoms) -> None:
+        self._atoms = atoms
+        self._results: dict[int, _Result] = {}
+
+    def add(self, value: ir.Value, sources: frozenset[int], reason: ExplainedReason) -> Quantity:
+        """Return data that begins with a result.
+
+        Args:
+            value: the result.
+            sources: numbers of the atoms without arguments that it is computed from.
+            reason: why it has no bound.
+        """
+        quantity = entered(self._atoms, value, ("opaque", str(value.name)))
+        ((_, atom),) = quantity.meant.terms
+        self._results[atom.serial] = _Result(value, quantity, self._behind(sources), reason)
+        return quantity
+
+    def equal_to(self, value: ir.Value, equal: Callable[[str, str], bool]) -> Quantity | None:
+        """Return the data that begins with a result equal to a value of the candidate.
+
+        Args:
+            value: the value.
+            equal: returns whether values of both models are equal, by their names.
+        """
+        for result in self._results.values():
+            if _operator(result.value) == _operator(value) and equal(
+                str(result.value.name), str(value.name)
+            ):
+                return result.quantity
+        return None
+
+    def reason(self, ours: Combination, theirs: Combination) -> ExplainedReason | None:
+        """Return why a function of the reference has no bound that one of the candidate has.
+
+        Args:
+            ours: the function of the reference.
+            theirs: that of the candidate, which may be its counterpart.
+
+        Returns:
+            None if both are computed from other values, or from equal results.
+        """
+        own = [self._results[n] for n in sorted(ours.leaves - theirs.leaves) if n in self._results]
+        if not own or self._behind(ours.leaves) != self._behind(theirs.leaves):
+            return None
+        return own[0].reason
+
+    def _behind(self, leaves: frozenset[int]) -> frozenset[int]:
+        """Return the atoms that results without a bound are computed from, in place of these."""
+        parts = (self._results[n].sources if n in self._results else {n} for n in leaves)
+        return frozenset[int]().union(*parts)
+
+
+def _operator(value: ir.Value) -> str:
+    node = value.producer()
+    return "" if node is None else node.op_type
