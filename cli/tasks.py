@@ -60,7 +60,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Result:
+class TaskResult:
     """What became of a model or a pair.
 
     Attributes:
@@ -119,7 +119,7 @@ def new_folders(wanted: set[Path]) -> Iterator[None]:
                 folder.rmdir()
 
 
-def handled(tasks: Sequence[Task], jobs: int) -> list[Result]:
+def handled(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
     """Return the result of each task, in order, and print what each prints.
 
     Args:
@@ -134,7 +134,7 @@ def handled(tasks: Sequence[Task], jobs: int) -> list[Result]:
     return results
 
 
-def document_of(name: str, results: Sequence[Result]) -> dict[str, Any]:
+def document_of(name: str, results: Sequence[TaskResult]) -> dict[str, Any]:
     """Return the list of reports of a command."""
     failed = sum(result.status != 0 for result in results)
     return head(name) | {
@@ -143,7 +143,7 @@ def document_of(name: str, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def summarise(results: Sequence[Result], talk: Talk, what: str = "model") -> None:
+def summarise(results: Sequence[TaskResult], talk: Talk, what: str = "model") -> None:
     """Print how many are good, and each that is not.
 
     Args:
@@ -164,7 +164,7 @@ def summarise(results: Sequence[Result], talk: Talk, what: str = "model") -> Non
         show_paragraph(line)
 
 
-def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+def _results(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     """Yield the result of each task, in order."""
     jobs = min(jobs, len(tasks))
     if jobs == 1:
@@ -186,12 +186,12 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
             if jobs == 1:
                 message = "its process ended before it had a result. Run it alone to see why."
                 left[0].talk.error(f"{left[0].model}: {message}")
-                yield Result(left[0].model, UNUSABLE, message)
+                yield TaskResult(left[0].model, UNUSABLE, message)
                 del left[0]
             jobs = 1
 
 
-def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     """Yield the result of each task, in order, from processes that do nothing else.
 
     Raises:
@@ -210,10 +210,10 @@ def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
             raise
 
 
-def _handled_apart(task: Task) -> Result:
+def _handled_apart(task: Task) -> TaskResult:
     """Handle a model in a process of a pool, and return what it prints."""
     out, err = io.StringIO(), io.StringIO()
-    result = Result(task.model, UNUSABLE)
+    result = TaskResult(task.model, UNUSABLE)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), interruptible():
             options.load_modules(task.talk.plugins)
@@ -227,7 +227,7 @@ def _handled_apart(task: Task) -> Result:
     return replace(result, out=out.getvalue(), err=err.getvalue())
 
 
-def _handled(task: Task) -> Result:
+def _handled(task: Task) -> TaskResult:
     """Run the command for one model."""
     command: click.Command = importlib.import_module(f"qgraph.cli.commands.{task.name}").command
     report, as_json = task.arguments.get("report"), task.talk.form == "json"
@@ -242,8 +242,8 @@ def _handled(task: Task) -> Result:
         raise
     except Exception as error:
         failure = print_failure(error, task.talk)
-        return Result(task.model, failure.status, failure.message)
+        return TaskResult(task.model, failure.status, failure.message)
     document = json.loads(printed.getvalue()) if as_json else None
     if report is not None and report.exists():
         document = json.loads(report.read_text("utf-8"))
-    return Result(task.model, status, document=document)
+    return TaskResult(task.model, status, document=document)

@@ -186,7 +186,7 @@ class Limit:
         """Return whether a bound is within the limit."""
         match self.unit:
             case "step":
-                if self.is_whole and bound.absolute is None:
+                if self.is_whole:
                     return bound.max_steps <= self.number
                 return bound.deviation_steps <= self.number
             case "%":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,6 +87,10 @@ class BoundsReport:
         """Return the fields."""
         rows = [segment.to_json() for segment in self.segments]
         return self.request.to_json() | {"conditions": list(self.conditions), "segments": rows}
+
+
+_ABOUT_ONE = 1 - 2.0**-40
+"""So much less are whole numbers of steps that were rounded up."""
 
 
 @dataclass(eq=False)
@@ -177,12 +182,13 @@ class SegmentTally:
         if limit is None or self.bound is None:
             return None
         stated = self.bound
-        share = self.distance
+        share, steps = self.distance, int(self.steps)
         if stated.absolute is not None:
             far = self.distance
             ratio = far / stated.absolute if stated.absolute else 0.0
             ulps = None if stated.ulps is None else stated.ulps * ratio
             share = stated.deviation_steps * ratio
+            steps = math.ceil(share * _ABOUT_ONE)
             stated = replace(stated, absolute=far, ulps=ulps)
-        seen = replace(stated, deviation_steps=share, max_steps=int(self.steps))
+        seen = replace(stated, deviation_steps=share, max_steps=steps)
         return None if limit.holds(seen) else str(limit)

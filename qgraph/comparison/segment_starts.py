@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ def starts_of(runs: BoundRuns, step: SegmentRun) -> list[SegmentStart]:
     """Return what a segment starts from.
 
     Raises:
-        KeyError: not known.
+        KeyError: not known, or codes without ends.
     """
     if step.parts is None:
         return []
@@ -87,6 +88,8 @@ def starts_of(runs: BoundRuns, step: SegmentRun) -> list[SegmentStart]:
         delta, ((_, atom),) = source.segment.delta, one.codes.terms
         low = float(np.max(np.maximum(one.ends[0], other.ends[0] - delta)))
         high = float(np.min(np.minimum(one.ends[1], other.ends[1] - delta)))
+        if not math.isfinite(high - low):
+            raise KeyError(f"the codes of {source.tally.value} have no ends")
         dtype = cut.dtype or ir.DataType.FLOAT
         starts.append(
             SegmentStart(

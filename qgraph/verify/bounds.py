@@ -272,9 +272,10 @@ class BoundCheck:
         if bound is None:
             raise EquivalenceError("it states no bound")
         (one, other), (x, y) = (self._one, self._other), segment.ends
+        is_whole = any(map(_is_whole, segment.ends))
         if segment.is_output:
             ours = one.of(x)
-            figures = [_of_output(ours, other.of(y), bound, ours.high - ours.low)]
+            figures = [_of_output(ours, other.of(y), bound, ours.high - ours.low, is_whole)]
         else:
             one.expect_rounding(x)
             other.expect_rounding(y)
@@ -289,7 +290,7 @@ class BoundCheck:
         weak = one.weak.get(x) or other.weak.get(y)
         if problem is not None and segment.is_output:
             widest = np.asarray(np.max(ours.high - ours.low))
-            if _too_small(_of_output(ours, other.of(y), bound, widest), bound) is None:
+            if _too_small(_of_output(ours, other.of(y), bound, widest, is_whole), bound) is None:
                 weak = "its steps are of the widest range of all channels"
         if problem is not None and not any(_too_small(each, bound, _NOISE) for each in figures):
             weak = "the rounding of float64 alone may be so large"
@@ -299,18 +300,21 @@ class BoundCheck:
             raise EquivalenceError(problem)
 
 
+def _is_whole(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
 def _has_codes(segment: _Segment) -> bool:
     """Return whether a segment ends with the same numbers in both models, which nothing limits."""
     one, other = segment.ends
-    is_integer = one.dtype is not None and one.dtype.is_integer()
     is_free = not any(u.op_type == "Clip" for value in segment.ends for u in value.consumers())
-    return is_integer and is_free and one.dtype is other.dtype and not segment.code_shift
+    return _is_whole(one) and is_free and one.dtype is other.dtype and not segment.code_shift
 
 
 def _input(value: ir.Value, limits: tuple[float, float] | None) -> Executed:
     ends: tuple[float, float] = -np.inf, np.inf
     unit = None
-    if value.dtype is not None and value.dtype.is_integer():
+    if value.dtype is not None and _is_whole(value):
         ends, unit = code_range(value.dtype), np.ones(())
     low, high = (np.asarray(float(end)) for end in limits or ends)
     basis = Basis(("input", str(value.name)), low, high)
@@ -352,13 +356,16 @@ def _counted(bound: Bound, ours: Float64) -> Float64:
     return ours if bound.against == Against.EXECUTION else np.zeros_like(ours)
 
 
-def _of_output(ours: Executed, theirs: Executed, bound: Bound, span: Float64) -> _Figures:
+def _of_output(
+    ours: Executed, theirs: Executed, bound: Bound, span: Float64, is_whole: bool
+) -> _Figures:
     parts = ours.error, theirs.error, distance(ours.meant, theirs.meant)
-    unit = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT
+    unit, levels = np.ones(()), float(np.max(span))
+    if not is_whole:
+        unit, levels = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
     far = _counted(bound, parts[0]) + parts[1] + parts[2]
     ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
-    steps = min(np.ceil(np.max(far / unit)), _MOST_STEPS)
-    levels = float(STEPS_OF_OUTPUT)
+    steps = min((np.floor if is_whole else np.ceil)(np.max(far / unit)), _MOST_STEPS)
     one, other, shift = (part / unit for part in parts)
     return _Figures(one, other, shift, float(steps), levels, float(np.max(far)), ulps)
 

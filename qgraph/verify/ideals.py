@@ -20,7 +20,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import Approximation, largest_of, product
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
-from qgraph.verify.places import Movement
+from qgraph.verify.places import MovedElements
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
@@ -49,7 +49,7 @@ class Basis:
     reach: Float64 = field(default_factory=NOTHING.copy)
     ends: tuple[Float64, Float64] | None = None
     slope: float = 1.0
-    movement: Movement | None = None
+    movement: MovedElements | None = None
 
     @cached_property
     def key(self) -> Hashable:

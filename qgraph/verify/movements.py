@@ -17,13 +17,13 @@ from qgraph.ops.approximation import granules
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
-from qgraph.verify.places import Movement
+from qgraph.verify.places import MovedElements
 from qgraph.verify.reading import RESHAPING
 from qgraph.verify.traces import Trace
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolWindows:
     """Maxima or means of windows, of data that does not differ within a channel.
 
     Attributes:
@@ -41,6 +41,9 @@ class Windows:
     def ends(self, low: Float64, high: Float64, _: float = 0.0) -> tuple[Float64, Float64]:
         """Return the ends of the results."""
         return self.of(low), self.of(high)
+
+
+_Moved = MovedElements | PoolWindows
 
 
 def move(trace: Trace, node: ir.Node) -> Sequence[Executed]:
@@ -116,7 +119,7 @@ def largest(trace: Trace, node: ir.Node) -> Executed:
         raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
     if varies(x, range(2, len(shape)), len(shape)):
         raise UnsupportedError(f"a {node.op_type} of data with several scales")
-    return moved(trace, Windows(identity_of(node), True), x)
+    return moved(trace, PoolWindows(identity_of(node), True), x)
 
 
 def _movements(
@@ -124,7 +127,7 @@ def _movements(
     node: ir.Node,
     parameters: Sequence[ir.Value | None] | None = None,
     **attributes: str,
-) -> list[list[Movement]]:
+) -> list[list[MovedElements]]:
     """Return, for each result, where its elements come from in each tensor of data.
 
     Args:
@@ -144,16 +147,16 @@ def _movements(
         results = trace.executed(node, [*numbers, *(parameters or ())], **attributes)
     return [
         [
-            Movement(shape, whole, np.where((all_ > start) & (all_ <= stop), all_ - start, 0))
+            MovedElements(shape, whole, np.where((all_ > start) & (all_ <= stop), all_ - start, 0))
             for shape, (start, stop) in zip(before, pairwise(starts), strict=True)
         ]
         for whole, all_ in zip(after, results, strict=True)
     ]
 
 
-def moved(trace: Trace, movement: Movement | Windows, x: Executed, fill: float = 0.0) -> Executed:
+def moved(trace: Trace, movement: _Moved, x: Executed, fill: float = 0.0) -> Executed:
     """Return moved data; elements that are none of the data are a number."""
-    if isinstance(movement, Windows):
+    if isinstance(movement, PoolWindows):
         x = replace(x, absolute=x.error, relative=NOTHING)
     unit = None if x.granule is None else movement.of(x.granule, np.inf)
     unit = None if unit is None else np.minimum(unit, granules(np.asarray(fill)))
@@ -178,15 +181,15 @@ def varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
     return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
 
 
-def rebased(function: Ideal, movement: Movement | Windows, trace: Trace | None = None) -> Ideal:
+def rebased(function: Ideal, movement: _Moved, trace: Trace | None = None) -> Ideal:
     """Return a function of moved elements, as one of moved bases.
 
     Limits are behind movements. Moved codes are codes of the model, if it is known.
     """
     has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
-    if isinstance(movement, Windows) and movement.are_maxima and not has_one:
+    if isinstance(movement, PoolWindows) and movement.are_maxima and not has_one:
         raise UnsupportedError("a maximum of several terms")
-    if isinstance(movement, Movement) and movement.is_padding and function.offset.any():
+    if isinstance(movement, MovedElements) and movement.is_padding and function.offset.any():
         one = Ideal(((function.offset, ONE),), depth=function.depth)
         function = one.plus(replace(function, offset=NOTHING))
     change, depth = movement.of, function.depth
@@ -194,7 +197,7 @@ def rebased(function: Ideal, movement: Movement | Windows, trace: Trace | None =
     terms = []
     for factor, basis in function.terms:
         result = Ideal.of(_rebased(basis, function.depth, movement, trace))
-        if trace is not None and not (isinstance(movement, Movement) and movement.is_part):
+        if trace is not None and not (isinstance(movement, MovedElements) and movement.is_part):
             again = partial(moved, trace, movement)
             result = trace.carried(basis, result.terms[0][1], change, again)
         moved_factor = change(factor)
@@ -206,13 +209,13 @@ def rebased(function: Ideal, movement: Movement | Windows, trace: Trace | None =
     return Ideal(tuple(terms), offset, size, depth)
 
 
-def _rebased(basis: Basis, depth: int, movement: Movement | Windows, trace: Trace | None) -> Basis:
+def _rebased(basis: Basis, depth: int, movement: _Moved, trace: Trace | None) -> Basis:
     """Return a basis of moved elements; ``depth`` is that of the function it is part of."""
     low, high = movement.ends(basis.low, basis.high)
     if basis.inner is not None and _keeps_limits(basis, movement):
         return replace(basis, low=low, high=high, inner=rebased(basis.inner, movement, trace))
     inner = replace(Ideal.of(basis), depth=depth)
-    if isinstance(movement, Windows):
+    if isinstance(movement, PoolWindows):
         return Basis(movement.kind, low, high, inner)
     if basis.inner is not None and basis.kind[1:] == (RIGHT.geometry, RIGHT.trailing):
         turned = _turned(basis, movement, trace)
@@ -223,7 +226,7 @@ def _rebased(basis: Basis, depth: int, movement: Movement | Windows, trace: Trac
     return _taken(movement, inner, (low, high))
 
 
-def _taken(movement: Movement, inner: Ideal, ends: tuple[Float64, Float64]) -> Basis:
+def _taken(movement: MovedElements, inner: Ideal, ends: tuple[Float64, Float64]) -> Basis:
     """Return elements of a basis, which is given as a function, or all of it."""
     ((_, source),) = inner.terms
     if movement.is_nothing:
@@ -231,16 +234,16 @@ def _taken(movement: Movement, inner: Ideal, ends: tuple[Float64, Float64]) -> B
     return Basis(movement.kind, *ends, inner, movement=movement)
 
 
-def _keeps_limits(basis: Basis, movement: Movement | Windows) -> bool:
+def _keeps_limits(basis: Basis, movement: _Moved) -> bool:
     """Return whether limits of the data are limits of what is moved."""
     if basis.ends is None or basis.inner is None or any(end.size > 1 for end in basis.ends):
         return False
-    if isinstance(movement, Windows):
+    if isinstance(movement, PoolWindows):
         return movement.are_maxima
     return not movement.fills or bool(basis.ends[0] <= 0 <= basis.ends[1])
 
 
-def _turned(basis: Basis, movement: Movement, trace: Trace | None) -> Basis | None:
+def _turned(basis: Basis, movement: MovedElements, trace: Trace | None) -> Basis | None:
     """Return moved rows of a matrix product as a Conv of one place; None if they are not."""
     rank = len(movement.before.lengths)
     axes = 0, rank - 1, *range(1, rank - 1)

@@ -66,15 +66,15 @@ class Shape:
         """Return the shape with another last size."""
         return Shape((*self.sizes[:-1], size), self._primes)
 
-    def transposed(self, axes: Sequence[int]) -> Movement:
+    def transposed(self, axes: Sequence[int]) -> MovedElements:
         """Return the movement of elements to another order of axes."""
         after = Shape(tuple(self.sizes[axis] for axis in axes), self._primes)
-        return Movement(self, after, self.places.transpose(axes))
+        return MovedElements(self, after, self.places.transpose(axes))
 
-    def reshaped(self, sizes: Sizes) -> Movement:
+    def reshaped(self, sizes: Sizes) -> MovedElements:
         """Return the movement of elements to other sizes."""
         after = Shape(sizes, self._primes)
-        return Movement(self, after, self.places.reshape(after.lengths))
+        return MovedElements(self, after, self.places.reshape(after.lengths))
 
 
 def primes_of(interface: Iterable[Sizes]) -> dict[str, int]:
@@ -84,7 +84,7 @@ def primes_of(interface: Iterable[Sizes]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Movement:
+class MovedElements:
     """Where each element of a result comes from.
 
     Attributes:
@@ -135,14 +135,14 @@ class Movement:
         """Whether the result is the data."""
         return np.array_equal(self.places, self.before.places)
 
-    def then(self, other: Movement) -> Movement:
+    def then(self, other: MovedElements) -> MovedElements:
         """Return both movements in sequence, with broadcasting between them."""
         between = np.broadcast_to(self.places, other.before.lengths)
-        return Movement(self.before, other.after, np.append(0, between)[other.places])
+        return MovedElements(self.before, other.after, np.append(0, between)[other.places])
 
-    def beside(self, other: Movement) -> Movement:
+    def beside(self, other: MovedElements) -> MovedElements:
         """Return both movements of one tensor to two parts of a result."""
-        return Movement(self.before, self.after, self.places + other.places)
+        return MovedElements(self.before, self.after, self.places + other.places)
 
     def of(self, array: Float64, nothing: float = 0.0) -> Float64:
         """Return an array that broadcasts to the data as one that broadcasts to the result."""

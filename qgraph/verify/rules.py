@@ -17,7 +17,7 @@ from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
 from qgraph.verify.movements import (
-    Windows,
+    PoolWindows,
     concat,
     identity_of,
     largest,
@@ -254,7 +254,7 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if len(numbers) < len(sizes) or varies(x, axes, rank):
         raise UnsupportedError("a mean of data with several scales, or of unknown size")
     count = float(math.prod(numbers))
-    meant = rebased(x.meant, Windows((*identity, *axes), are_maxima=False))
+    meant = rebased(x.meant, PoolWindows((*identity, *axes), are_maxima=False))
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
     total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
     quotient = replace(exact, absolute=total.absolute / count, unit=None)

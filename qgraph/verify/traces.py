@@ -24,8 +24,9 @@ from qgraph.ops.approximation import (
 from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
 from qgraph.verify.ideals import NOTHING, ULP, Basis, Executed, Ideal, unlimited
-from qgraph.verify.places import Movement, Shape, Sizes
+from qgraph.verify.places import MovedElements, Shape, Sizes
 from qgraph.verify.reading import MOVING, QUANTIZERS, Reading, agree
+from qgraph.verify.shapes import code_range
 
 Change = Callable[[Float64], Float64]
 Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
@@ -33,6 +34,9 @@ Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
 
 
 ENDLESS: Float64 = np.full((), np.inf)
+_EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"})
+_ARITHMETIC = _EXACT | {"Div", "ReduceMean", "AveragePool", "GlobalAveragePool", "LeakyRelu"}
+_WHOLE = 1 << 53
 WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
 FAILURES = (UnsupportedError, Undecidable, OperatorError, ValueError, TypeError, IndexError)
 
@@ -61,7 +65,7 @@ class TracedRounding:
     reach: tuple[Float64, Float64]
     codes: Ideal = field(default_factory=Ideal)
     is_moved: bool = False
-    movement: Movement | None = None
+    movement: MovedElements | None = None
 
 
 _FEW_NUMBERS = 4096
@@ -160,6 +164,7 @@ class Trace:
                 raise UnsupportedError(f"the checker has no bound for {node.op_type}")
             results = rule(self, node)
             results = [results] if isinstance(results, Executed) else results
+            _expect_whole(node, results[0])
             self._values.update(zip(node.outputs, results, strict=False))
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
@@ -179,7 +184,7 @@ class Trace:
         """Return the shape of a value, in numbers too."""
         return Shape(self.shape(value), self._primes)
 
-    def reshape(self, before: Sizes, after: Sizes) -> Movement:
+    def reshape(self, before: Sizes, after: Sizes) -> MovedElements:
         """Return the movement of elements from one shape to another."""
         return Shape(before, self._primes).reshaped(after)
 
@@ -392,6 +397,17 @@ def limited(x: Executed, low: Float64, high: Float64) -> Executed:
     basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
     meant = replace(Ideal.of(basis), depth=x.meant.depth)
     return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
+
+
+def _expect_whole(node: ir.Node, result: Executed) -> None:
+    """Check that an operator on integers does not round them, nor lets them wrap around."""
+    dtype = node.outputs[0].dtype
+    if node.op_type not in _ARITHMETIC or dtype is None or not dtype.is_integer():
+        return
+    low, high = code_range(dtype)
+    is_exact = (result.low >= max(low, -_WHOLE)).all() and (result.high <= min(high, _WHOLE)).all()
+    if not is_exact or node.op_type not in _EXACT:
+        raise UnsupportedError(f"integers of {node.op_type} may be rounded or wrap around")
 
 
 def precision_of(node: ir.Node) -> FloatType:

@@ -151,3 +151,18 @@ def test_a_difference_in_a_later_segment_is_shown_if_the_codes_before_are_known(
         each.reference_nodes for each in certificate.regions if each.verdict == "different"
     ]
     assert (str(certificate.verdict), different) == ("different", [("last",)])
+
+
+def test_codes_without_ends_give_no_examples():
+    pair = [
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+            net (float[2,4] x) => (int64[2] y)
+            <float low = {{-1}}, float high = {{1}}, int64 least = {{{least}}}> {{
+                whole = Floor (x)
+                some = Clip (whole, low, high)
+                first = ArgMax <axis = 1, keepdims = 0> (some)
+                y = Min (least, first)
+            }}""")
+        for least in (-1, 0)
+    ]
+    assert qgraph.prove(*pair).verdict == "bounded"

@@ -34,7 +34,7 @@ _NEAR = 2.0**-30
 _Ends = tuple[Float64, Float64]
 
 
-class _UnknownError(Exception):
+class _NoPiecesError(Exception):
     """A function has no bound on a piece, or is computed from other numbers."""
 
 
@@ -52,7 +52,7 @@ def apart_on_pieces(
     if source is None:
         return None
     try:
-        pieces = _Pieces.of(source, one, other)
+        pieces = _Intervals.of(source, one, other)
         with np.errstate(all="ignore"):
             ours, theirs = pieces.ends(one), pieces.ends(other)
             if window is not None:
@@ -60,7 +60,7 @@ def apart_on_pieces(
                     (np.clip(low, *window), np.clip(high, *window)) for low, high in (ours, theirs)
                 )
             apart = np.maximum(ours[1] - theirs[0], theirs[1] - ours[0])
-    except _UnknownError:
+    except _NoPiecesError:
         return None
     largest = np.asarray(apart.max(axis=0))
     return largest if np.isfinite(largest).all() else None
@@ -82,7 +82,7 @@ def _linear(function: Combination) -> list[tuple[Float64, Atom]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pieces:
+class _Intervals:
     """Pieces of the range of a number.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Pieces:
     _known: dict[Atom, _Ends] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Combination, *functions: Combination) -> _Pieces:
+    def of(cls, source: Combination, *functions: Combination) -> _Intervals:
         seen: set[Atom] = set()
         shapes = [np.shape(number) for each in functions for number in _numbers(each, seen)]
         shape = np.broadcast_shapes(*shapes)
@@ -107,7 +107,7 @@ class _Pieces:
         bottom, top = (np.asarray(end) for end in source.range)
         count = min(_MOST_PIECES, _MOST_NUMBERS // max(int(np.prod(shape)), 1))
         if not (np.isfinite(bottom).all() and np.isfinite(top).all() and count > 1):
-            raise _UnknownError
+            raise _NoPiecesError
         ends = np.linspace(bottom.min(), top.max(), count + 1)
         return cls(source, ends[:-1].reshape(behind), ends[1:].reshape(behind))
 
@@ -151,7 +151,7 @@ class _Pieces:
         if atom in self._known:
             return self._known[atom]
         if len(self._known) == _MOST_FUNCTIONS:
-            raise _UnknownError
+            raise _NoPiecesError
         low, high = self.ends(atom.arguments[0])
         if atom.kind == "clip":
             result = np.clip(low, *atom.numbers), np.clip(high, *atom.numbers)
@@ -174,7 +174,7 @@ def _of_two(atom: Atom, one: _Ends, other: _Ends) -> _Ends:
         return pick(one[0], other[0]), pick(one[1], other[1])
     if atom.kind == "quotient":
         if not ((other[0] > 0) | (other[1] < 0)).all():
-            raise _UnknownError
+            raise _NoPiecesError
         other = 1 / other[1], 1 / other[0]
     corners = [product(x, y) for x in one for y in other]
     return np.minimum.reduce(corners), np.maximum.reduce(corners)
@@ -208,7 +208,7 @@ def _ratio(own: dict[int, tuple[Float64, Atom]], terms: dict[int, tuple[Float64,
     """Return how many times the source a function is, by the atom that counts most."""
     common = [key for key in own if key in terms]
     if not common:
-        raise _UnknownError
+        raise _NoPiecesError
     main = max(
         common, key=lambda key: float(np.max(product(np.abs(own[key][0]), own[key][1].largest)))
     )

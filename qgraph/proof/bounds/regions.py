@@ -303,8 +303,9 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
     unit, levels = np.ones(()), float(np.max(segment.span))
     absolute = ulps = None
     if segment.is_output:
-        span = np.where(segment.span > 0, segment.span, np.inf)
-        unit, levels = span / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
+        if not segment.is_integer:
+            span = np.where(segment.span > 0, segment.span, np.inf)
+            unit, levels = span / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
         absolute = float(np.max(deviation))
         ulps = float(np.max(deviation / np.spacing(segment.largest.astype(np.float32))))
     parts = segment.reference_error, segment.candidate_error, segment.shift + ends
@@ -312,7 +313,8 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
     far, tie, ours, theirs, shift = (float(np.max(part)) for part in steps)
     count = segment.steps(ideal=is_ideal)
     if segment.is_output:
-        count = 0 if segment.is_equal else int(min(np.ceil(far), _MOST_STEPS))
+        rounding = np.floor if segment.is_integer else np.ceil
+        count = 0 if segment.is_equal else int(min(rounding(far), _MOST_STEPS))
     return Bound(
         far,
         count,

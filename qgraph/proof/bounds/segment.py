@@ -88,6 +88,13 @@ class Segment:
         return not (self.deviation.any() or self.extra.any())
 
     @property
+    def is_integer(self) -> bool:
+        """Whether it ends with whole numbers, which are 1 step apart."""
+        return any(
+            v is not None and v.dtype is not None and v.dtype.is_integer() for v in self.values
+        )
+
+    @property
     def deviation(self) -> Float64:
         """Largest distance of both results as executed, before rounding."""
         return self.reference_error + self.candidate_error + self.shift

@@ -35,7 +35,8 @@ def traced(call: NodeCall) -> Operand:
             values.append(value)
     constants = _constants(values, call)
     dtype = node.outputs[0].dtype
-    tracer.is_whole = dtype is not None and dtype.is_integer() and node.op_type in _WRAPPING
+    types = {value.dtype for value in (*values, *node.outputs)}
+    tracer.is_whole = all(each is not None and each.is_integer() for each in types)
     try:
         # Definitions are written over any primitives; expressions are one kind of them.
         primitives: Any = tracer if constants is None else ConstantTracer()
@@ -47,7 +48,7 @@ def traced(call: NodeCall) -> Operand:
         result = result.quantity
     if not isinstance(result, Quantity | Pending):
         raise call.refusal()
-    if tracer.is_whole and dtype is not None:
+    if tracer.is_whole and dtype is not None and node.op_type in _WRAPPING:
         return _expect_no_wrap(tracer.quantity(result), node, np.iinfo(dtype.numpy()))
     if isinstance(result, Pending) or dtype is None:
         return result
@@ -86,6 +87,8 @@ def shape_of_data(node: ir.Node) -> Shape:
 
 _WRAPPING = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Div", "Pow", "Sum"})
 """Operators on integers, whose results wrap around or are truncated."""
+_EXACT = 1 << 53
+"""Up to here the ends of ranges, which are float64, are exact."""
 
 
 def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Quantity:
@@ -94,7 +97,8 @@ def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Q
     Raises:
         Undecidable: they may.
     """
-    is_inside = (result.low >= limits.min).all() and (result.high <= limits.max).all()
+    first, last = max(limits.min, -_EXACT), min(limits.max, _EXACT)
+    is_inside = (result.low >= first).all() and (result.high <= last).all()
     if node.op_type in ("Div", "Pow") or not is_inside:
         raise Undecidable(OUT_OF_RANGE(f"{node.op_type} of integers may leave their range"))
     return result
