@@ -163,7 +163,8 @@ class Limit:
             OptionError: it states none.
         """
         name, _, rest = str(text).strip().rpartition(":")
-        match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)\s*(steps?|ulps?|%|)", rest.lower())
+        number = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+        match = re.fullmatch(number + r"\s*(steps?|ulps?|%|)", rest.lower())
         unit = "" if match is None else match[2].rstrip("s")
         if match is None or (not name and unit in ("", "ulp")):
             raise OptionError(
@@ -175,7 +176,7 @@ class Limit:
     def __str__(self) -> str:
         """Return the limit as :meth:`parse` takes it."""
         name = "" if self.output is None else f"{self.output}:"
-        return f"{name}{self.number:g}{self.unit}"
+        return f"{name}{str(self.number).removesuffix('.0')}{self.unit}"
 
     @property
     def is_whole(self) -> bool:

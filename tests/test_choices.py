@@ -253,6 +253,13 @@ def test_units_of_limits_match_in_any_case() -> None:
     assert Limit.parse("y:3ULP") == Limit.parse("y:3ulp")
 
 
+@pytest.mark.parametrize("text", ["1step", "0.05step", "y:1234567", "y:1e30", "y:.5e-9", "2.5e+3%"])
+def test_limits_are_written_as_they_are_read(text: str) -> None:
+    limit = Limit.parse(text)
+    assert limit.number == float(text.split(":")[-1].rstrip("step%"))
+    assert Limit.parse(str(limit)) == limit
+
+
 def test_words_of_rewrites_match_in_any_case(model: Model) -> None:
     for text in cases("bits"):
         assert qgraph.convert(model.clone(), to="QDQ", exact=text).count("refused") == 0

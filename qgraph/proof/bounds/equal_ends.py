@@ -67,7 +67,7 @@ class EqualEnds:
         for pair in product(ours, theirs):
             if self._follows(pair):
                 self._closure.assume(pair)
-        return is_shown
+        return is_shown and not segment.extra.any()
 
     def equal(self, ours: str, theirs: str) -> bool:
         """Return whether two values are equal, by their names; zeros may differ in sign."""

@@ -274,6 +274,8 @@ def _counts(counted: Counted) -> dict[str, Any]:
 
 
 def _unbounded(segment: Segment) -> str:
+    if not np.isfinite(segment.extra).all():
+        return NOT_MATCHED("one model limits the codes, and the other one does not")
     if np.isfinite(segment.shift).all():
         return OUT_OF_RANGE("the range of an input is not known; give --range NAME=LOW:HIGH")
     return NOT_MATCHED("the models compute it from other values, or with other weights")

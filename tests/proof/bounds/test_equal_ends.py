@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import qgraph
 from qgraph.proof.bounds.equal_ends import decoded_from
@@ -52,3 +56,24 @@ def test_only_standard_operators_that_keep_codes_apart_decode_them(use, count):
     (user,) = end.consumers()
     user.outputs[0].dtype = ir.DataType(user.attributes.get_int("to", ir.DataType.UINT8))
     assert len(decoded_from(end)) == count
+
+
+@pytest.mark.parametrize(
+    "limits", ["z = Clip (r, low, high)", "h = Max (r, low) z = Min (h, high)"]
+)
+def test_codes_that_one_model_limits_are_not_equal(limits):
+    """Enumeration does not decide float64, so the proved rounding and a bound are all there is."""
+    models = [
+        onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+            net (double[N] x) => (double[N] y)
+            <double s = {{0.05}}, double low = {{-128}}, double high = {{127}}> {{
+                a = Div (x, s) r = Round (a) {body} }}""")
+        for body in (f"{limits} y = Mul (z, s)", "y = Mul (r, s)")
+    ]
+    x = np.array([6.0, 7.0, 1000.0])
+    ours, theirs = (ReferenceEvaluator(model).run(None, {"x": x})[0] for model in models)
+    assert np.abs(ours - theirs).max() > 900
+    for pair in (models, models[::-1]):
+        proved = qgraph.prove(*pair, within="y:1000")
+        assert proved.verdict == "undecided"
+        assert "limits the codes" in str(proved.regions[0].reason)
