@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -10,22 +9,26 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, OptionError, where
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
-from qgraph.graph.scopes import input_of, producer_of
+from qgraph.graph.scopes import input_of, inputs_of, producer_of
+from qgraph.graph.streaming import PIECE, Stream, box_at
 from qgraph.model import Model
-from qgraph.numerics import Array
-from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.formats import FORMATS, IntFormat, container
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.ops.operator import operator_of
+from qgraph.quantizers.weights.level_table import numbers_of
+from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, exact_option, option, transform
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
+from qgraph.transforms.weights.packed_blocks import PackedBlocks
 
 _LEAST_BLOCK = 16
 _LEVELS = range(5)
 _WIDTHS = (2, 4, 8)
+_SCALES = ("FLOAT", "FLOAT16", "BFLOAT16")
 
 
 @transform("raise-mat-mul-n-bits")
@@ -38,8 +41,8 @@ class RaiseMatMulNBits(Transform):
     2. ``Gemm(a, b, c) -> Add(MatMulNBits(a, ...), c)`` with ``alpha = beta = 1``, no ``transA``.
 
     Signed codes and their zero points are shifted to unsigned ones. Scales that are not in blocks,
-    or in blocks that are no power of two, are repeated. All weights are compared, element by
-    element.
+    or in blocks that are no power of two, are repeated. Codes are packed while the model is saved,
+    strip by strip, and compared. Weights that 16-bit scales round are counted.
     """
 
     block_size: int = option(128, help="rows of a block if scales have no blocks")
@@ -72,27 +75,22 @@ class RaiseMatMulNBits(Transform):
         decode = _decoder(node.inputs[1])
         if decode is None:
             return None
-        decoded = _Decoded.of(node, *decode)
-        form, inputs = decoded.packed(self.block_size)
-        verdict = _compare(form.values(*inputs), decoded.values)
+        blocks = _blocks(node, *decode, self.block_size)
+        form = blocks.form
         attributes = {"K": form.k, "N": form.n, "bits": form.bits, "block_size": form.size}
         if self.accuracy_level:
             attributes["accuracy_level"] = self.accuracy_level
 
         def write(draft: Draft) -> Operand:
-            operands: list[Operand | None] = [node.inputs[0]]
             names = ("codes", "scales", "zero_points")
-            operands += [
-                draft.constant(array, name)
-                for name, array in zip(names, inputs, strict=True)
-                if array is not None
-            ]
-            dtype = ir.DataType.from_numpy(inputs[1].dtype)
+            operands: list[Operand | None] = [node.inputs[0]]
+            operands += map(draft.stored, blocks.tensors(), names)
+            dtype = ir.DataType[blocks.scale.kind]
             y = draft.node("MatMulNBits", operands, attributes, domain=MICROSOFT, dtype=dtype)
             added = input_of(node, 2)
             return y if added is None else draft.node("Add", [y, added], dtype=dtype)
 
-        return Rebuild(node, (node,), verdict, write)
+        return Rebuild(node, (node,), _compared(decode[0], blocks), write)
 
 
 def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
@@ -106,97 +104,78 @@ def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
         turned = True
     if node is None or node.op_type != "DequantizeLinear":
         return None
-    return (node, turned) if constant_expression(node.inputs[0]) is not None else None
+    return (node, turned) if constant_stream(node.inputs[0]) is not None else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Decoded:
-    """Weights after a DequantizeLinear, transposed to ``[K, N]`` if needed.
+def _blocks(node: ir.Node, decode: ir.Node, turned: bool, preferred: int) -> PackedBlocks:
+    """Return the weights of ``node`` in blocks of rows.
 
-    Attributes:
-        values: what comes out.
-        codes: unsigned, ``[K, N]``.
-        bits: of a code.
-        scale, zero: aligned to the codes, or with one row for each block.
-        block: rows of a block; 0 if scales do not differ by rows.
+    Args:
+        node: the product.
+        decode: gives its weights.
+        turned: whether a Transpose follows.
+        preferred: rows of a block if scales have no blocks.
+
+    Raises:
+        OperatorError: MatMulNBits has no form for them.
     """
+    if node.op_type == "Gemm":
+        turned ^= bool(node.attributes.get_int("transB", 0))
+        factors = {node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
+        if node.attributes.get_int("transA", 0) or factors != {1.0}:
+            raise OperatorError(f"{where(node)}: MatMulNBits has no transA, alpha or beta")
+    operator = operator_of(decode)
+    codes, scale, points = (constant_stream(value) for value in inputs_of(decode, 3))
+    if (
+        operator is None
+        or codes is None
+        or scale is None
+        or (points is None and input_of(decode, 2) is not None)
+    ):
+        raise OperatorError(f"{where(decode)}: its scale or zero point is not constant")
+    rank = node.inputs[0].shape if node.inputs[0] is not None else None
+    if len(codes.shape) != 2 or (rank is not None and len(rank) < 2):
+        raise OperatorError(f"{where(node)}: MatMulNBits accepts matrices only")
+    form = FORMATS.get(codes.kind)
+    if not isinstance(form, IntFormat) or form.bits not in _WIDTHS:
+        raise OperatorError(
+            f"{where(decode)}: MatMulNBits has codes of 2, 4 or 8 bits only; if they fit, "
+            "store them so with -p repack{to=int8} first"
+        )
+    if scale.kind not in _SCALES:
+        raise OperatorError(
+            f"{where(decode)}: its scales are {scale.kind}, and those of MatMulNBits are float32, "
+            "float16 or bfloat16. Store float scales."
+        )
+    attributes = operator.schema.attributes_of(decode)
+    axis, block = attributes["axis"] % 2, attributes["block_size"]
+    _check_shapes(decode, codes, scale, points, axis, block)
+    k, n = codes.shape[::-1] if turned else codes.shape
+    if scale.size == 1:
+        block = 0
+    elif axis != int(turned) and block:
+        raise OperatorError(f"{where(decode)}: its blocks run along the columns, not the rows")
+    elif axis == int(turned) and not block:
+        raise OperatorError(f"{where(decode)}: each row has its own scale")
+    size = _part(block) if block else preferred
+    return PackedBlocks(Weights(k, n, form.bits, size), codes, scale, points, turned, block // size)
 
-    values: Array
-    codes: Array
-    bits: int
-    scale: Array
-    zero: Array
-    block: int
 
-    @classmethod
-    def of(cls, node: ir.Node, decode: ir.Node, turned: bool) -> _Decoded:
-        """Read the weights of ``node``.
-
-        Raises:
-            OperatorError: MatMulNBits has no form for them.
-        """
-        if node.op_type == "Gemm":
-            turned ^= bool(node.attributes.get_int("transB", 0))
-            factors = {node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
-            if node.attributes.get_int("transA", 0) or factors != {1.0}:
-                raise OperatorError(f"{where(node)}: MatMulNBits has no transA, alpha or beta")
-        operator = operator_of(decode)
-        arrays = [constant_expression(value) for value in decode.inputs]
-        codes, scale, zero = [*arrays, None][:3]
-        if (
-            operator is None
-            or codes is None
-            or scale is None
-            or (zero is None and input_of(decode, 2) is not None)
-        ):
-            raise OperatorError(f"{where(decode)}: its scale or zero point is not constant")
-        rank = node.inputs[0].shape if node.inputs[0] is not None else None
-        if codes.ndim != 2 or (rank is not None and len(rank) < 2):
-            raise OperatorError(f"{where(node)}: MatMulNBits accepts matrices only")
-        form = FORMATS.get(ir.DataType.from_numpy(codes.dtype).name)
-        if not isinstance(form, IntFormat) or form.bits not in _WIDTHS:
+def _check_shapes(
+    decode: ir.Node, codes: Stream, scale: Stream, points: Stream | None, axis: int, block: int
+) -> None:
+    """Raise an OperatorError if parameters do not fit the codes."""
+    sizes = list(codes.shape)
+    sizes[axis] = -(-sizes[axis] // block) if block else sizes[axis]
+    expected = sizes if block else [sizes[axis]]
+    for parameter in (scale, points):
+        if parameter is None or (parameter.size == 1 and scale.size == 1):
+            continue
+        if list(parameter.shape) != expected:
             raise OperatorError(
-                f"{where(decode)}: MatMulNBits has codes of 2, 4 or 8 bits only; if they fit, "
-                "store them so with -p repack{to=int8} first"
+                f"{where(decode)}: a parameter has shape {list(parameter.shape)}, expected "
+                f"{expected} for codes of shape {list(codes.shape)}. Correct the model's exporter."
             )
-        values = operator.run(decode, [codes, scale, zero])
-        attributes = operator.schema.attributes_of(decode)
-        points = np.zeros(scale.shape, np.int32) if zero is None else zero.astype(np.int32)
-        shift = 1 << (form.bits - 1) if form.signed else 0
-        axis, block = attributes["axis"] % 2, attributes["block_size"]
-        if scale.size == 1:
-            scale, points, block = scale.reshape(1, 1), points.reshape(1, 1), 0
-        elif not block:
-            sizes = (1, -1) if axis == 1 else (-1, 1)
-            scale, points = scale.reshape(sizes), points.reshape(sizes)
-        whole = (codes.astype(np.int32) + shift).astype(np.uint8)
-        points = points + shift
-        if turned:
-            whole, scale, points, axis, values = (whole.T, scale.T, points.T, 1 - axis, values.T)
-        if block and axis == 1:
-            raise OperatorError(f"{where(decode)}: its blocks run along the columns, not the rows")
-        if not block and scale.shape[0] > 1:
-            raise OperatorError(f"{where(decode)}: each row has its own scale")
-        return cls(values, whole, form.bits, scale, points, block)
-
-    def packed(self, preferred: int) -> tuple[Weights, tuple[Array, Array, Array | None]]:
-        """Return the layout of the weights, and their codes, scales and zero points.
-
-        Raises:
-            OperatorError: the blocks cannot be divided.
-        """
-        k, n = self.codes.shape
-        size = _part(self.block) if self.block else preferred
-        form = Weights(k, n, self.bits, size)
-        scale, zero = self.scale, self.zero
-        if self.block:
-            times = self.block // size
-            scale, zero = (np.repeat(p, times, axis=0)[: form.blocks] for p in (scale, zero))
-        wide = (form.blocks, n)
-        scale, zero = (np.ascontiguousarray(np.broadcast_to(p, wide).T) for p in (scale, zero))
-        default = bool((zero == 1 << (self.bits - 1)).all())
-        packed = None if default else form.pack_zero_points(zero.astype(np.uint8))
-        return form, (form.pack(self.codes.T), scale, packed)
 
 
 def _part(block: int) -> int:
@@ -209,16 +188,33 @@ def _part(block: int) -> int:
     return size
 
 
-def _compare(after: Array, decoded: Array) -> Verdict:
-    """Compare weights ``[N, K]`` with ``[K, N]``."""
-    before = decoded.T.astype(np.float32)
-    wrong = np.flatnonzero(before != after)
-    if not wrong.size:
+def _compared(decode: ir.Node, blocks: PackedBlocks) -> Verdict:
+    """Compare the weights of a DequantizeLinear with those of a MatMulNBits.
+
+    Both are ``(code - zero_point) * scale``, and the difference is exact. MatMulNBits rounds the
+    product to float32, the other one to its own type.
+    """
+    codes, x, y = blocks.codes, decode.inputs[0], decode.outputs[0]
+    is_float = decode.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT.value)
+    if blocks.scale.kind == "FLOAT" and is_float:
+        return Verdict(Exactness.BITS, Method.CONGRUENCE)
+    program = None if x is None else ElementProgram.of([decode], x, y, codes.shape)
+    if program is None:
+        raise OperatorError(f"{where(decode)}: its weights cannot be compared; use float32 scales")
+    scale, *points = program.parameters
+    differing, witness = 0, None
+    for first, last in pieces(program.shapes, 0, codes.size, PIECE):
+        corner, sizes = box_at(codes.shape, first, last - first)
+        numbers = numbers_of(codes.read(first, last).view(container(codes.kind)), codes.kind)
+        before = program(numbers, first).astype(np.float32)
+        steps = numbers.reshape(sizes).astype(np.float32)
+        after = (steps - sum(p.at(corner, sizes) for p in points)) * scale.at(corner, sizes)
+        wrong = np.flatnonzero(before != after.reshape(-1))
+        if wrong.size and witness is None:
+            at = int(wrong[0])
+            witness = Witness(float(first + at), float(before[at]), float(after.flat[at]))
+        differing += wrong.size
+    if witness is None:
         return Verdict(Exactness.BITS, Method.CONSTANT)
-    first = int(wrong[0])
-    witness = Witness(float(first), float(before.flat[first]), float(after.flat[first]))
-    # 16-bit scales: only one of the two operators rounds the products to 16 bits.
-    reason = f"only DequantizeLinear rounds {wrong.size} weights to {decoded.dtype}"
-    return Verdict(
-        Exactness.CODES, Method.CONSTANT, int(wrong.size), witness=witness, reason=reason
-    )
+    reason = f"only DequantizeLinear rounds {differing} weights to its 16 bits"
+    return Verdict(Exactness.CODES, Method.CONSTANT, differing, witness=witness, reason=reason)

@@ -197,6 +197,15 @@ class Stream:
             return Stream(self.kind, sizes, self.stored, _contiguous(sizes), self.start)
         return Stream(self.kind, sizes, self.array().reshape(sizes))
 
+    def packed(self) -> Stream | None:
+        """Return the bytes of each row, ``[..., bytes]``; None if a file has no whole bytes."""
+        is_plain = self.start == 0 and self.strides == _contiguous(self.shape)
+        bits = self.shape[-1] * width_of(self.kind) if self.shape else 1
+        if not isinstance(self.stored, FileRange) or not is_plain or bits % 8:
+            return None
+        shape = (*self.shape[:-1], bits // 8)
+        return Stream("UINT8", shape, self.stored, _contiguous(shape))
+
     def transposed(self, order: Sequence[int]) -> Stream:
         """Return the stream with its axes in another order."""
         shape = tuple(self.shape[axis] for axis in order)

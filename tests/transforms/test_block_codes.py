@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -16,8 +17,8 @@ from qgraph.graph.deferred import DeferredTensor
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.proof.matching import packed_rows
 from qgraph.quantizers.weights import codes_job, job
-from qgraph.transforms import ConvertDialect, LowerMatMulNBits
-from qgraph.transforms.weights import block_codes
+from qgraph.transforms import ConvertDialect, LowerMatMulNBits, RaiseMatMulNBits
+from qgraph.transforms.weights import block_codes, packed_blocks
 
 K, N, SIZE = 160, 6, 32
 MOST_ELEMENTS = "qgraph.proof.matching.constant_rows._WHOLE_ELEMENTS"
@@ -183,3 +184,79 @@ def test_values_of_codes_that_vanish_stop_the_save(
     (tmp_path / "weights").write_bytes(b"short")
     with pytest.raises(ModelError, match="weights"):
         model.save(tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_are_raised_strip_by_strip(
+    bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_blocks, "_PART_BYTES", 200)
+    model = load(saved(tmp_path / "a.onnx", bits))
+    model.apply(LowerMatMulNBits(signed=signed, opset=25))
+    model.save(tmp_path / "b.onnx", external_data=True, size_threshold=0)
+    model = load(tmp_path / "b.onnx")
+    model.apply(RaiseMatMulNBits())
+    assert all(
+        isinstance(value.const_value, DeferredTensor)
+        for value in model.ir.graph.initializers.values()
+    )
+    model.save(tmp_path / "c.onnx")
+    (node,) = load(tmp_path / "c.onnx").nodes()
+    codes, scales, points = (value.const_value.numpy() for value in node.inputs[1:])
+    expected_codes, expected_scales, expected_points = weights(bits)
+    assert codes.tolist() == expected_codes.tolist()
+    assert scales.tolist() == expected_scales.tolist()
+    for n, b in np.ndindex(N, K // SIZE):
+        assert field(points[n], b, bits) == field(expected_points[n], b, bits)
+
+
+def test_rows_of_codes_are_raised_without_a_transpose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_blocks, "_PART_BYTES", 200)
+    source = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[{K},{K}] x) => (float[{K},{N}] y) <int4[1] c = {{0}}, float[1] s = {{0}}> {{
+            w = DequantizeLinear <axis = 1, block_size = {SIZE}> (c, s)
+            t = Transpose (w)
+            y = MatMul (x, t)
+        }}"""
+    )
+    packed, scales, _ = weights(4)
+    numbers = [[field(packed[n].ravel(), k, 4) - 8 for k in range(K)] for n in range(N)]
+    for name, tensor in (
+        ("c", ir.tensor(np.array(numbers, ml_dtypes.int4), name="c")),
+        ("s", ir.tensor(scales, name="s")),
+    ):
+        value = source.graph.initializers[name]
+        value.const_value, value.shape = tensor, tensor.shape
+    ir.save(source, tmp_path / "a.onnx", external_data="codes", size_threshold_bytes=0)
+    model = load(tmp_path / "a.onnx")
+    model.apply(RaiseMatMulNBits())
+    (node,) = model.nodes()
+    assert len(node.inputs) == 3
+    codes, found_scales = (value.const_value.numpy() for value in node.inputs[1:])
+    assert codes.tolist() == packed.tolist()
+    assert found_scales.tolist() == scales.tolist()
+
+
+def test_raised_codes_that_vanish_stop_the_save(tmp_path: Path) -> None:
+    model = load(saved(tmp_path / "a.onnx", 4))
+    model.apply(LowerMatMulNBits())
+    model.save(tmp_path / "b.onnx", external_data=True, size_threshold=0)
+    model = load(tmp_path / "b.onnx")
+    model.apply(RaiseMatMulNBits())
+    (tmp_path / "b.onnx.data").write_bytes(b"short")
+    with pytest.raises(ModelError, match=r"b\.onnx\.data"):
+        model.save(tmp_path / "c.onnx")
+
+
+def test_codes_that_are_not_transposed_stop_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(saved(tmp_path / "a.onnx", 4))
+    model.apply(LowerMatMulNBits(), RaiseMatMulNBits())
+    monkeypatch.setattr(packed_blocks, "transpose_packed", lambda *_: False)
+    with pytest.raises(ModelError, match="packed"):
+        model.save(tmp_path / "c.onnx")

@@ -358,6 +358,12 @@ class TestBack:
             ({"scale": np.ones((8, 3), np.float32), "block": 8}, "blocks of 8 rows"),
             ({"product": "y = Gemm <alpha = 0.5> (a, w)"}, "no transA, alpha or beta"),
             ({"codes": np.ones((64, 3), np.int16)}, "codes of 2, 4 or 8 bits only"),
+            ({"scale": np.ones((2, 2), np.float32), "block": 32}, r"[2, 2], expected [2, 3]"),
+            ({"scale": np.ones(2, np.float32), "axis": 1}, r"[2], expected [3]"),
+            (
+                {"scale": np.ones((2, 3), ml_dtypes.float8_e8m0fnu), "block": 32},
+                "its scales are FLOAT8E8M0",
+            ),
         ],
     )
     def test_other_forms_are_refused(self, options: Any, reason: str) -> None:
@@ -384,6 +390,8 @@ class TestBack:
         (site,) = found.clone().apply(RaiseMatMulNBits())
         assert site.outcome is SiteStatus.REFUSED
         assert "only DequantizeLinear rounds" in site.reason
+        exact = codes.astype(np.float64) * np.float64(np.float16(0.1))
+        assert site.verdict.differing_inputs == np.sum(exact != exact.astype(np.float16))
         assert site.verdict.differing_inputs > 0
         exact = self.written(codes, np.float16(0.125))
         (site,) = exact.apply(RaiseMatMulNBits())

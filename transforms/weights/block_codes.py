@@ -87,7 +87,7 @@ class BlockCodes:
             writer.write(codes, is_last=True, checks=True)
             return
         width = -(-form.blocks * form.bits // 8)
-        packed = np.full((form.n, width), _everywhere(1 << (form.bits - 1), form.bits))
+        packed = np.full((form.n, width), everywhere(1 << (form.bits - 1), form.bits))
         if self.points is not None:
             packed = self.points.reshape(form.n, width)
         rows = np.empty((width * 8 // form.bits, self._row), np.uint8)
@@ -113,7 +113,7 @@ class BlockCodes:
         bits, n = self.form.bits, self.form.n
         if FORMATS[self.kind].bits == bits and n * bits % 8 == 0:
             # The middle is the highest bit of a code, which a subtraction inverts.
-            middle = _everywhere(self.middle, bits)
+            middle = everywhere(self.middle, bits)
             rows = np.ascontiguousarray(rows[:, : n * bits // 8])
             writer.write_packed(np.bitwise_xor(rows, middle, out=rows) if middle else rows)
             return
@@ -166,6 +166,6 @@ def _transpose(packed: Array, bits: int, rows: Array) -> None:
         raise ModelError("codes: its codes are not packed as they should be.")
 
 
-def _everywhere(code: int, bits: int) -> np.uint8:
+def everywhere(code: int, bits: int) -> np.uint8:
     """Return a byte that holds a code in all its places."""
     return np.uint8(code * (255 // ((1 << bits) - 1)))
