@@ -16,6 +16,7 @@ from qgraph.proof.cases import decide_joint, decide_steps
 from qgraph.proof.functions.decide import PairOutcome, undecided
 from qgraph.proof.functions.enumeration import effort
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
+from qgraph.proof.matching.positive_zeros import has_positive_zeros
 from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts
 from qgraph.reasons import (
     DO_NOT_FIT,
@@ -59,7 +60,9 @@ class Shown:
         """Whether the values may be zeros of different signs."""
         finding = self.outcome.finding
         at_infinity = finding is not None and finding.infinity_sign_differs
-        return self.verdict.zero_sign_inputs > 0 or at_infinity
+        may_differ = self.verdict.zero_sign_inputs > 0 or at_infinity
+        values = self.claim.reference, self.claim.candidate
+        return may_differ and not all(map(has_positive_zeros, values))
 
 
 def discharge(matching: Matching, level: Exactness, known: Decided | None = None) -> list[Shown]:
