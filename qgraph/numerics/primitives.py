@@ -88,6 +88,17 @@ def _where(condition: Array, yes: Array, no: Array, out: Array | None = None) ->
     return out
 
 
+def _one_by_one(pick: np.ufunc) -> Callable[..., Array]:
+    """Return a function of any number of operands; the third one of a ufunc is its output."""
+
+    def compute(first: Array, *others: Array, out: Array | None = None) -> Array:
+        for other in others:
+            first = pick(first, other, out=out)
+        return first
+
+    return compute
+
+
 NUMPY: dict[str, Callable[..., Array]] = {
     "Identity": lambda x, out=None: x,
     "Add": np.add,
@@ -102,8 +113,8 @@ NUMPY: dict[str, Callable[..., Array]] = {
     "Round": lambda x, out=None: round_to_integer(x, Rounding.ROUND, out),
     "Floor": np.floor,
     "Ceil": np.ceil,
-    "Min": np.minimum,
-    "Max": np.maximum,
+    "Min": _one_by_one(np.minimum),
+    "Max": _one_by_one(np.maximum),
     "Relu": lambda x, out=None: np.maximum(x, _ZERO, out=out),
     "Less": np.less,
     "LessOrEqual": np.less_equal,

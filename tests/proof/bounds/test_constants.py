@@ -68,3 +68,10 @@ def test_infinite_weights_that_are_clipped_are_bounded():
     (region,) = qgraph.prove(*models, within="1000step").regions
     # codes 7 and 2: at most (7 + 2) * 128 times the difference of the cubes of the scales
     assert region.bound.absolute == pytest.approx(9 * 128 * (0.26**3 - 0.25**3), rel=1e-3)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, [1, 5]), (2, [3, 5]), (3, [3, 9])])
+def test_maxima_of_any_number_of_constants(count: int, expected: list[int]):
+    tracer = ConstantTracer()
+    constants = [tracer.constant(np.float32(pair)) for pair in ([1, 5], [3, 2], [2, 9])]
+    assert tracer.Max(*constants[:count]).quantity.numbers.tolist() == expected
