@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import QONNX_DOMAINS
-from qgraph.graph.scopes import input_of
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array
 from qgraph.proof.matching.operators import is_moving
 from qgraph.proof.matching.zero_signs import has_even_exponent, is_whole
@@ -96,8 +96,8 @@ def _has_no_sign(value: ir.Value | None, depth: int) -> bool:
 
 def _decodes(decode: ir.Node, has_no_sign: Test) -> bool:
     """Return whether codes of data without sign are decoded with the zero point that coded them."""
-    code = decode.inputs[0] and decode.inputs[0].producer()
-    if code is None or (code.domain, code.op_type) != ("", "QuantizeLinear"):
+    code = producer_of(decode.inputs[0], "QuantizeLinear")
+    if code is None:
         return False
     ours, theirs = (constant_expression(input_of(node, 2)) for node in (code, decode))
     are_absent = input_of(code, 2) is None and input_of(decode, 2) is None
