@@ -51,7 +51,7 @@ class FoundLayer:
 def quantized_layers(
     model: ir.Model, read_sites: Sequence[Site] | None = None, facts: Facts | None = None
 ) -> Iterator[FoundLayer]:
-    """Yield each layer whose operands are all codes of 8 bits or fewer, in topological order.
+    """Yield each layer whose operands are all codes of 16 bits or fewer, in topological order.
 
     The quantizer of an operand counts through operators that only move data.
 

@@ -37,7 +37,7 @@ ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
 _MOST_LEVELS = 256
 _LIMITS = {
     f"{'' if signed else 'U'}INT{bits}": (IntFormat(bits, signed).lo, IntFormat(bits, signed).hi)
-    for bits in (2, 4, 8)
+    for bits in (2, 4, 8, 16)
     for signed in (True, False)
 }
 _NARROW = tuple(_LIMITS)
@@ -91,7 +91,7 @@ class OperandReader:
         return None if site is None or node.op_type in ACTIVATIONS else site
 
     def operand(self, value: ir.Value | None) -> ReadOperand | None:
-        """Return a value as codes of 8 bits or fewer, through operators that move data."""
+        """Return a value as codes of 16 bits or fewer, through operators that move data."""
         passed: list[str] = []
         moves: list[ir.Node] = []
         while value is not None:

@@ -295,7 +295,7 @@ class ModelFacts:
 
     @cached_property
     def layers(self) -> list[FoundLayer]:
-        """Convolutions and matrix products whose operands are codes of 8 bits or fewer."""
+        """Convolutions and matrix products whose operands are codes of 16 bits or fewer."""
         return list(quantized_layers(self.model, self.sites, self._inferred))
 
     @cached_property

@@ -119,7 +119,7 @@ class BehindLayer:
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A layer whose operands are codes of 8 bits or fewer.
+    """A layer whose operands are codes of 16 bits or fewer.
 
     Attributes:
         node: its name.

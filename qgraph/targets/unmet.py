@@ -120,7 +120,7 @@ PACKED = _condition(
 )  # fmt: skip
 NOT_CODES = _condition(
     226, "operands-not-codes",
-    "In the result, an operand of the layer is not written as codes of 8 bits or fewer with one "
+    "In the result, an operand of the layer is not written as codes of 16 bits or fewer with one "
     "scale and zero point each, though the layer fits a kernel as the model means it.",
     "Convert the model to qdq first, and look at the quantizers of the layer: 'qgraph info'.",
 )  # fmt: skip

@@ -130,7 +130,7 @@ def test_the_executed_graph_has_the_kernel(target: str, name: str) -> None:
         model.graph.opset_imports["org.openvinotoolkit"] = 1
     layers = [each.description for each in quantized_layers(model)]
     ran = executed(model, str(profile.executed))
-    if not layers:  # an operand is no code of 8 bits or fewer
+    if not layers:  # an operand is no code of 16 bits or fewer
         assert ran.integer_nodes == 0
         return
     (layer,), (kernel,) = layers, ran.layers

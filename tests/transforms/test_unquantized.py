@@ -10,8 +10,9 @@ from qgraph.transforms.deployment.deploy import deploy
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
 net (float[2,4] x, float[4,4] v) => (float[2,4] y, float[2,4] t)
-<float s = {0.5}, uint8 z = {0}, uint16 z16 = {0}, int8[4,4] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1,
- 2, 3, 4, 5, 6}, float[4,4] u = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> {
+<float s = {0.5}, uint8 z = {0}, int8[4,4] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1,
+ 2, 3, 4, 5, 6}, int32[4,4] p = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6},
+ float[4,4] u = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> {
     c = QuantizeLinear (x, s, z)
     d = DequantizeLinear (c, s, z)
     e = DequantizeLinear (w, s)
@@ -21,9 +22,9 @@ net (float[2,4] x, float[4,4] v) => (float[2,4] y, float[2,4] t)
     [behind] j = MatMul (i, e)
     [plain] k = MatMul (d, u)
     [fed] l = MatMul (d, v)
-    m = QuantizeLinear (j, s, z16)
-    n = DequantizeLinear (m, s, z16)
-    [wide] o = MatMul (n, e)
+    n = DequantizeLinear (p, s)
+    [wide] m = MatMul (d, n)
+    o = Add (m, j)
     y = Add (k, l)
     t = Add (o, y)
 }"""
@@ -40,7 +41,7 @@ def test_each_product_without_codes_has_a_reason(deployment):
         "behind": "no quantizer between Relu and it",
         "plain": "its weights have no quantizer",
         "fed": "no quantizer between input 'v' and it",
-        "wide": "its codes are not of 8 bits or fewer",
+        "wide": "its codes are no integers of 16 bits or fewer",
     }
     assert deployment.to_json()["notes"][-1] == (
         "not quantized, so in float and not listed: behind (no quantizer between Relu and it); "
@@ -55,3 +56,24 @@ def test_such_a_product_is_explained(deployment):
     ]
     with pytest.raises(OptionError, match="expected one of coded"):
         deployment.explained("nothing")
+
+
+WIDE = """<ir_version: 10, opset_import: ["": 21]>
+net (float[2,4] x) => (float[2,2] y)
+<float s = {0.5}, uint16 z = {100}, float t = {0.25}, uint8 c = {7},
+ uint8[4,2] w = {0, 1, 2, 3, 4, 5, 6, 7}> {
+    a = QuantizeLinear (x, s, z)
+    b = DequantizeLinear (a, s, z)
+    d = DequantizeLinear (w, t, c)
+    [product] e = MatMul (b, d)
+    f = QuantizeLinear (e, s, z)
+    y = DequantizeLinear (f, s, z)
+}"""
+
+
+@pytest.mark.parametrize(("target", "has_kernel"), [("qnn-htp", True), ("tensorrt", False)])
+def test_codes_of_16_bits_are_judged_by_the_profile(target, has_kernel):
+    (layer,) = deploy(ir.from_onnx_text(WIDE), target).layers
+    assert layer.node == "product"
+    assert (layer.kernel is not None) == has_kernel
+    assert has_kernel or "UINT16" in layer.reason

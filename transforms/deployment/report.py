@@ -19,7 +19,7 @@ from qgraph.version import head
 
 @dataclass(frozen=True)
 class DeployedLayer:
-    """A convolution or matrix product whose operands are codes of 8 bits or fewer.
+    """A convolution or matrix product whose operands are codes of 16 bits or fewer.
 
     Attributes:
         node: its name in the input.

@@ -30,7 +30,7 @@ def unquantized(model: Model, sites: Sequence[Site], layers: Collection[str]) ->
         name = node_name(node)
         if name not in layers and not node.domain and node.graph is model.ir.graph:
             own = (_reason(value, coded) for value in node.inputs[:2])
-            reasons[name] = next(filter(None, own), "its codes are not of 8 bits or fewer")
+            reasons[name] = next(filter(None, own), "its codes are no integers of 16 bits or fewer")
     return reasons
 
 
