@@ -12,7 +12,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import input_of, node_name, nodes_of, owners
-from qgraph.inventory.operands import OperandReader
+from qgraph.inventory.operands import OperandReader, is_decode
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
@@ -168,7 +168,7 @@ def _bias(
     if not reader.is_fixed(value):
         return LayerBias("computed")
     maker = value.producer()
-    if maker is None or maker.op_type != "DequantizeLinear":
+    if maker is None or not is_decode(maker):
         return LayerBias("FLOAT" if value.dtype is None else value.dtype.name)
     scale, type_name = constant_expression(maker.inputs[1]), type_of_codes(maker)
     if scale is None or product is None or scale.size not in (1, product.size):

@@ -16,6 +16,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.scopes import graphs_of, input_of, nodes_of, owners
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import IntFormat
+from qgraph.ops.operator import is_defined
 from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
@@ -134,7 +135,7 @@ class OperandReader:
         while uses and (after := uses[0].node).op_type in _ON_CODES and not after.domain:
             names += [] if after.op_type in _MOVES else [after.op_type]
             uses = list(after.outputs[0].uses())
-        if not uses or uses[0].node.op_type != "DequantizeLinear":
+        if not uses or not is_decode(uses[0].node):
             return None
         read, decode = _decoded(uses[0].node), uses[0].node
         if read is None:
@@ -166,9 +167,14 @@ class OperandReader:
         if node is None:
             return None
         site = self._ending.get(value)
-        if node.op_type == "DequantizeLinear":
+        if is_decode(node):
             return _decoded(node)
         return None if site is None else _of_site(site)
+
+
+def is_decode(node: ir.Node) -> bool:
+    """Return whether a node is the DequantizeLinear of ONNX or of ONNX Runtime."""
+    return node.op_type == "DequantizeLinear" and is_defined(node)
 
 
 def _fixed(model: ir.Model) -> set[ir.Value]:

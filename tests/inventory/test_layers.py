@@ -57,6 +57,16 @@ def test_layers_of_quantized_operands_are_found(layers: list[QuantizedLayer]) ->
     assert [each.node for each in layers] == ["conv", "gemm"]
 
 
+def test_operators_of_other_domains_decode_nothing() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "other": 1]>
+    net (uint8[2,2] q, int8[2,2] w) => (float[2,2] y) <float s = {0.5}> {
+        d = DequantizeLinear (q, s)
+        v = other.DequantizeLinear <axis = [1]> (w, s)
+        y = MatMul (d, v)
+    }"""
+    assert list(quantized_layers(ir.from_onnx_text(text))) == []
+
+
 def test_operands_are_described(layers: list[QuantizedLayer]) -> None:
     conv, gemm = layers
     assert (conv.x.codes, conv.x.before, conv.x.zero) == ("UINT8", ("Transpose",), ZeroPoint.ZERO)
