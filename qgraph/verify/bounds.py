@@ -379,15 +379,12 @@ def _too_small(figures: _Figures, bound: Bound, slack: float = 0.0) -> str | Non
         "reference_error": float(np.max(ours)),
         "candidate_error": float(np.max(theirs)),
         "ideal_shift": float(np.max(shift)),
-        "max_steps": figures.max_steps,
-        "absolute": figures.absolute,
-        "ulps": figures.ulps,
+        **{name: getattr(figures, name) for name in ("max_steps", "absolute", "ulps")},
     }
     for name, number in least.items():
         stated = getattr(bound, name)
-        if (number is None) != (stated is None) or (
-            number is not None and not stated + slack >= number
-        ):
+        is_enough = None not in (number, stated) and stated + slack >= number
+        if not (is_enough or number is stated is None):
             texts = amount(number, 12), amount(stated, 12)
             return f"{name.replace('_', ' ')}: {texts[0]} was found, not {texts[1]}"
     if not bound.levels <= figures.levels:

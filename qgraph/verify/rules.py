@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
+from qgraph.ops.approximation import FLOAT32, granules, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
@@ -37,7 +37,6 @@ from qgraph.verify.traces import (
     Trace,
     changed,
     fixed,
-    limited,
     precision_of,
 )
 
@@ -122,6 +121,20 @@ def limit(trace: Trace, node: ir.Node) -> Executed:
         return limited(x, *((end, ENDLESS) if node.op_type == "Max" else (-ENDLESS, end)))
     ends = (NOTHING, ENDLESS) if node.op_type == "Relu" else trace.ends(node)
     return limited(trace.of(node.inputs[0]), *ends)
+
+
+def limited(x: Executed, low: Float64, high: Float64) -> Executed:
+    """Return data between two ends."""
+    if (x.low >= low).all() and (x.high <= high).all():
+        return x
+    ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
+    unit = None
+    if x.unit is not None:
+        own = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
+        unit = np.minimum(x.unit, np.minimum(*own))
+    basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
+    meant = replace(Ideal.of(basis), depth=x.meant.depth)
+    return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
 
 
 def normalize(trace: Trace, node: ir.Node) -> Executed:

@@ -14,7 +14,6 @@ from qgraph.ops.approximation import (
     ARITHMETIC,
     FLOAT32,
     FloatType,
-    granules,
     largest_of,
     multiple_of,
     product,
@@ -31,7 +30,6 @@ from qgraph.verify.shapes import code_range
 Change = Callable[[Float64], Float64]
 Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
 """Returns the results of a node."""
-
 
 ENDLESS: Float64 = np.full((), np.inf)
 _EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"})
@@ -383,20 +381,6 @@ def changed(x: Executed, change: Change) -> Executed:
     arrays = x.meant.offset, *(x.factors or ())
     meant, *factors = (change(np.broadcast_to(a, x.numbers.shape)) for a in arrays)
     return fixed(change(x.numbers), meant, (factors[0], factors[1]) if factors else None)
-
-
-def limited(x: Executed, low: Float64, high: Float64) -> Executed:
-    """Return data between two ends."""
-    if (x.low >= low).all() and (x.high <= high).all():
-        return x
-    ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
-    unit = None
-    if x.unit is not None:
-        own = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
-        unit = np.minimum(x.unit, np.minimum(*own))
-    basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
-    meant = replace(Ideal.of(basis), depth=x.meant.depth)
-    return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
 
 
 def _expect_whole(node: ir.Node, result: Executed) -> None:
