@@ -41,6 +41,10 @@ ROUNDED_ONCE = (
     "bits"
 )
 OPEN_SIZES = "symbolic dimensions of the inputs ({}) and their products are below 2**40"
+LIMITED_SIZE = (
+    "symbolic dimension {} is at most {}: with larger ones the operands of an operator of the "
+    "reference do not broadcast"
+)
 ONE_SIZE = "dimensions of the same name are equal: {} is the size of {}"
 NO_NAN_AT_MAXIMA = "no NaN reaches the {} maxima that were exchanged with functions"
 ZEROS_REWRITTEN = (

@@ -156,10 +156,21 @@ def least(a: Dim, limit: int) -> Dim:
     return None if a is None or bounds(a)[0] < 0 else symbol(f"min({a.text}, {limit})")
 
 
-def _is_least(a: Size, of: Size) -> bool:
-    """Return whether a size is the lower one of another size and a number."""
-    head, _, number = a.text.rpartition(", ")
-    return head == f"min({of.text}" and number.removesuffix(")").isdigit()
+def _limit(a: Size, of: Size) -> int | None:
+    """Return the number if a size is the lower one of another size and a number."""
+    head, _, number = a.text.removesuffix(")").rpartition(", ")
+    return int(number) if head == f"min({of.text}" and number.isdigit() else None
+
+
+def limits_of(a: Dim, b: Dim) -> dict[str, int]:
+    """Return the number that an open size does not exceed where two sizes broadcast, by its text.
+
+    ``N`` and ``min(N, 64)`` broadcast only up to 64, see :func:`broadcast`.
+    """
+    if not isinstance(a, Size) or not isinstance(b, Size):
+        return {}
+    limits = {a.text: _limit(b, a), b.text: _limit(a, b)}
+    return {text: number for text, number in limits.items() if number is not None and number > 1}
 
 
 def exact_divide(a: Dim, by: Dim) -> Dim:
@@ -229,7 +240,7 @@ def broadcast(a: Dim, b: Dim) -> Dim:
         return a if isinstance(a, int) else b
     if a is None or b is None:
         return None
-    return a if _is_least(b, a) else b if _is_least(a, b) else None
+    return a if _limit(b, a) else b if _limit(a, b) else None
 
 
 def _terms(a: int | Size) -> Mapping[_Monomial, int]:

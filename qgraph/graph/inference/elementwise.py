@@ -14,7 +14,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from qgraph.graph.inference.arithmetic import calculated
-from qgraph.graph.inference.dimensions import Dim, broadcast, exact_divide, multiply
+from qgraph.graph.inference.dimensions import Dim, broadcast, exact_divide, limits_of, multiply
 from qgraph.graph.inference.rules import (
     UNKNOWN,
     Call,
@@ -126,7 +126,7 @@ def _broadcast(call: Call, operands: Sequence[int]) -> Shape | None:
     """Return the shape to which operands broadcast."""
     shape: Shape | None = ()
     for index in operands:
-        shape = broadcast_shape(shape, call[index].shape)
+        shape = broadcast_shape(shape, call[index].shape, call.limits)
     return shape
 
 
@@ -175,8 +175,15 @@ def where(call: Call) -> list[Fact]:
     return [Fact(dtype, _broadcast(call, range(3)), items)]
 
 
-def broadcast_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+def broadcast_shape(
+    a: Shape | None, b: Shape | None, limits: dict[str, int] | None = None
+) -> Shape | None:
     """Return the shape to which two shapes broadcast, None where a rank is not known.
+
+    Args:
+        a: a shape.
+        b: another one.
+        limits: gets the numbers that open sizes do not exceed where the shapes broadcast.
 
     Raises:
         ValueError: they do not broadcast.
@@ -185,6 +192,10 @@ def broadcast_shape(a: Shape | None, b: Shape | None) -> Shape | None:
         return None
     rank = max(len(a), len(b))
     ours, theirs = ((1,) * (rank - len(shape)) + shape for shape in (a, b))
+    if limits is not None:
+        for m, n in zip(ours, theirs, strict=True):
+            for text, number in limits_of(m, n).items():
+                limits[text] = min(number, limits.get(text, number))
     return tuple(broadcast(m, n) for m, n in zip(ours, theirs, strict=True))
 
 

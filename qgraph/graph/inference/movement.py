@@ -89,7 +89,7 @@ def expand(call: Call) -> list[Fact]:
     x, wanted = call[0], shape_in(call, 1)
     if any(size is not None and bounds(size)[0] < 0 for size in wanted):
         raise Unknown
-    shape = broadcast_shape(call.shape(0), wanted)
+    shape = broadcast_shape(call.shape(0), wanted, call.limits)
     return [_like(x, shape, lambda items, sizes: np.broadcast_to(items, sizes))]
 
 

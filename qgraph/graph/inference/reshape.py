@@ -110,16 +110,17 @@ def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[
 def _stands_for_itself(shape: Shape | None, wanted: Shape, index: int) -> bool:
     """Return whether an open size in a wanted shape is that of the result, even where it is 0.
 
-    A 0 keeps the size of the data at its place. If that is the same open size, it is 0 as well.
-    Else the data has no elements, if its size is a multiple of the open one; so has the result
-    only where the size that is kept is 0, if all the other sizes are numbers above 0.
+    A 0 keeps the size of the data at its place, and is refused where there is none. If that size
+    is a multiple of the open one, it is 0 as well. Else the data has no elements, if its size is
+    a multiple of the open one; so has the result only where the size that is kept is 0, if all the
+    other sizes are numbers above 0.
     """
     size = wanted[index]
     if isinstance(size, Size) and bounds(size)[0] > 0:
         return True
     if shape is None:
         return False
-    if index < len(shape) and shape[index] == size:
+    if index >= len(shape) or exact_divide(shape[index], size) is not None:
         return True
     others = (*wanted[:index], *wanted[index + 1 :])
     if any(not isinstance(other, int) or other < 1 for other in others):

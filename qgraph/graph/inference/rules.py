@@ -17,7 +17,7 @@ Nothing is known of the results of an operator without a rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -185,11 +185,13 @@ class Call:
         node: the node.
         version: the imported version of its domain.
         operands: facts of the inputs; None for an absent one.
+        limits: gets numbers that open sizes do not exceed, by their texts.
     """
 
     node: ir.Node
     version: int
     operands: Sequence[Fact | None]
+    limits: dict[str, int] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> Fact:
         """Return the facts about a required operand."""

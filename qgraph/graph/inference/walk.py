@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -61,6 +61,20 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
             functions.
         interface: shapes of the inputs, where they are not those that the model states.
     """
+    return _walked(model, interface).known
+
+
+def size_limits(model: ir.Model, interface: Interface | None = None) -> dict[str, int]:
+    """Return numbers that open sizes do not exceed on inputs that a model takes, by their texts.
+
+    Args:
+        model: the model; its functions are left out.
+        interface: shapes of the inputs, see :func:`infer`.
+    """
+    return _walked(model, interface).limits
+
+
+def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
     facts: dict[ir.Value, Fact] = {}
     walk = _Walk(facts, frozenset(model.functions), versions_of(model.opset_imports))
     shapes = open_interface(model) if interface is None else interface
@@ -71,7 +85,7 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
     for function in model.functions.values():
         inner = _Walk(facts, walk.functions, versions_of(function.opset_imports))
         inner.nodes(function)
-    return facts
+    return walk
 
 
 def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
@@ -200,6 +214,7 @@ class _Walk:
     known: dict[ir.Value, Fact]
     functions: frozenset[ir.OperatorIdentifier]
     imports: Mapping[str, int]
+    limits: dict[str, int] = field(default_factory=dict)
 
     def graph(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
@@ -220,7 +235,7 @@ class _Walk:
             return [UNKNOWN] * len(node.outputs)
         inferred = self.known
         operands = [None if v is None else inferred.get(v, UNKNOWN) for v in node.inputs]
-        call = Call(node, version or 1, operands)
+        call = Call(node, version or 1, operands, self.limits)
         try:
             if not domain and node.op_type in CONTROL:
                 facts: Sequence[Fact] = _control(call, self._body)

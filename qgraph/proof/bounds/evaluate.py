@@ -67,6 +67,7 @@ class Evaluation:
         accumulate: the type in which sums of 16-bit types are added; None for their own.
         chunk: the number of terms that are added in sequence; None for any order.
         opaque: gives values that no rule gives.
+        limits: numbers that open sizes do not exceed, by their texts.
         keeps_meant: whether large weights in real arithmetic are kept for :meth:`meant`.
 
     Attributes:
@@ -87,6 +88,7 @@ class Evaluation:
         accumulate: str | None = None,
         chunk: int | None = None,
         opaque: Opaque = lambda _: None,
+        limits: Mapping[str, int] | None = None,
         keeps_meant: bool = False,
     ) -> None:
         self.values: dict[ir.Value, Operand] = {}
@@ -106,6 +108,7 @@ class Evaluation:
         self._nodes = list(model.graph)
         self._first: dict[Hashable, ir.Node] = {}
         self._dropped: set[ir.Value] = set()
+        self._limits = limits or {}
         self._keeps_meant = keeps_meant
         self._meant: dict[ir.Value, Float64] = {}
 
@@ -232,7 +235,9 @@ class Evaluation:
         sums = arithmetic
         if self._accumulate is not None:
             sums = replace(ARITHMETIC[self._accumulate], chunk=self._chunk)
-        return NodeCall(node, tracer, self.of, self.executed, self.imports, sums, self.decoded)
+        return NodeCall(
+            node, tracer, self.of, self.executed, self.imports, sums, self.decoded, self._limits
+        )
 
     def _results(self, node: ir.Node) -> Sequence[Operand]:
         call, rule = self._call(node), rule_of(node)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
 from qgraph.graph.constants import freeze_inputs
-from qgraph.graph.inference.walk import with_facts
+from qgraph.graph.inference.walk import Interface as Shapes
+from qgraph.graph.inference.walk import size_limits, with_facts
 from qgraph.graph.interface import common_domain, interface
 from qgraph.graph.scopes import remove_unused
 from qgraph.ops.static_parameters import freeze_static_parameters
@@ -49,20 +51,30 @@ def paired(
     if sum(written_out(copy) for copy in copies):
         faces = domain.interfaces
         copies = [with_facts(copy, each) for copy, each in zip(copies, faces, strict=True)]
+    limits = _limits(copies[0], domain.interfaces[0])
     face = interface(copies[0].graph, copies[1].graph)
     Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
     limited = with_limited_codes(copies)
-    pairing = _pairing(copies, request, ends, keeps_meant=keeps_meant)
+    segments = partial(_pairing, request=request, ends=ends, limits=limits, keeps_meant=keeps_meant)
+    pairing = segments(copies)
     if limited is None or not _unlike(pairing):
         return pairing
-    return min(pairing, _pairing(limited, request, ends, keeps_meant=keeps_meant), key=_unlike)
+    return min(pairing, segments(limited), key=_unlike)
+
+
+def _limits(reference: ir.Model, shapes: Shapes) -> dict[str, int]:
+    """Return numbers that open sizes do not exceed: with larger ones the reference does not run."""
+    if all(isinstance(size, int) for shape in shapes.values() for size in shape):
+        return {}
+    return size_limits(reference, shapes)
 
 
 def _pairing(
     models: Sequence[ir.Model],
+    *,
     request: Bounding,
     ends: Callable[[Pairing], Ends] | None,
-    *,
+    limits: Mapping[str, int],
     keeps_meant: bool,
 ) -> Pairing:
     reference, candidate = models
@@ -76,6 +88,7 @@ def _pairing(
         accumulate=None if request.accumulate == "own" else "FLOAT",
         chunk=request.chunk,
         ends=ends,
+        limits=limits,
         keeps_meant=keeps_meant,
     )
 

@@ -7,12 +7,13 @@ without a rule are traced by their definition in primitives, or have no bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
+from qgraph.conditions import LIMITED_SIZE
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.ops.approximation import FloatType
@@ -38,6 +39,7 @@ class NodeCall:
         imports: domains and their versions.
         sums: arithmetic in which the node adds; ``tracer.arithmetic`` is that of its results.
         decoded: gets codes less their zero points, where no value holds them.
+        limits: numbers that open sizes do not exceed, by their texts.
     """
 
     node: ir.Node
@@ -47,6 +49,7 @@ class NodeCall:
     imports: Imports
     sums: FloatType
     decoded: list[Quantity]
+    limits: Mapping[str, int]
 
     @property
     def label(self) -> Hashable:
@@ -91,6 +94,24 @@ class NodeCall:
     def rank(self, index: int = 0) -> int:
         """Return the number of axes of an input."""
         return len(shape_of(self.value(index)))
+
+    def most(self, axes: Sequence[int]) -> int:
+        """Return the largest number of elements along some axes of the first input.
+
+        Raises:
+            Undecidable: an axis is open, and no operator limits it.
+        """
+        shape, count = shape_of(self.value(0)), 1
+        for axis in axes:
+            size = shape[axis]
+            if not isinstance(size, int):
+                limit = self.limits.get(size)
+                if limit is None:
+                    raise Undecidable(_OPEN)
+                self.tracer.atoms.conditions.add(LIMITED_SIZE.format(size, limit))
+                size = limit
+            count *= size
+        return count
 
     def place(self, axis: int, rank: int) -> int:
         """Return the place of one of ``rank`` axes, counted from the end if negative.
@@ -159,6 +180,8 @@ def rule_of(node: ir.Node) -> Rule | None:
     return _BY_KEY.get(_name(OpKey.of(node)))
 
 
+_OPEN = AT_RUN_TIME("the number of elements of a mean or sum is not known; fix the sizes of inputs")
+
 OPEN_SIZE = str(None)
 """The text of a size that has no name."""
 
@@ -194,9 +217,5 @@ def sizes_of(value: ir.Value | None, axes: Sequence[int]) -> list[int]:
     shape = shape_of(value)
     sizes = [shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
-        raise Undecidable(
-            AT_RUN_TIME(
-                "the number of elements of a mean or sum is not known; fix the sizes of inputs"
-            )
-        )
+        raise Undecidable(_OPEN)
     return sizes

@@ -74,6 +74,7 @@ class Pairing:
         accumulate: str | None = None,
         chunk: int | None = None,
         ends: Callable[[Pairing], Ends] | None = None,
+        limits: Mapping[str, int] | None = None,
         keeps_meant: bool = False,
     ) -> None:
         self.segments: list[Segment] = []
@@ -96,6 +97,7 @@ class Pairing:
                 keeps_meant=keeps_meant,
                 accumulate=accumulate,
                 chunk=chunk,
+                limits=limits,
             )
 
     def _evaluate(

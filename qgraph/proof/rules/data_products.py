@@ -13,7 +13,7 @@ from qgraph.ops.approximation import SLACK, granules, product, rounded, sum_of
 from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.rule import NodeCall, sizes_of
+from qgraph.proof.bounds.rule import NodeCall, shape_of
 
 _ONE = np.ones(())
 
@@ -42,11 +42,15 @@ def product_of_data(
     Raises:
         Undecidable: the number of terms is not known.
     """
-    (count,) = sizes_of(call.value(0), [-2 if call.whole("transA") else -1])
+    axis = -2 if call.whole("transA") else -1
+    size, count = shape_of(call.value(0))[axis], call.most([axis])
     a, b = (_alike(each) for each in (a, b))
     (one, x), (other, y) = (_without_factor(each.meant) for each in (a, b))
-    key = count, call.rank(1) == 1  # a vector is a column, also where it broadcasts to rows
-    atom = call.tracer.atoms.make("matmul", key, (x, y), _ends(x, y, count), slope=float(count))
+    key = size, call.rank(1) == 1  # a vector is a column, also where it broadcasts to rows
+    ends = _ends(x, y, count)
+    if count != size:
+        ends = np.minimum(ends[0], 0.0), np.maximum(ends[1], 0.0)
+    atom = call.tracer.atoms.make("matmul", key, (x, y), ends, slope=float(count))
     meant = Combination.of(atom).times(one * other * factor)
     low, high = meant.range
     error = product(a.largest, b.error) + product(b.largest, a.error) + product(a.error, b.error)

@@ -66,8 +66,7 @@ def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
 def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     """Return means over axes, of which one element each is kept."""
     last_axes = [axis - call.rank() for axis in axes]
-    count = math.prod(sizes_of(call.value(0), axes))
-    return averaged(call, x, ("mean", *last_axes), count, last_axes)
+    return averaged(call, x, ("mean", *last_axes), call.most(axes), last_axes)
 
 
 def averaged(

@@ -18,7 +18,7 @@ from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR, LARGEST_FIRST
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.rules.means import reduced_axes, without_axes
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
@@ -46,7 +46,7 @@ def softmax_of(call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: boo
     """
     axis = call.place(axis, call.rank())
     axes = [axis] if is_new else list(range(axis, call.rank()))
-    count = math.prod(sizes_of(call.value(0), axes))
+    count = call.most(axes)
     width, share = _width(x), _share(call, count)
     key = name, shape_of(call.value(0)), axis, is_new or axis == call.rank() - 1
     unit = call.tracer.arithmetic.unit
@@ -68,7 +68,7 @@ def softmax_of(call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: boo
 def log_sum_exp(call: NodeCall) -> Operand:
     """The logarithm of the sum of powers of e."""
     axes = reduced_axes(call, call.constant(1))
-    count = math.prod(sizes_of(call.value(0), axes))
+    count = call.most(axes)
     x = call.quantity(0)
     width, share = _width(x), _share(call, count)
     slack = 2.0**-40 * (width + 1)

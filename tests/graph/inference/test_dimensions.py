@@ -16,6 +16,7 @@ from qgraph.graph.inference.dimensions import (
     exact_divide,
     floor_divide,
     least,
+    limits_of,
     merged,
     multiply,
     product,
@@ -139,6 +140,18 @@ def test_broadcasting_agrees_with_numpy_wherever_it_is_known() -> None:
             except ValueError:
                 continue
             assert found in (None, there)
+
+
+def test_sizes_that_broadcast_keep_to_their_limits() -> None:
+    some = (1, 2, N, M, least(N, 1), least(N, 2), least(M, 5), least(add(N, 1), 3), add(N, 1))
+    assert limits_of(N, least(N, 2)) == limits_of(least(N, 2), N) == {"N": 2}
+    for a, b in itertools.product(some, repeat=2):
+        limits = limits_of(a, b)
+        for sizes in SIZES:
+            ours, theirs = (number(size, sizes) for size in (a, b))
+            if ours == theirs or 1 in (ours, theirs):
+                known = {str(a): ours, str(b): theirs}
+                assert all(known[text] <= limit for text, limit in limits.items())
 
 
 def test_the_lower_of_a_size_and_a_number() -> None:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.graph.inference.rules import Fact
-from qgraph.graph.inference.walk import infer, with_facts
+from qgraph.graph.inference.walk import infer, size_limits, with_facts
 from qgraph.graph.schema import OpSchema
 from qgraph.graph.scopes import bodies
 
@@ -227,8 +227,7 @@ def test_shapes_are_those_of_the_definitions(body: str, shape: str) -> None:
 
 
 def test_rows_of_a_table_for_each_place_have_the_length_of_the_data() -> None:
-    known = facts(
-        ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
         g (float[N, S, 2] x) => (float[A, B, 2] y)
         <int64[1] zero = {0}, int64[1] first = {1}, int64 last = {1}, int64[1] front = {0},
          int64[1, 3] table = {0, 1, 2}, int64[1] behind = {-1}> {
@@ -240,6 +239,39 @@ def test_rows_of_a_table_for_each_place_have_the_length_of_the_data() -> None:
             column = Unsqueeze (numbers, behind)
             y = Add (column, x)
         }""")
-    )
+    known = facts(model)
     assert known["ids"] == "INT64[1, min(input0_1, 3)]"
     assert known["y"] == "FLOAT[input0_0, input0_1, 2]"
+    assert size_limits(model) == {"input0_1": 3}
+    assert size_limits(model, {"x": (1, 2, 2)}) == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted", "shape"),
+    [
+        ("flat", "N, S", "input0_0, input0_1"),
+        ("flat", "N, one, S", "input0_0, 1, input0_1"),
+        ("flat", "one, one, N, S", "1, 1, input0_0, input0_1"),
+        ("x", "N, one, S", "input0_0, 1, input0_1"),
+        ("x", "S, one, N", "?, 1, input0_0"),
+        ("x", "one, S, N", "1, input0_1, input0_0"),
+        ("x", "one, N, S", "1, ?, input0_1"),
+    ],
+)
+def test_wanted_sizes_stand_for_themselves_where_a_0_keeps_a_0(
+    data: str, wanted: str, shape: str
+) -> None:
+    known = facts(
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, S] x) => (y)
+        <int64[1] one = {{1}}, int64[1] all = {{-1}}, int64[1] first = {{0}},
+         int64[1] last = {{1}}> {{
+            shape = Shape (x)
+            N = Gather (shape, first)
+            S = Gather (shape, last)
+            target = Concat <axis = 0> ({wanted})
+            flat = Reshape (x, all)
+            y = Reshape ({data}, target)
+        }}""")
+    )
+    assert known["y"] == f"FLOAT[{shape}]"
