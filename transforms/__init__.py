@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.canonical_operators import CanonicalOperators
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.drop_rounding import DropRounding
+    from qgraph.transforms.float_sums import FloatSums
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
@@ -47,6 +48,7 @@ __all__ = [
     "CanonicalOperators",
     "ConvertDialect",
     "DropRounding",
+    "FloatSums",
     "FoldBatchNorm",
     "FoldConstants",
     "FoldWeights",
@@ -96,6 +98,7 @@ _HOMES = {
     "FoldConstants": "fold_constants",
     "ConvertDialect": "convert",
     "DropRounding": "drop_rounding",
+    "FloatSums": "float_sums",
     "FoldBatchNorm": "fold_batch_norm",
     "FoldWeights": "convert",
     "FuseOutputScale": "fuse_output_scale",

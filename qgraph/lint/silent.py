@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.scopes import input_of, producer_of
+from qgraph.inventory.row_sums import row_sums
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -254,6 +255,15 @@ def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
         codes = [decoder] if encoder is not None else map(facts.decoder_of, join.inputs)
         if any(coder is not None and coder.kind == "INT8" for coder in codes):
             yield Found((join, layer), "INT8 codes that Conv reads as UINT8: nearly all are wrong")
+
+
+@rule("QG316", "rows-of-codes-added", ERROR, fix=LintFix("float-sums", "bits"), targets=_OPENVINO)
+def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO adds codes over the middle one of three axes wrongly, but for the first matrix."""
+    sums = facts.of("GlobalAveragePool", "ReduceMean", "ReduceSum")
+    for each in row_sums(sums, facts.shape):
+        text = f"{each.node.op_type} over rows of codes: all matrices but the first may be wrong"
+        yield Found((each.source, each.node), text)
 
 
 def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:

@@ -35,6 +35,7 @@ PASSES = (
     "fold-constants",
     "widen-codes",
     "widen-floats",
+    "float-sums",
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",

@@ -40,6 +40,7 @@ STABLE = {
     "narrow-float": "QG313",
     "ties-of-add": "QG314",
     "signed-codes-joined": "QG315",
+    "rows-of-codes-added": "QG316",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.inventory.row_sums import row_sums_of
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.engine import KernelMatch, kernel_of
@@ -23,6 +24,7 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET
+from qgraph.transforms.deployment.wants import misreads_row_sums
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.repack import CodeTarget, Repack
@@ -78,7 +80,9 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 
 def is_misread(model: Model, profile: Profile) -> bool:
-    """Return whether a target computes wrong values of codes that a Concat joins."""
+    """Return whether a target computes wrong values of codes that are joined, or added by rows."""
+    if misreads_row_sums(profile) and row_sums_of(model.ir):
+        return True
     wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}
     return bool(wrong) and any(
         chain.kind in wrong and chain.meets_concat for chain in code_chains(model)

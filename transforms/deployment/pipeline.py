@@ -12,6 +12,7 @@ from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperat
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.deployment import wants
 from qgraph.transforms.deployment.wants import BiasForm
+from qgraph.transforms.float_sums import FloatSums
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
@@ -148,3 +149,5 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
         case BiasForm.FLOATS:
             yield FoldConstants(biases=True)
     yield CanonicalOperators(forms=CanonicalForm.POINTS)
+    if wants.misreads_row_sums(profile):
+        yield FloatSums()

@@ -114,6 +114,11 @@ def needs_recurrent_numbers(profile: Profile) -> bool:
     return any(rule.loads is Loads.NO and "LSTM" in (rule.readers or ()) for rule in profile.load)
 
 
+def misreads_row_sums(profile: Profile) -> bool:
+    """Return whether sums over rows of codes are wrong, see :mod:`qgraph.inventory.row_sums`."""
+    return any("ReduceMean" in row.operators and row.wrong for row in profile.codes)
+
+
 def needs_float32(profile: Profile) -> bool:
     """Return whether the profile lists types of scales without those of 16 bits."""
     types = {name for rule in _operands(profile) for name in rule.scale_types or ()}
