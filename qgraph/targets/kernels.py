@@ -150,6 +150,8 @@ class KernelRule:
         groups, ranks, attributes: of the layers.
         types: types of codes that go together.
         x, w, y, bias, behind, output: conditions.
+        fails: ids of conditions that the runtime does not look at: it takes layers that only do
+            not meet these, and fails when they run.
         computes: name of the definition of its arithmetic.
         note: what to mind.
     """
@@ -172,5 +174,6 @@ class KernelRule:
     bias: BiasRule = BiasRule()
     behind: BehindRule = BehindRule()
     output: OutputRule = OutputRule()
+    fails: Names = ()
     computes: str | None = None
     note: str = ""

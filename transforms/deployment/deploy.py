@@ -38,6 +38,7 @@ from qgraph.transforms.deployment.attempts import (
 from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
+    failing,
     has_kernel,
     is_misread,
     marked_slower,
@@ -115,6 +116,7 @@ def deploy(
         or not deployment.layers
         or marked_slower(reference, profile)
         or is_misread(reference, profile)
+        or failing(reference, profile)
         or runtime.refuses(reference)
     ):
         how = reference, profile, request, list(keep)
@@ -176,7 +178,12 @@ def _gaining(
         models = reference, attempt.model
         slower = [len(marked_slower(each, profile)) for each in models]
         misread = [is_misread(each, profile) for each in models]
-        is_idle = len(after.left) >= len(before.left) and slower[1] >= slower[0]
+        # What fails when it runs is left in float, although the session lists a kernel for it.
+        left = [
+            len(each.left) + (len(failing(model, profile)) if each.is_executed else 0)
+            for each, model in zip((before, after), models, strict=True)
+        ]
+        is_idle = left[1] >= left[0] and slower[1] >= slower[0]
         is_idle = is_idle and misread[1] >= misread[0]
         if _worse(before, after) or is_idle:
             note = "no form has more layers in integer kernels"

@@ -17,8 +17,8 @@ from qgraph.errors import Choice
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.row_sums import row_sums_of
 from qgraph.model import Model
-from qgraph.reasons import ExplainedReason
-from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.reasons import ExplainedReason, id_of
+from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import PACKED, SLOWER
@@ -76,6 +76,20 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         if slow is not None and layer.description.w.is_constant:
             text = f"{slow.text}: measured to take {slow.ratio:g} of the time of float"
             reasons[label(layer.node)] = SLOWER(text)
+    return reasons
+
+
+def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
+    """Return the layers that a target takes by mistake and that fail when they run, and why."""
+    reasons: dict[str, ExplainedReason] = {}
+    if not any(kernel.fails for kernel in profile.kernel):
+        return reasons
+    for layer in quantized_layers(model.ir):
+        match = kernel_of(layer.description, profile)
+        if not isinstance(match, NoKernel) or match.kernel is None or not match.reasons:
+            continue
+        if {id_of(reason) for reason in match.reasons} <= set(match.kernel.fails):
+            reasons[label(layer.node)] = match.reasons[0]
     return reasons
 
 

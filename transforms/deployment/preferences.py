@@ -16,7 +16,14 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.deployment.attempts import Attempt, proved, unchanged
 from qgraph.transforms.deployment.float_network import float_network
-from qgraph.transforms.deployment.forms import Left, Preference, in_float, marked_slower, packed
+from qgraph.transforms.deployment.forms import (
+    Left,
+    Preference,
+    failing,
+    in_float,
+    marked_slower,
+    packed,
+)
 from qgraph.transforms.deployment.tuning import Tuning, tune
 from qgraph.transforms.drafts.choice import label
 
@@ -62,15 +69,13 @@ def preferred(
         OptionError: times are wanted of a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
+    failed = failing(attempt.model, profile)
+    attempt = _leaving(attempt, reference, request, failed)
     if prefer is Preference.SIZE:
-        return Preferred(attempt, packed(attempt.model))
+        return Preferred(attempt, failed | packed(attempt.model))
     if prefer is Preference.SPEED:
         left = marked_slower(attempt.model, profile)
-        return (
-            Preferred(_leaving(attempt, reference, request, left), left)
-            if left
-            else Preferred(attempt)
-        )
+        return Preferred(_leaving(attempt, reference, request, left), failed | left)
     if profile.executed is None:
         raise OptionError(
             f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
@@ -78,7 +83,7 @@ def preferred(
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     timing = Timing(profile.executed, shapes=shapes, options=options)
     tuning = tune(attempt.model, timing)
-    return _fastest(Preferred(attempt, tuning.left, tuning), reference, request)
+    return _fastest(Preferred(attempt, failed | tuning.left, tuning), reference, request)
 
 
 def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Preferred:
