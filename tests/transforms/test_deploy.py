@@ -328,3 +328,25 @@ def test_only_the_layer_before_a_segment_beyond_the_limit_stays():
     kernels = {layer.node: layer.kernel for layer in found.layers}
     assert kernels == {"first": "QLinearConv", "second": None}
     assert len(list(model.nodes("BatchNormalization"))) == 1
+
+
+def test_a_wider_limit_is_named_where_nothing_is_gained_within_this_one():
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        net (float[N,4,5,5] x) => (float[N,4,5,5] z)
+        <float s = {0.05}, uint8 p = {0}, float t = {0.01}, int8 o = {0},
+         float[4] one = {1, 1, 1, 1}, float[4] two = {0.5, 2, 0.7, 1.5},
+         float[4] far = {1000000, 1000000, 1000000, 1000000}> {
+            q = QuantizeLinear (x, s, p)    d = DequantizeLinear (q, s, p)
+            v = DequantizeLinear (w, t, o)  k = Conv (d, v)
+            l = BatchNormalization (k, two, far, one, two)
+            n = QuantizeLinear (l, s, p)    z = DequantizeLinear (n, s, p)
+        }""")
+    codes = np.random.default_rng(0).integers(-99, 99, (4, 4, 1, 1)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, "onnxruntime-cpu")
+    (layer,) = result.layers
+    assert layer.kernel is None
+    (note,) = result.notes
+    assert "'n' is within" in note
+    assert "--within" in note

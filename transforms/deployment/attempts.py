@@ -62,12 +62,14 @@ class Attempt:
         report: of the passes.
         certificate: how equal the result is to the input.
         decoded: what layers were before their weights became floats, by name.
+        obstacle: why not all rewrites were done, where a wider limit allows them.
     """
 
     model: Model
     report: Report
     certificate: Certificate
     decoded: Mapping[str, QuantizedLayer] = field(default_factory=dict)
+    obstacle: str | None = None
 
     @property
     def failing(self) -> list[RegionVerdict]:
@@ -127,7 +129,7 @@ def best_form(
             failing = attempt.failing
             if not failing:
                 report.notes += [] if obstacle is None else [obstacle]
-                return attempt
+                return replace(attempt, obstacle=obstacle)
             settled = len(attempt.certificate.regions) - len(failing)
             require_time(
                 f"No form was shown to be within the limits: of the one tried last, {settled} of "
@@ -189,7 +191,7 @@ def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:
     where = failing[bounds.index(most)].reference_value
     return (
         f"not all rewrites were done, since {where!r} is within {most.max_steps} steps only, "
-        f"{most.reference_error:.2g} of them by the float operators of the input; "
+        "most of it by the float operators of the input; "
         f"--within {most.max_steps}step allows them"
     )
 

@@ -186,7 +186,7 @@ def _gaining(
         is_idle = left[1] >= left[0] and slower[1] >= slower[0]
         is_idle = is_idle and misread[1] >= misread[0]
         if _worse(before, after) or is_idle:
-            note = "no form has more layers in integer kernels"
+            note = attempt.obstacle or "no form has more layers in integer kernels"
             return unchanged_layers(reference, profile, request, note)
     elif not any(has_kernel(layer, profile) for layer in quantized_layers(attempt.model.ir)):
         plain = converted(reference, profile, request)
