@@ -12,6 +12,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import ZERO, multiple_of, rounded
 from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.events import Operand
+from qgraph.proof.bounds.moved_elements import changed
 from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import (
     NodeCall,
@@ -22,7 +23,7 @@ from qgraph.proof.bounds.rule import (
 )
 from qgraph.proof.bounds.sums import mean_of
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.rules.movements import changed, data_of, largest_of
+from qgraph.proof.rules.movements import data_of, largest_of
 
 
 @bound_rule("GlobalAveragePool", "ReduceMean", "ReduceSum")

@@ -1,13 +1,8 @@
-"""Operators that move elements of a tensor, or choose the largest of some.
-
-Coefficients, ranges and errors move with the elements; what is the same for all elements stays. A
-function of moved data has moved atoms. Where coefficients differ, and cannot be moved, the moved
-function is one atom, with one range and one error for all its elements.
-"""
+"""Operators that move elements of a tensor, or choose the largest of some."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,11 +12,10 @@ import onnx_ir as ir
 
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import granules
-from qgraph.ops.sums_of_products import Taps
-from qgraph.ops.taps import RIGHT, pointwise_taps
-from qgraph.proof.bounds.combination import Atom, Atoms, Combination
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, of_constant
+from qgraph.proof.bounds.moved_elements import Change, as_one, changed, reshaped, widened
+from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import (
     OPEN_SIZE,
     NodeCall,
@@ -30,8 +24,6 @@ from qgraph.proof.bounds.rule import (
     shape_of,
 )
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND, Undecidable
-
-Change = Callable[[Float64], Float64]
 
 _RESHAPING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -43,10 +35,7 @@ def reshape(call: NodeCall) -> Operand:
     x = call.quantity(0)
     if after.count(OPEN_SIZE) > 1:  # the number of elements tells one size
         raise Undecidable(AT_RUN_TIME(f"the shape of {call.node.outputs[0].name!r} is not known"))
-    if before == after:
-        return x
-    key = "Reshape", before, after
-    return changed(call.tracer.atoms, x, key, lambda array: _reshaped(array, before, after))
+    return reshaped(call.tracer.atoms, x, before, after)
 
 
 @bound_rule("Transpose")
@@ -68,7 +57,7 @@ def transposed(
         call.tracer.atoms,
         x,
         ("Transpose", order),
-        lambda array: np.transpose(_wide(array, len(order)), order),
+        lambda array: np.transpose(widened(array, len(order)), order),
     )
 
 
@@ -167,7 +156,7 @@ def _padded(call: NodeCall, x: Quantity) -> Quantity:
         return changed(atoms, x, _key(call), _along(call), has_zeros=True, again=again)
     fill = fill.reshape(())
     unit = granules(fill)
-    whole = _as_one(atoms, x, _key(call))
+    whole = as_one(atoms, x, _key(call))
     low, high = np.minimum(whole.low, fill), np.maximum(whole.high, fill)
     kind = "padded" if fill.any() else "padded with zeros"
     atom = atoms.make(kind, _key(call), (x.meant,), (low, high))
@@ -183,141 +172,7 @@ def largest_of(call: NodeCall, x: Quantity) -> Quantity:
         x = Quantity(x.meant, x.low, x.high, x.error, unit=x.unit)
         again = partial(largest_of, call)
         return changed(call.tracer.atoms, x, key, change, again=again)
-    return _as_one(call.tracer.atoms, x, key)
-
-
-def changed(
-    atoms: Atoms,
-    x: Quantity,
-    attributes: Hashable,
-    change: Change,
-    *,
-    has_zeros: bool = False,
-    again: Callable[[Quantity], Quantity] | None = None,
-) -> Quantity:
-    """Return a quantity with all arrays moved by ``change``; zeros may be inserted.
-
-    Args:
-        atoms: makes the atoms.
-        x: the quantity.
-        attributes: how its elements are moved.
-        change: moves an array that broadcasts to it; raises :class:`Undecidable` where it cannot.
-        has_zeros: whether zeros are inserted.
-        again: moves another quantity in the same way; None for this function.
-    """
-    if again is None:
-        again = partial(_changed, atoms, attributes, change, has_zeros)
-    if x.value is not None:
-        shape = x.value.shape
-        parts = [np.broadcast_to(part, shape) for part in (x.value, x.meant.offset)]
-        return of_constant(change(parts[0]), change(parts[1]), _factors(x, shape, change))
-    try:
-        meant = Combination((), change(x.meant.offset), change(x.meant.size))
-        for c, atom in x.meant.terms:
-            moved = _moved(atoms, atom, attributes, change, has_zeros, again)
-            meant = meant.plus(atoms.carried(atom, moved, change, again).times(change(c)))
-    except Undecidable:
-        return _as_one(atoms, x, attributes, has_zeros=has_zeros)
-    absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
-    low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
-    unit = None if x.unit is None else _widest(np.min, change, x.unit)
-    low, high = _ends(low, high, has_zeros)
-    return Quantity(meant, low, high, absolute, relative, unit)
-
-
-def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -> Float64:
-    """Return an array after a change, or the extreme of all its numbers where there is none."""
-    try:
-        return change(array)
-    except Undecidable:
-        return np.asarray(extreme(array))
-
-
-def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float64, Float64] | None:
-    if x.factors is None:
-        return None
-    scales, codes = (change(np.broadcast_to(part, shape)) for part in x.factors)
-    return scales, codes
-
-
-def _changed(
-    atoms: Atoms, attributes: Hashable, change: Change, has_zeros: bool, x: Quantity
-) -> Quantity:
-    return changed(atoms, x, attributes, change, has_zeros=has_zeros)
-
-
-def _moved(
-    atoms: Atoms,
-    atom: Atom,
-    attributes: Hashable,
-    change: Change,
-    has_zeros: bool,
-    again: Callable[[Quantity], Quantity],
-) -> Atom:
-    """Return an atom of moved elements; two movements of one kind are one.
-
-    Limits are behind movements, so that a Relu is found in both orders.
-    """
-    limits = _widest(np.min, change, atom.low), _widest(np.max, change, atom.high)
-    if atom.kind == "clip" and not has_zeros and all(end.size == 1 for end in atom.numbers):
-        limited = atom.arguments[0]
-        moved = again(Quantity(limited, *limited.range)).meant
-        return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
-    if atom.kind == "moved" and isinstance(attributes, tuple):
-        first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
-        ((_, inner),) = atom.arguments[0].terms
-        names = attributes[0], first[0]
-        # Between two movements, elements may be broadcast to a larger shape.
-        if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
-            if first[1] == attributes[2]:
-                return inner
-            merged = "Reshape", first[1], attributes[2]
-            return _moved_once(atoms, inner, merged, limits, has_zeros)
-        if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
-            axes = tuple(first[1][axis] for axis in attributes[1])
-            if axes == tuple(range(len(axes))):
-                return inner
-            return _moved_once(atoms, inner, ("Transpose", axes), limits, has_zeros)
-    if atom.kind == "sum" and isinstance(attributes, tuple) and attributes[0] == "Transpose":
-        layout = pointwise_taps(attributes[1])
-        if layout is not None and atom.attributes == (RIGHT.geometry, RIGHT.trailing):
-            return _pointwise(atoms, atom, layout, limits, again)
-    return _moved_once(atoms, atom, attributes, limits, has_zeros)
-
-
-def _pointwise(
-    atoms: Atoms,
-    atom: Atom,
-    layout: Taps,
-    limits: tuple[Float64, Float64],
-    again: Callable[[Quantity], Quantity],
-) -> Atom:
-    """Return rows of a matrix product, moved before the places, as a Conv of one place."""
-    data, places = atom.arguments[0], (1,) * layout.trailing
-    moved = again(Quantity(data, *data.range)).meant
-    numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
-    return atoms.make("sum", (layout.geometry, layout.trailing), (moved,), limits, numbers)
-
-
-def _moved_once(
-    atoms: Atoms, atom: Atom, attributes: Hashable, limits: tuple[Float64, Float64], has_zeros: bool
-) -> Atom:
-    ends = _ends(*limits, has_zeros)
-    return atoms.make("moved", attributes, (Combination.of(atom),), ends)
-
-
-def _as_one(
-    atoms: Atoms, x: Quantity, attributes: Hashable, *, has_zeros: bool = False
-) -> Quantity:
-    """Return moved data as one atom, with one range and one error."""
-    ends = _ends(np.asarray(x.low.min()), np.asarray(x.high.max()), has_zeros)
-    atom = atoms.make("moved as one", attributes, (x.meant,), ends)
-    unit = None if x.unit is None else np.asarray(x.unit.min())
-    return Quantity(Combination.of(atom), *ends, np.asarray(np.max(x.error)), unit=unit)
-
-
-def _ends(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, Float64]:
-    return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
+    return as_one(call.tracer.atoms, x, key)
 
 
 def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
@@ -331,10 +186,6 @@ def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
     return (call.label, shape_of(call.value(0))), tuple(parameters)
 
 
-def _wide(array: Float64, rank: int) -> Float64:
-    return array.reshape(*(1,) * (rank - array.ndim), *array.shape)
-
-
 def _along(call: NodeCall, result: ir.Value | None = None) -> Change:
     """Return a change of arrays that do not vary along the axes in which elements are moved."""
     before = shape_of(call.value(0))
@@ -344,7 +195,7 @@ def _along(call: NodeCall, result: ir.Value | None = None) -> Change:
     def change(array: Float64) -> Float64:
         if array.size == 1:
             return array.reshape(())
-        wide = _wide(array, len(before))
+        wide = widened(array, len(before))
         if all(axis in kept for axis, size in enumerate(wide.shape) if size > 1):
             return wide
         raise Undecidable(NO_BOUND(f"{call.node.op_type} of data with several scales"))
@@ -379,19 +230,3 @@ def _scaled_axes(call: NodeCall) -> set[int]:
     stated = call.array(call.value(1 if len(call.node.inputs) == len("xs") else 2))
     scales = get.get_floats("scales", ()) if stated is None else stated.reshape(-1)
     return {axis % rank for axis, scale in zip(axes, scales, strict=False) if scale != 1}
-
-
-def _reshaped(array: Float64, before: tuple[Any, ...], after: tuple[Any, ...]) -> Float64:
-    """Return an array in the new shape of the data; the samples of a batch are alike."""
-    if array.size == 1:
-        return array.reshape(())
-    wide = _wide(array, len(before))
-    kept = 0
-    while kept < min(len(before), len(after)) and before[kept] == after[kept]:
-        kept += 1
-    kept = min(kept, next(axis for axis, size in enumerate(wide.shape) if size > 1))
-    ends = before[kept:], after[kept:]
-    if not all(isinstance(size, int) for end in ends for size in end):
-        raise Undecidable(AT_RUN_TIME("a shape is not known"))
-    spread = np.broadcast_to(wide[(0,) * kept], ends[0])
-    return spread.reshape(ends[1])

@@ -1,0 +1,251 @@
+"""Moved elements of quantities.
+
+Coefficients, ranges and errors move with the elements; what is the same for all elements stays. A
+function of moved data has moved atoms. Where coefficients differ, and cannot be moved, the moved
+function is one atom, with one range and one error for all its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from qgraph.numerics import Float64
+from qgraph.ops.sums_of_products import Taps
+from qgraph.ops.taps import RIGHT, pointwise_taps
+from qgraph.proof.bounds.combination import Atom, Atoms, Combination
+from qgraph.proof.bounds.quantity import Quantity, of_constant
+from qgraph.reasons import AT_RUN_TIME, Undecidable
+
+Change = Callable[[Float64], Float64]
+"""Moves an array that broadcasts to the data; raises :class:`Undecidable` where it cannot."""
+
+Shape = tuple[Any, ...]
+"""Sizes, and texts for open ones."""
+
+
+def changed(
+    atoms: Atoms,
+    x: Quantity,
+    attributes: Hashable,
+    change: Change,
+    *,
+    has_zeros: bool = False,
+    again: Callable[[Quantity], Quantity] | None = None,
+) -> Quantity:
+    """Return a quantity with all arrays moved by ``change``; zeros may be inserted.
+
+    Args:
+        atoms: makes the atoms.
+        x: the quantity.
+        attributes: how its elements are moved.
+        change: moves an array that broadcasts to it; raises :class:`Undecidable` where it cannot.
+        has_zeros: whether zeros are inserted.
+        again: moves another quantity in the same way; None for this function.
+    """
+    if again is None:
+        again = partial(_changed, atoms, attributes, change, has_zeros)
+    if x.value is not None:
+        shape = x.value.shape
+        parts = [np.broadcast_to(part, shape) for part in (x.value, x.meant.offset)]
+        return of_constant(change(parts[0]), change(parts[1]), _factors(x, shape, change))
+    try:
+        meant = Combination((), change(x.meant.offset), change(x.meant.size))
+        for c, atom in x.meant.terms:
+            moved = _moved(atoms, atom, attributes, change, has_zeros, again)
+            meant = meant.plus(atoms.carried(atom, moved, change, again).times(change(c)))
+    except Undecidable:
+        return as_one(atoms, x, attributes, has_zeros=has_zeros)
+    absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
+    low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
+    unit = None if x.unit is None else _widest(np.min, change, x.unit)
+    low, high = _with_zeros(low, high, has_zeros)
+    return Quantity(meant, low, high, absolute, relative, unit)
+
+
+def reshaped(atoms: Atoms, x: Quantity, before: Shape, after: Shape) -> Quantity:
+    """Return a quantity in another shape."""
+    if before == after:
+        return x
+
+    def change(array: Float64) -> Float64:
+        return array.reshape(_known(after)) if x.is_constant else _reshaped(array, before, after)
+
+    return changed(atoms, x, ("Reshape", before, after), change)
+
+
+def as_one(atoms: Atoms, x: Quantity, attributes: Hashable, *, has_zeros: bool = False) -> Quantity:
+    """Return moved data as one atom, with one range and one error."""
+    ends = _with_zeros(np.asarray(x.low.min()), np.asarray(x.high.max()), has_zeros)
+    atom = atoms.make("moved as one", attributes, (x.meant,), ends)
+    unit = None if x.unit is None else np.asarray(x.unit.min())
+    return Quantity(Combination.of(atom), *ends, np.asarray(np.max(x.error)), unit=unit)
+
+
+def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -> Float64:
+    """Return an array after a change, or the extreme of all its numbers where there is none."""
+    try:
+        return change(array)
+    except Undecidable:
+        return np.asarray(extreme(array))
+
+
+def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float64, Float64] | None:
+    if x.factors is None:
+        return None
+    scales, codes = (change(np.broadcast_to(part, shape)) for part in x.factors)
+    return scales, codes
+
+
+def _changed(
+    atoms: Atoms, attributes: Hashable, change: Change, has_zeros: bool, x: Quantity
+) -> Quantity:
+    return changed(atoms, x, attributes, change, has_zeros=has_zeros)
+
+
+def _moved(
+    atoms: Atoms,
+    atom: Atom,
+    attributes: Hashable,
+    change: Change,
+    has_zeros: bool,
+    again: Callable[[Quantity], Quantity],
+) -> Atom:
+    """Return an atom of moved elements; two movements of one kind are one.
+
+    Limits are behind movements, so that a Relu is found in both orders.
+    """
+    limits = _widest(np.min, change, atom.low), _widest(np.max, change, atom.high)
+    if atom.kind == "clip" and not has_zeros and all(end.size == 1 for end in atom.numbers):
+        limited = atom.arguments[0]
+        moved = again(Quantity(limited, *limited.range)).meant
+        return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
+    if atom.kind == "moved" and isinstance(attributes, tuple):
+        first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
+        ((_, inner),) = atom.arguments[0].terms
+        names = attributes[0], first[0]
+        # Between two movements, elements may be broadcast to a larger shape.
+        if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
+            if first[1] == attributes[2]:
+                return inner
+            merged = "Reshape", first[1], attributes[2]
+            return _moved_once(atoms, inner, merged, limits, has_zeros)
+        if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
+            axes = tuple(first[1][axis] for axis in attributes[1])
+            if axes == tuple(range(len(axes))):
+                return inner
+            return _moved_once(atoms, inner, ("Transpose", axes), limits, has_zeros)
+    is_product = atom.kind == "sum" and atom.attributes == (RIGHT.geometry, RIGHT.trailing)
+    if is_product and isinstance(attributes, tuple):
+        layout = pointwise_taps(attributes[1]) if attributes[0] == "Transpose" else None
+        if layout is not None:
+            return _pointwise(atoms, atom, layout, limits, again)
+        if attributes[0] == "Reshape":
+            _, before, after = attributes
+            product = _reshaped_product(atoms, atom, before, after, limits)
+            if product is not None:
+                return product
+    return _moved_once(atoms, atom, attributes, limits, has_zeros)
+
+
+def _reshaped_product(
+    atoms: Atoms, atom: Atom, before: Shape, after: Shape, limits: tuple[Float64, Float64]
+) -> Atom | None:
+    """Return rows of a matrix product in another shape, as a product of rows in other shapes.
+
+    If the last axis is kept, the data is reshaped instead. If it was reshaped before, both are one
+    Reshape of the product. None in other cases.
+
+    Args:
+        atoms: makes the atoms.
+        atom: the product.
+        before: the shape of its rows.
+        after: their new shape.
+        limits: its range.
+    """
+    data, (weights, _) = atom.arguments[0], atom.numbers
+    rows, taps = weights.shape
+    if _kept_last(before, after):
+        whole = Quantity(data, *data.range)
+        moved = reshaped(atoms, whole, (*before[:-1], taps), (*after[:-1], taps)).meant
+        return atoms.make("sum", atom.attributes, (moved,), limits, atom.numbers)
+    if data.key != Combination.of(data.terms[0][1]).key:
+        return None
+    inner = data.terms[0][1]
+    match inner.kind, inner.attributes:
+        case "moved", ("Reshape", (*first, last), (*middle, _)):
+            if last != taps or tuple(middle) != before[:-1]:
+                return None
+            ends = atom.low, atom.high
+            own = atoms.make("sum", atom.attributes, inner.arguments, ends, atom.numbers)
+            shape = (*first, rows)
+            if shape == after:
+                return own
+            return _moved_once(atoms, own, ("Reshape", shape, after), limits, False)
+    return None
+
+
+def _pointwise(
+    atoms: Atoms,
+    atom: Atom,
+    layout: Taps,
+    limits: tuple[Float64, Float64],
+    again: Callable[[Quantity], Quantity],
+) -> Atom:
+    """Return rows of a matrix product, moved before the places, as a Conv of one place."""
+    data, places = atom.arguments[0], (1,) * layout.trailing
+    moved = again(Quantity(data, *data.range)).meant
+    numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
+    return atoms.make("sum", (layout.geometry, layout.trailing), (moved,), limits, numbers)
+
+
+def _moved_once(
+    atoms: Atoms, atom: Atom, attributes: Hashable, limits: tuple[Float64, Float64], has_zeros: bool
+) -> Atom:
+    ends = _with_zeros(*limits, has_zeros)
+    return atoms.make("moved", attributes, (Combination.of(atom),), ends)
+
+
+def _with_zeros(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, Float64]:
+    return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
+
+
+def _reshaped(array: Float64, before: Shape, after: Shape) -> Float64:
+    """Return an array in the new shape of the data; the samples of a batch are alike."""
+    if array.size == 1:
+        return array.reshape(())
+    wide = widened(array, len(before))
+    first = next(axis for axis, size in enumerate(wide.shape) if size > 1)
+    if first >= len(before) - _kept_last(before, after):
+        return wide.reshape(wide.shape[first:])
+    kept = 0
+    while kept < min(len(before), len(after)) and before[kept] == after[kept]:
+        kept += 1
+    kept = min(kept, first)
+    spread = np.broadcast_to(wide[(0,) * kept], _known(before[kept:]))
+    return spread.reshape(_known(after[kept:]))
+
+
+def _known(shape: Shape) -> tuple[int, ...]:
+    """Return a shape without open sizes."""
+    if not all(isinstance(size, int) for size in shape):
+        raise Undecidable(AT_RUN_TIME("a shape is not known"))
+    return shape
+
+
+def _kept_last(before: Shape, after: Shape) -> int:
+    """Return how many of the last axes a Reshape keeps."""
+    kept = 0
+    for size, other in zip(before[::-1], after[::-1], strict=False):
+        if size != other or not isinstance(size, int):
+            break
+        kept += 1
+    return kept
+
+
+def widened(array: Float64, rank: int) -> Float64:
+    """Return an array with as many axes as the data that it broadcasts to."""
+    return array.reshape(*(1,) * (rank - array.ndim), *array.shape)
