@@ -76,7 +76,7 @@ class BoundRuns:
     """
 
     def __init__(self, models: tuple[ir.Model, ir.Model], request: Bounding, backend: str) -> None:
-        pairing = paired(models, request, keeps_meant=True)
+        pairing = paired(models, request)
         self._request = request
         self.inputs, self.outputs = pairing.inputs, pairing.outputs
         self.names = {str(a.name): str(b.name) for a, b in pairing.inputs}

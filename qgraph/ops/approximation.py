@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from qgraph.numerics import Float64
+from qgraph.numerics import Array, Float64
 from qgraph.reasons import OUT_OF_RANGE, Undecidable
 
 SLACK = 2.0**-44
@@ -171,11 +171,11 @@ class Approximation(Generic[F]):
     relative: Float64 = field(default_factory=zero)
     unit: Float64 | None = None
     value: Float64 | None = None
-    factors: tuple[Float64, Float64] | None = None
+    factors: tuple[Float64, Array] | None = None
 
     @classmethod
     def of_constant(
-        cls, value: Float64, meant: F, factors: tuple[Float64, Float64] | None = None
+        cls, value: Float64, meant: F, factors: tuple[Float64, Array] | None = None
     ) -> Self:
         """Return a constant.
 
@@ -192,10 +192,7 @@ class Approximation(Generic[F]):
         numbers = meant.offset
         apart = ZERO
         if value is not numbers:
-            apart = np.asarray(value - numbers)
-            np.abs(apart, out=apart)
-            if apart.size > FEW_NUMBERS:
-                apart = np.asarray(apart.max())
+            apart = _apart(value, numbers)
         return cls(meant, numbers, numbers, apart, ZERO, None, value, factors)
 
     @property
@@ -238,6 +235,19 @@ class Approximation(Generic[F]):
     def reach(self) -> Float64:
         """The largest magnitude of what is executed."""
         return self.largest + self.error
+
+
+def _apart(value: Float64, numbers: Float64) -> Float64:
+    """Return how far constants lie apart; of many, the largest distance alone."""
+    if value.size <= FEW_NUMBERS or numbers.shape != value.shape:
+        return np.asarray(np.abs(value - numbers))
+    flat = value.reshape(-1), numbers.reshape(-1)
+    blocks = (slice(start, start + _BLOCK) for start in range(0, value.size, _BLOCK))
+    return np.asarray(max(np.abs(flat[0][b] - flat[1][b]).max() for b in blocks))
+
+
+_BLOCK = 1 << 15
+"""Number of constants that are compared at once."""
 
 
 def rounded(exact: A, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> A:

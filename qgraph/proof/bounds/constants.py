@@ -15,7 +15,7 @@ import numpy as np
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.quantity import Quantity, constant, of_constant
+from qgraph.proof.bounds.quantity import Quantity, constant, narrow, of_constant
 from qgraph.reasons import NO_BOUND, Undecidable
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max", "Relu"})
@@ -103,12 +103,14 @@ class Computed(Constant):
         if self._name not in _ARITHMETIC:
             is_finite = np.isfinite(self.meant).all()
             return constant(self.meant) if is_finite else _unlimited(self.meant)
-        factors = None
+        factors: tuple[Float64, Array] | None = None
         if self._name in ("Add", "Sub") and all(_is_whole(o.quantity) for o in self._operands):
-            factors = np.ones(()), self.meant
+            factors = np.ones(()), narrow(self.meant)
         elif self._name in ("Mul", "Div"):
             factors = _factors(self._name, *self._operands)
-        return of_constant(self.executed.astype(np.float64), self.meant, factors)
+        executed, meant = self.executed, self.meant
+        self._operands = ()  # are needed no more
+        return of_constant(executed.astype(np.float64), meant, factors)
 
 
 class ConstantTracer:
@@ -160,7 +162,7 @@ def _unlimited(executed: Float64) -> Quantity:
     return Quantity(Combination.constant(executed), executed, executed, value=executed)
 
 
-def _factors(name: str, one: Constant, other: Constant) -> tuple[Float64, Float64] | None:
+def _factors(name: str, one: Constant, other: Constant) -> tuple[Float64, Array] | None:
     """Return scales and whole numbers of a product or quotient of constants."""
     x, y = one.quantity, other.quantity
     if name == "Div":

@@ -68,7 +68,6 @@ class Evaluation:
         chunk: the number of terms that are added in sequence; None for any order.
         opaque: gives values that no rule gives.
         limits: numbers that open sizes do not exceed, by their texts.
-        keeps_meant: whether large weights in real arithmetic are kept for :meth:`meant`.
 
     Attributes:
         values: what is known of each value.
@@ -89,7 +88,6 @@ class Evaluation:
         chunk: int | None = None,
         opaque: Opaque = lambda _: None,
         limits: Mapping[str, int] | None = None,
-        keeps_meant: bool = False,
     ) -> None:
         self.values: dict[ir.Value, Operand] = {}
         self.named: dict[str | None, ir.Value] = {}
@@ -109,8 +107,7 @@ class Evaluation:
         self._first: dict[Hashable, ir.Node] = {}
         self._dropped: set[ir.Value] = set()
         self._limits = limits or {}
-        self._keeps_meant = keeps_meant
-        self._meant: dict[ir.Value, Float64] = {}
+        self._factors: dict[ir.Value, tuple[Float64, Array]] = {}
 
     def run(self) -> None:
         """Evaluate all nodes.
@@ -135,8 +132,8 @@ class Evaluation:
         if not isinstance(operand, Quantity) or operand.value is None:
             return
         if operand.value.size > FEW_NUMBERS and not value.is_graph_output():
-            if self._keeps_meant:
-                self._meant[value] = operand.meant.offset
+            if operand.factors is not None and operand.factors[0].size <= FEW_NUMBERS:
+                self._factors[value] = operand.factors
             del self.values[value]
             self._dropped.add(value)
 
@@ -222,8 +219,9 @@ class Evaluation:
         Raises:
             Undecidable: it is data, or not known.
         """
-        if value in self._meant:
-            return self._meant[value]
+        if value in self._factors:
+            scales, codes = self._factors[value]
+            return np.asarray(scales * codes)
         operand = self.of(value)
         if isinstance(operand, Pending) or operand.value is None:
             raise Undecidable(NOT_COMPUTED(f"{value.name!r} is not constant"))

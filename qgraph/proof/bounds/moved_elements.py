@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qgraph.numerics import Float64
+from qgraph.numerics import Array, Float64
 from qgraph.ops.sums_of_products import Taps
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
@@ -93,7 +93,7 @@ def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -
         return np.asarray(extreme(array))
 
 
-def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float64, Float64] | None:
+def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float64, Array] | None:
     if x.factors is None:
         return None
     scales, codes = (change(np.broadcast_to(part, shape)) for part in x.factors)

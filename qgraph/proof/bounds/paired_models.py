@@ -26,7 +26,6 @@ def paired(
     *,
     keep_inputs: bool = False,
     ends: Callable[[Pairing], Ends] | None = None,
-    keeps_meant: bool = False,
 ) -> Pairing:
     """Return the segments of two models, whose bounds are not judged.
 
@@ -35,7 +34,6 @@ def paired(
         request: what is bounded.
         keep_inputs: whether initializers that are inputs too are left so.
         ends: see :class:`Pairing`.
-        keeps_meant: see there.
 
     Raises:
         OptionError: a range or a limit names no input or output.
@@ -55,7 +53,7 @@ def paired(
     face = interface(copies[0].graph, copies[1].graph)
     Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
     limited = with_limited_codes(copies)
-    segments = partial(_pairing, request=request, ends=ends, limits=limits, keeps_meant=keeps_meant)
+    segments = partial(_pairing, request=request, ends=ends, limits=limits)
     pairing = segments(copies)
     if limited is None or not _unlike(pairing):
         return pairing
@@ -75,7 +73,6 @@ def _pairing(
     request: Bounding,
     ends: Callable[[Pairing], Ends] | None,
     limits: Mapping[str, int],
-    keeps_meant: bool,
 ) -> Pairing:
     reference, candidate = models
     face = interface(reference.graph, candidate.graph)
@@ -89,7 +86,6 @@ def _pairing(
         chunk=request.chunk,
         ends=ends,
         limits=limits,
-        keeps_meant=keeps_meant,
     )
 
 

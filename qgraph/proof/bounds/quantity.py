@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.approximation import Approximation
+from qgraph.ops.approximation import FEW_NUMBERS, Approximation
 from qgraph.proof.bounds.combination import Combination
 
 _TYPES = {"FLOAT16": np.float16, "BFLOAT16": ml_dtypes.bfloat16}
@@ -63,8 +63,21 @@ def constant(array: npt.ArrayLike) -> Quantity:
     value = stored.astype(np.float64, copy=False)
     factors = None
     if stored.dtype.kind in "iub" or (value.size and _are_whole(value)):
-        factors = np.ones(()), value
+        factors = np.ones(()), narrow(value)
     return of_constant(value, value, factors)
+
+
+def narrow(numbers: Array) -> Array:
+    """Return many whole numbers in the narrowest type that holds them, for their memory alone."""
+    if numbers.size <= FEW_NUMBERS or np.isnan(numbers).any():
+        return numbers
+    low, high = numbers.min(), numbers.max()
+    for kind in (np.int8, np.int16):
+        limits = np.iinfo(kind)
+        if limits.min <= low and high <= limits.max:
+            whole = numbers.astype(kind)
+            return whole if (whole == numbers).all() else numbers
+    return numbers
 
 
 def _are_whole(numbers: Float64) -> bool:
@@ -77,7 +90,7 @@ _SAMPLE = 64
 
 
 def of_constant(
-    value: Float64, meant: Float64, factors: tuple[Float64, Float64] | None = None
+    value: Float64, meant: Float64, factors: tuple[Float64, Array] | None = None
 ) -> Quantity:
     """Return a constant: the executed numbers, and those in real arithmetic."""
     return Quantity.of_constant(value, Combination.constant(meant), factors)

@@ -31,7 +31,14 @@ from qgraph.proof.bounds.rounding_pairs import compared, counted_pair
 from qgraph.proof.bounds.roundings import rounding_of, unchanged
 from qgraph.proof.bounds.segment import RoundedData, Segment
 from qgraph.proof.bounds.unbounded_results import UnboundedResults
-from qgraph.reasons import DO_NOT_FIT, NOT_MATCHED, OVERFLOW, ExplainedReason, Undecidable
+from qgraph.reasons import (
+    AT_RUN_TIME,
+    DO_NOT_FIT,
+    NOT_MATCHED,
+    OVERFLOW,
+    ExplainedReason,
+    Undecidable,
+)
 
 
 class Ends(Protocol):
@@ -56,7 +63,6 @@ class Pairing:
         ranges: ranges of inputs that are not quantized, by the names of the reference.
         accumulate, chunk: see :class:`Evaluation`.
         ends: makes what shows values equal; None if nothing does.
-        keeps_meant: whether the reference keeps large weights in real arithmetic.
 
     Attributes:
         segments: one for each rounding of the candidate, and for each output.
@@ -75,7 +81,6 @@ class Pairing:
         chunk: int | None = None,
         ends: Callable[[Pairing], Ends] | None = None,
         limits: Mapping[str, int] | None = None,
-        keeps_meant: bool = False,
     ) -> None:
         self.segments: list[Segment] = []
         self.models = reference, candidate
@@ -94,7 +99,6 @@ class Pairing:
                 inputs,
                 outputs,
                 ranges,
-                keeps_meant=keeps_meant,
                 accumulate=accumulate,
                 chunk=chunk,
                 limits=limits,
@@ -106,8 +110,6 @@ class Pairing:
         inputs: list[Pair],
         outputs: list[Pair],
         ranges: Ranges,
-        *,
-        keeps_meant: bool,
         **options: Any,
     ) -> None:
         names: list[Mapping[str, str]] = [
@@ -120,7 +122,6 @@ class Pairing:
             ranges,
             self._atoms,
             self._of_reference,
-            keeps_meant=keeps_meant,
             **options,
         )
         self.reference.run()
@@ -323,8 +324,7 @@ class Pairing:
             return Segment(*nodes, pair, is_output=True, reason=ours)
         if not isinstance(theirs, Quantity):
             return Segment(*nodes, pair, is_output=True, reason=theirs)
-        if not _alike(*pair):
-            unlike = DO_NOT_FIT("the results are of different types or shapes")
+        if (unlike := _unlike(pair)) is not None:
             return Segment(*nodes, pair, is_output=True, reason=unlike)
         shift = distance(ours.meant, theirs.meant)
         programs = program_of(ours), program_of(theirs)
@@ -386,7 +386,12 @@ def _worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
     return list(worst.values())
 
 
-def _alike(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values are known to have one type and one shape."""
-    is_known = one.shape is not None and not one.shape.has_unknown_dim()
-    return is_known and one.dtype == other.dtype and one.shape == other.shape
+def _unlike(pair: Pair) -> ExplainedReason | None:
+    """Return why two values are not known to have one type and one shape; None if they have."""
+    for value in pair:
+        if value.shape is None or value.shape.has_unknown_dim():
+            return AT_RUN_TIME(f"the shape of {value.name!r} is not known")
+    one, other = pair
+    if one.dtype == other.dtype and one.shape == other.shape:
+        return None
+    return DO_NOT_FIT("the results are of different types or shapes")

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.approximation import FEW_NUMBERS, FloatType, largest_of, rounded
+from qgraph.ops.approximation import FloatType, largest_of, rounded
 from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, products
 from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Quantity, narrow
 
 _WHOLE = 2.0**53
 
@@ -75,14 +75,14 @@ def _of_atom(
     atoms: Atoms, coefficient: Float64, atom: Atom, weights: Quantity, layout: Taps
 ) -> Combination:
     shape = weights.numbers.shape
-    numbers, scale = np.broadcast_to(weights.meant.offset, shape), None
+    numbers: Array = np.broadcast_to(weights.meant.offset, shape)
+    scale = np.ones(shape[0])
     if weights.factors is not None:
         scales, codes = weights.factors
-        wide = np.broadcast_to(scales, shape).reshape(shape[0], -1)
-        if (wide == wide[:, :1]).all():
-            numbers, scale = np.broadcast_to(codes, shape), wide[:, 0]
-    if scale is None:
-        scale = np.ones(shape[0])
+        wide = scales.reshape(*(1,) * (len(shape) - scales.ndim), *scales.shape)
+        rows = np.broadcast_to(wide, (shape[0], *wide.shape[1:])).reshape(shape[0], -1)
+        if (rows == rows[:, :1]).all():
+            numbers, scale = np.broadcast_to(codes, shape), rows[:, 0]
     if coefficient.size == 1:
         scale = scale * coefficient.reshape(())
     else:
@@ -90,44 +90,38 @@ def _of_atom(
     numbers, divisor = _reduced(numbers)
     scale = scale * divisor
     low, high = layout.ends_by_tap(atom.low, atom.high, numbers)
-    reach = largest_of(low, high)
     total = atoms.make(
         BORDER if atom.kind == ONE else "sum",
         (layout.geometry, layout.trailing),
         (Combination.of(atom),),
         ends_of_sums(numbers, low, high, layout),
-        (_narrow(numbers), np.broadcast_to(reach, numbers.shape) if reach.size > 1 else reach),
+        (numbers, largest_of(low, high)),
     )
     return Combination(((layout.by_row(scale), total),))
 
 
-def _reduced(numbers: Float64) -> tuple[Float64, Float64]:
+def _reduced(numbers: Array) -> tuple[Array, Float64]:
     """Return weights without the sign and the common divisor of each row, and what was divided.
 
     Weights that are no whole numbers are returned as they are.
     """
+    numbers = narrow(numbers)
     rows = numbers.reshape(len(numbers), -1)
-    ones = np.ones(len(numbers))
-    if not (rows == np.rint(rows)).all() or np.abs(rows).max(initial=0) >= _WHOLE:
-        return numbers, ones
+    is_narrow = rows.dtype.kind == "i"
+    if not is_narrow and (
+        not (rows == np.rint(rows)).all() or np.abs(rows).max(initial=0) >= _WHOLE
+    ):
+        return numbers, np.ones(len(numbers))
     divisor = np.gcd.reduce(rows[:, :_FIRST].astype(np.int64), axis=1)
     more = divisor != 1
     divisor[more] = np.gcd.reduce(rows[more].astype(np.int64), axis=1)
     first = rows[np.arange(len(rows)), (rows != 0).argmax(axis=1)]
     signed = np.where(divisor == 0, 1, divisor) * np.where(first < 0, -1.0, 1.0)
-    # quotients are whole, and no zero has a sign
-    return (rows / signed[:, None] + 0.0).reshape(numbers.shape), signed
-
-
-def _narrow(numbers: Float64) -> Array:
-    """Return many whole numbers in the narrowest type that holds them, for their memory alone."""
-    if numbers.size > FEW_NUMBERS and not np.isnan(numbers).any():
-        largest = max(-numbers.min(), numbers.max())
-        for kind in (np.int8, np.int16):
-            if largest <= np.iinfo(kind).max:
-                narrow = numbers.astype(kind)
-                return narrow if (narrow == numbers).all() else numbers
-    return numbers
+    if is_narrow:
+        quotients = np.floor_divide(rows, signed[:, None].astype(np.int32), dtype=np.int32)
+    else:
+        quotients = rows / signed[:, None] + 0.0  # no zero has a sign
+    return narrow(quotients.reshape(numbers.shape)), signed
 
 
 _FIRST = 16

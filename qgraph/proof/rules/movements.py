@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.numerics import Float64
+from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import granules
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
@@ -90,10 +90,11 @@ def _rows(call: NodeCall) -> Quantity:
     table, indices = call.quantity(0), call.quantity(1)
     if indices.value is not None:
         raise call.refusal("constants")
-    numbers, scale = np.broadcast_to(table.meant.offset, table.numbers.shape), np.ones(())
+    numbers: Array = np.broadcast_to(table.meant.offset, table.numbers.shape)
+    scale = np.ones(())
     if table.factors is not None and table.factors[0].size == 1:
         scale, numbers = table.factors[0].reshape(()), table.factors[1]
-    ends = np.asarray(numbers.min()), np.asarray(numbers.max())
+    ends = np.asarray(numbers.min(), np.float64), np.asarray(numbers.max(), np.float64)
     key = call.whole("axis"), numbers.shape, shape_of(call.value(1)), indices.meant.key
     atom = call.tracer.atoms.make("rows", key, (indices.meant,), ends, (numbers,))
     meant = Combination.of(atom).times(scale)
