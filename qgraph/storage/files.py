@@ -26,6 +26,7 @@ from qgraph.storage.reading import (
     DATA_FILES,
     content_of,
     external_fault,
+    has_only_texts,
     inlined,
     message,
     parse,
@@ -57,7 +58,8 @@ def read(path: str | os.PathLike[str]) -> tuple[ir.Model, Origin]:
     path = Path(path)
     try:
         content = content_of(path)
-        model = from_proto(parse(content), Path(os.path.abspath(path.parent)))
+        read_proto = _from_texts if has_only_texts(content) else from_proto
+        model = read_proto(parse(content), Path(os.path.abspath(path.parent)))
         return model, Origin.of(path, content, model)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error

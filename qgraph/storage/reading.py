@@ -6,6 +6,7 @@ A model as the content of one file, written and read back.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -19,7 +20,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import DeferredTensor
@@ -147,6 +151,32 @@ def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[on
         yield from (attribute.t, *attribute.tensors)
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
             yield from _graph_tensors(graph)
+
+
+def has_only_texts(content: bytes) -> bool:
+    """Return whether protobuf finds each text in the bytes of a model file to be UTF-8.
+
+    It checks this while it reads messages of proto3; those of ONNX are of proto2.
+    """
+    try:
+        _checked_model().FromString(content)
+    except DecodeError:
+        return False
+    return True
+
+
+@functools.cache
+def _checked_model() -> type[Message]:
+    """Return the class of the messages of models, declared in proto3."""
+    file = FileDescriptorProto()
+    onnx.ModelProto.DESCRIPTOR.file.CopyToProto(file)
+    file.syntax = "proto3"
+    pool = DescriptorPool()
+    pool.Add(file)
+    checked: type[Message] = GetMessageClass(
+        pool.FindMessageTypeByName(onnx.ModelProto.DESCRIPTOR.full_name)
+    )
+    return checked
 
 
 def text_fault(message: Message) -> str | None:

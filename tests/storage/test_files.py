@@ -21,7 +21,7 @@ from qgraph.errors import ModelError, OptionError
 from qgraph.graph.tensors import slots
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.reading import external_fault
+from qgraph.storage.reading import external_fault, has_only_texts
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21], producer_name: "maker", metadata_props: ["k": "v"]>
@@ -178,10 +178,18 @@ class TestLoad:
         ggg (float[2] xxx) => (float[2] y) <float[1] www = {1}> { [nnn] y = Relu (xxx) }"""
         whole = onnx.parser.parse_model(text).SerializeToString()
         other = b"\xff" * len(name)
+        assert has_only_texts(whole)
+        assert not has_only_texts(whole.replace(name, other))
         (tmp_path / "model.onnx").write_bytes(whole.replace(name, other))
         with pytest.raises(ModelError, match="expected UTF-8") as caught:
             storage.load(tmp_path / "model.onnx")
         assert f"model.onnx: {place} is {other!r}, expected" in str(caught.value)
+
+    def test_bytes_of_data_are_no_texts(self) -> None:
+        proto = ir.to_proto(model_of(SMALL))
+        proto.graph.initializer[0].raw_data = b"\xff" * 4
+        proto.graph.node[0].attribute.add(name="any", type=onnx.AttributeProto.STRING, s=b"\xff")
+        assert has_only_texts(proto.SerializeToString())
 
     def test_sparse_initializers_are_refused_rather_than_dropped(self, tmp_path: Path) -> None:
         proto = ir.to_proto(ir.from_onnx_text(TEXT))
