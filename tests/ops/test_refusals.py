@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.errors import OperatorError
-from qgraph.ops.operator import OPERATORS, operator_of
+from qgraph.ops.operator import OPERATORS, Operator, operator_of
 
 X = np.ones((2, 3), np.float32)
 INT8 = np.asarray(0, np.int8)
@@ -157,3 +157,33 @@ def test_attributes_left_to_the_caller_of_a_function():
     node = node_of("Quant", (X, *f32(1, 0, 4)), {"signed": reference})
     with pytest.raises(OperatorError, match="refers to an attribute of the function"):
         operator_of(node).arguments(node)
+
+
+PARAMETERS = {
+    "zero_point": 0,
+    "bits": 4,
+    "in_bits": 8,
+    "out_bits": 4,
+    "out_scale": 1,
+    "exponent_bits": 4,
+    "mantissa_bits": 3,
+    "exponent_bias": 7,
+    "max_value": 240,
+}
+
+
+@pytest.mark.parametrize("scale", [0, -1, np.inf, np.nan, 1e-45, 3e38])
+@pytest.mark.parametrize(
+    "operator",
+    [each for each in OPERATORS if each.schema.inputs[:2] == ("x", "scale")],
+    ids=lambda each: f"{each.schema.name}-{each.schema.since}",
+)
+def test_no_scale_is_refused_for_its_numbers(operator: Operator, scale: float) -> None:
+    schema = operator.schema
+    numbers = PARAMETERS | {"scale": scale}
+    data = np.zeros(3, np.int8 if schema.name == "DequantizeLinear" else np.float32)
+    parameters = [np.float32(numbers[name]) for name in schema.inputs[1:]]
+    if schema.standard:
+        parameters[1] = np.int8(0)
+    attributes = {each.name: each.parse(each.default) for each in schema.attributes}
+    assert operator.kernel(data, *parameters, **attributes).shape == data.shape

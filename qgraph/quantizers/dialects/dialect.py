@@ -167,6 +167,17 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
     operator = operator_of(node)
     if operator is None:
         return
+    schema = operator.schema
+    attributes = schema.attributes_of(node)
+    # No operator refuses a scale for its numbers.
+    constants = tuple(
+        (array.shape, name == "scale" or array.tobytes())
+        for name, array in zip(schema.inputs[1:], parameters, strict=False)
+    )
+    absent = tuple(value is None for value in node.inputs)
+    key = schema.name, schema.since, repr(attributes), absent, fixed_sizes(x), constants
+    if key in _PASSED:
+        return
     try:
         sizes = list(np.broadcast_shapes(*(parameter.shape for parameter in parameters)))
     except ValueError as error:
@@ -176,19 +187,6 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
         for axis, size in enumerate(x.shape):
             if sizes[axis] != 1 and isinstance(size, int):
                 sizes[axis] = size
-    attributes = operator.schema.attributes_of(node)
-    constants = tuple((array.shape, array.tobytes()) for array in parameters)
-    absent = tuple(value is None for value in node.inputs)
-    key = (
-        operator.schema.name,
-        operator.schema.since,
-        repr(attributes),
-        absent,
-        tuple(sizes),
-        constants,
-    )
-    if key in _PASSED:
-        return
     # Sizes that do not fit may be beyond all memory.
     operator.run(node, [np.broadcast_to(np.float32(0), sizes), *parameters])
     if sum(array.nbytes for array in parameters) <= _FEW_BYTES:

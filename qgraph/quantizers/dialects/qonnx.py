@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -88,12 +89,21 @@ class Qonnx:
 
 def _read_quant(attributes: Attributes, parameters: list[Float32]) -> Quantizer:
     scale, zero_point, bits = parameters
-    with np.errstate(over="ignore"):
-        lo, hi = code_bounds(bits, attributes["signed"], attributes["narrow"])
-    # The codes of one signed bit are -1 and 1.
-    is_bipolar = (bits == 1) & attributes["signed"]
-    lo, hi = (np.where(is_bipolar, np.float32(s), end) for s, end in ((-1, lo), (1, hi)))
+    lo, hi = _codes_of_quant(bits.tobytes(), bits.shape, attributes["signed"], attributes["narrow"])
     return Affine(scale, zero_point, lo, hi, attributes["rounding_mode"], Recipe.OFFSET_FIRST)
+
+
+@functools.lru_cache
+def _codes_of_quant(
+    content: bytes, shape: tuple[int, ...], signed: bool, narrow: bool
+) -> tuple[Float32, Float32]:
+    """Return the smallest and largest codes; many quantizers have the same few numbers of bits."""
+    bits = np.frombuffer(content, np.float32).reshape(shape)
+    with np.errstate(over="ignore"):
+        lo, hi = code_bounds(bits, signed, narrow)
+    # The codes of one signed bit are -1 and 1.
+    is_bipolar = (bits == 1) & signed
+    return np.where(is_bipolar, np.float32(-1), lo), np.where(is_bipolar, np.float32(1), hi)
 
 
 def _read_floating(attributes: Attributes, parameters: list[Float32]) -> Quantizer:
