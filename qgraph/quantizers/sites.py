@@ -26,13 +26,15 @@ from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.proof.functions.expression import FLOAT
+from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition import components
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
-from qgraph.quantizers.recognition.regions import UseDefGraph, is_elementwise
+from qgraph.quantizers.recognition.regions import UseDefGraph
+from qgraph.quantizers.recognition.searched import is_elementwise, searched
 from qgraph.quantizers.recognition.steps import (
     Kinds,
     Notation,
@@ -83,7 +85,8 @@ class PatternMatcher:
     """
 
     def __init__(self, nodes: Iterable[ir.Node]) -> None:
-        self._graph = UseDefGraph(nodes, _KNOWN_ALONE)
+        self._graph = UseDefGraph(searched(nodes, _KNOWN_ALONE))
+        self._forms = Forms()
         self._memory = Memory()
         self._meanings: dict[_Question, tuple[tuple[Step, ...], Quantizer | None]] = {}
         self._kinds = Kinds()
@@ -115,15 +118,16 @@ class PatternMatcher:
         """
         nodes = _pair(node)
         x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
-        forms = tuple(map(self._graph.form, nodes))
-        if None in forms or x is None or not readers.get(OpKey.of(node)):
+        if x is None or constant_stream(x) is not None or not readers.get(OpKey.of(node)):
             return _site_of(node, readers)
-        key = forms, fixed_sizes(x)
+        form = self._forms.of_region(nodes, x, y)
+        if form is None:
+            return _site_of(node, readers)
+        key = form, fixed_sizes(x)
         if (read := self._readings.get(key)) is not None:
             return replace(read, x=x, y=y, nodes=nodes, root=node)
         site = _site_of(node, readers)
-        is_whole = isinstance(site, Site) and (site.x, site.nodes) == (x, nodes)
-        if isinstance(site, Site) and is_whole and site.weight is None:
+        if isinstance(site, Site) and (site.x, site.nodes) == (x, nodes):
             self._readings[key] = site
         return site
 

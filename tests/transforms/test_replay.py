@@ -16,6 +16,7 @@ from qgraph.proof.functions.lowering import lower_node
 from qgraph.quantizers import sites
 from qgraph.quantizers.recognition import components, regions
 from qgraph.quantizers.recognition.readers import is_ruled_out
+from qgraph.quantizers.recognition.searched import is_elementwise
 from tests.fuzz.networks import network
 
 SCALES = (0.5, 0.1, 1.0, 0.5, 0.25, 3e-39)
@@ -23,6 +24,7 @@ SCALES = (0.5, 0.1, 1.0, 0.5, 0.25, 3e-39)
 
 def without_replay(patch: pytest.MonkeyPatch) -> None:
     """Let each node be read and lowered by itself, and each chain of steps be looked at."""
+    patch.setattr(sites, "searched", lambda nodes, alone: list(filter(is_elementwise, nodes)))
     patch.setattr(
         sites.PatternMatcher, "alone", lambda self, node, readers: sites._site_of(node, readers)
     )

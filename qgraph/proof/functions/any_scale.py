@@ -39,9 +39,6 @@ class AnyScale:
     def lower(self, node: ir.Node, expressions: Mapping[ir.Value, Expr], shape: Shape) -> Expr:
         """Return the output of a node as an expression of its operands.
 
-        A symbol takes the place of the scale while the definition is traced, so that nothing can
-        depend on its numbers. Where something is computed of parameters alone, there is none.
-
         Args:
             node: the node.
             expressions: those of its operands that are data.
@@ -52,10 +49,29 @@ class AnyScale:
         """
         inputs = (value for value in node.inputs if value is not None)
         data = {value: expressions[value] for value in inputs if value in expressions}
+        shared = self.shared(node, data, shape)
+        if shared is None:
+            return lower_node(node, data, shape, self._builder)
+        template, operands = shared
+        return template.over(self._builder, operands)
+
+    def shared(
+        self, node: ir.Node, data: Mapping[ir.Value, Expr], shape: Shape
+    ) -> tuple[Template, list[Expr]] | None:
+        """Return the template of a node, and its operands: the data, and the scale.
+
+        A symbol takes the place of the scale while the definition is traced, so that nothing can
+        depend on its numbers. Where something is computed of parameters alone, there is none.
+
+        Args:
+            node: the node.
+            data: expressions of its operands that are data.
+            shape: shape of the data.
+        """
         operands = list(dict.fromkeys(data.values()))
         scale, array = _scale_of(node)
         if scale is None or array is None or scale in data or len(operands) != 1:
-            return lower_node(node, data, shape, self._builder)
+            return None
         number = self._builder.constant(parameter_array(node, scale, shape))
         (operand,) = operands
         place = operand.dtype, operand.shape, operand.op == CONSTANT
@@ -67,17 +83,15 @@ class AnyScale:
             template = None
             if key is not None and operand.op != CONSTANT:
                 with suppress(Undecidable, OperatorError, ValueError):
-                    traced = lower_node(node, data | {scale: symbol}, shape, self._builder)
+                    traced = lower_node(node, {**data, scale: symbol}, shape, self._builder)
                     template = Template.of(traced, [operand, symbol])
             is_open = template is not None and all(
                 any(e is not symbol and e.op != CONSTANT for e in step.inputs)
                 for step, _ in template.steps
             )
             self._templates[key] = template if is_open else None
-        shared = self._templates[key]
-        if shared is None:
-            return lower_node(node, data, shape, self._builder)
-        return shared.over(self._builder, [operand, number])
+        template = self._templates[key]
+        return None if template is None else (template, [operand, number])
 
 
 def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:

@@ -1,4 +1,4 @@
-"""The nodes around constants, where weights may be quantized.
+"""Connected nodes; those around constants, where weights may be quantized.
 
 A quantizer consists of connected elementwise nodes, or of nodes that are quantizers themselves. If
 none of the connected nodes has a constant as its first input, none of them quantizes a constant.
@@ -23,14 +23,20 @@ def around_constants(
         nodes: of a graph and its subgraphs.
         connects: whether a quantizer may contain a node.
     """
-    pending = [node for node in nodes if _takes_constant(node) and connects(node)]
+    reached = connected([n for n in nodes if _takes_constant(n) and connects(n)], connects)
+    return [node for node in nodes if node in reached]
+
+
+def connected(starts: Sequence[ir.Node], connects: Callable[[ir.Node], bool]) -> set[ir.Node]:
+    """Return some nodes, and all that are connected to one of them by nodes that connect."""
+    pending = list(starts)
     reached = set(pending)
     while pending:
-        for node in _neighbours(pending.pop()):
+        for node in neighbours(pending.pop()):
             if node not in reached and connects(node):
                 reached.add(node)
                 pending.append(node)
-    return [node for node in nodes if node in reached]
+    return reached
 
 
 def _takes_constant(node: ir.Node) -> bool:
@@ -38,7 +44,8 @@ def _takes_constant(node: ir.Node) -> bool:
     return constant_stream(x) is not None or constant_expression(x) is not None
 
 
-def _neighbours(node: ir.Node) -> Iterator[ir.Node]:
+def neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes that give a node its operands, and those that take its results."""
     for value in node.inputs:
         producer = producer_of(value)
         if producer is not None:

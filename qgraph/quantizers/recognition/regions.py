@@ -8,7 +8,7 @@ then a part of one expression between two values of the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -18,10 +18,8 @@ from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of, constant_expression, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
 from qgraph.graph.interface import fixed_sizes
-from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
-from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.operator import is_defined, operator_of
+from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr
 from qgraph.proof.functions.lowering import (
@@ -44,30 +42,25 @@ _COMMUTATIVE = ("Add", "Mul", "Max", "Min")
 
 
 class UseDefGraph:
-    """The elementwise nodes of one graph with their expressions.
+    """Elementwise nodes of one graph with their expressions.
 
     Args:
-        nodes: all nodes of the graph, in topological order, those of subgraphs included.
-        alone: names of operators that are left out without an elementwise neighbour.
+        nodes: the nodes, in topological order.
     """
 
-    def __init__(self, nodes: Iterable[ir.Node], alone: Container[str] = ()) -> None:
+    def __init__(self, nodes: Iterable[ir.Node]) -> None:
         self._builder = Builder()
         self._forms = Forms()
-        self._templates: dict[Form, Template] = {}
+        self._templates: dict[Form, tuple[Template, list[Expr]]] = {}
         self._scales = AnyScale(self._builder, self._forms)
-        self._elementwise: dict[tuple[str, str, int], bool] = {}
         self._fixed: dict[ir.Value, bool] = {}
         self._large: dict[ir.Value | None, bool] = {}
         self._expressions: dict[ir.Value, Expr] = {}
         self._values: dict[int, list[ir.Value]] = {}
         self._shapes: dict[ir.Value, Shape] = {}
         self._order: dict[ir.Node, int] = {}
-        self._numbers: dict[Form, int] = {}
-        self._forms_of: dict[ir.Node, int] = {}
         for node in nodes:
-            if self._is_elementwise(node) and not (node.op_type in alone and self._is_alone(node)):
-                self._lower(node)
+            self._lower(node)
 
     @cached_property
     def has_signs(self) -> bool:
@@ -86,13 +79,6 @@ class UseDefGraph:
     def values(self, expression: Expr) -> Iterator[ir.Value]:
         """Yield the values that have an expression, in reverse order of computation."""
         yield from reversed(self._values.get(id(expression), []))
-
-    def form(self, node: ir.Node) -> object | None:
-        """Return what is equal for nodes of one form; None for a node of which none is known.
-
-        It contains attributes, constants, and the types of all values.
-        """
-        return self._forms_of.get(node)
 
     def region(self, x: ir.Value, y: ir.Value) -> tuple[ir.Node, ...] | None:
         """Return the nodes that compute ``y`` from ``x`` and constants and have no other users."""
@@ -149,19 +135,23 @@ class UseDefGraph:
         }
         form = self._forms.of(node, places)
         key = None if form is None else (*form, sizes)
-        if key is not None:
-            self._forms_of[node] = self._numbers.setdefault(key, len(self._numbers))
         if key is not None and key in self._templates:
-            return self._templates[key].over(self._builder, operands)
+            template, scales = self._templates[key]
+            return template.over(self._builder, operands + scales)
         if any(value.dtype in HALF_TYPES for value in node.inputs if value is not None):
             result = self._lower_half(node, expressions, sizes)
+        elif (shared := self._scales.shared(node, expressions, sizes)) is not None:
+            template, arguments = shared
+            if key is not None:
+                self._templates[key] = template, arguments[1:]
+            return template.over(self._builder, arguments)
         else:
-            result = self._scales.lower(node, expressions, sizes)
+            result = lower_node(node, expressions, sizes, self._builder)
         # Of several steps, one may be what another operand is: Clip(x, lo, Max(x, lo)).
         one_step = len(node.inputs) < 3 or node.op_type == "Where"
         is_open = len(operands) == 1 or one_step
         if key is not None and is_open and not any(e.op == CONSTANT for e in operands):
-            self._templates[key] = Template.of(result, operands)
+            self._templates[key] = Template.of(result, operands), []
         return result
 
     def _lower_half(self, node: ir.Node, expressions: dict[ir.Value, Expr], sizes: Shape) -> Expr:
@@ -224,27 +214,6 @@ class UseDefGraph:
             tensor = constant_tensor(value)
             self._large[value] = tensor is not None and tensor.size > _MOST_PARAMETERS
         return self._large[value]
-
-    def _is_elementwise(self, node: ir.Node) -> bool:
-        # This determines the operator of a node.
-        key = node.domain, node.op_type, len(node.inputs)
-        if key not in self._elementwise:
-            self._elementwise[key] = is_elementwise(node)
-        return self._elementwise[key]
-
-    def _is_alone(self, node: ir.Node) -> bool:
-        """Return whether ``node`` is not connected to another elementwise node."""
-        producers = (producer_of(value) for value in node.inputs)
-        if any(producer is not None and self._is_elementwise(producer) for producer in producers):
-            return False
-        users = (user for value in node.outputs for user in value.consumers())
-        return not any(map(self._is_elementwise, users))
-
-
-def is_elementwise(node: ir.Node) -> bool:
-    """Return whether an operator computes each element from one element of its inputs."""
-    is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
-    return is_primitive or is_defined(node)
 
 
 def _widened(value: ir.Value | None) -> Array | None:

@@ -1,0 +1,114 @@
+"""The nodes among which quantizers of several nodes are searched.
+
+A quantizer of one node, or of a plain pair, is left out with all that is connected to it if none of
+these nodes can make it more than it is. Its scale divides its data and multiplies its codes, so
+that a further factor is in no formula of a quantizer. Neither is a limit on one side only, nor a
+second rounding behind a product and a quotient. So Neg, Relu, other quantizers and sums of data
+around it stay outside, and none is searched if these are all operators that are connected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.schema import QONNX_DOMAINS
+from qgraph.graph.scopes import input_of, producer_of
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import is_defined
+from qgraph.quantizers.recognition.components import connected, neighbours
+
+_UNCHANGING = ("Abs", "Neg", "Relu")
+"""Operators on data that have no constant."""
+
+_QUANTS = ("Quant", "IntQuant")
+
+
+def is_elementwise(node: ir.Node) -> bool:
+    """Return whether an operator computes each element from one element of its inputs."""
+    is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
+    return is_primitive or is_defined(node)
+
+
+class _Elementwise:
+    """Which nodes are elementwise; the operator and the number of inputs of a node decide that."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int], bool] = {}
+
+    def __call__(self, node: ir.Node) -> bool:
+        key = node.domain, node.op_type, len(node.inputs)
+        if key not in self._known:
+            self._known[key] = is_elementwise(node)
+        return self._known[key]
+
+
+def searched(nodes: Iterable[ir.Node], alone: Container[str]) -> list[ir.Node]:
+    """Return the elementwise nodes that a quantizer of several nodes may contain, in their order.
+
+    Args:
+        nodes: all nodes of a graph, in topological order, those of subgraphs included.
+        alone: names of operators that are quantizers by themselves.
+    """
+    connects = _Elementwise()
+    elementwise = [node for node in nodes if connects(node)]
+    separate = set(_separate(elementwise))
+    starts = [
+        node
+        for node in elementwise
+        if node not in separate
+        and not (node.op_type in alone and not any(map(connects, neighbours(node))))
+    ]
+    reached = connected(starts, connects)
+    return [node for node in elementwise if node in reached]
+
+
+def _separate(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield the nodes that change no quantizer next to them, and quantizers that none changes."""
+    for node in nodes:
+        if node.op_type == "DequantizeLinear":
+            yield from _plain_pair(node)
+        elif node.domain in QONNX_DOMAINS:
+            if node.op_type in _QUANTS and _has_scale(node):
+                yield node
+        elif not node.domain and not _is_code(node.inputs[0]):
+            is_sum = node.op_type == "Add" and all(map(_is_data, node.inputs))
+            if is_sum or node.op_type in _UNCHANGING:
+                yield node
+
+
+def _plain_pair(node: ir.Node) -> tuple[ir.Node, ...]:
+    """Return the QuantizeLinear, the Clip of its codes and the DequantizeLinear that end here.
+
+    Nothing else takes the codes. A DequantizeLinear of constants stands for itself.
+    """
+    if not _has_scale(node):
+        return ()
+    pair: tuple[ir.Node, ...] = (node,)
+    before = producer_of(node.inputs[0])
+    if before is None:
+        return pair
+    if before.op_type == "Clip":
+        pair = before, node
+        before = producer_of(before.inputs[0])
+    if before is None or before.op_type != "QuantizeLinear" or not _has_scale(before):
+        return ()
+    codes = [each.outputs[0] for each in (before, *pair[:-1])]
+    is_plain = all(_is_code(value) and len(value.uses()) == 1 for value in codes)
+    return (before, *pair) if is_plain else ()
+
+
+def _has_scale(node: ir.Node) -> bool:
+    """Return whether the scale of a quantizer is a constant other than 1."""
+    scale = constant_expression(input_of(node, 1))
+    return scale is not None and bool((scale != 1).any())
+
+
+def _is_code(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype is not None and value.dtype.is_integer()
+
+
+def _is_data(value: ir.Value | None) -> bool:
+    return value is not None and constant_expression(value) is None
