@@ -118,12 +118,14 @@ class Described:
         description: what it does.
         x, y: the values that it takes and gives; None outside of a graph.
         node: name of its root.
+        nodes: the nodes that it is written in; none of one that cannot be read.
     """
 
     description: Description
     x: ir.Value | None
     y: ir.Value | None
     node: str
+    nodes: tuple[ir.Node, ...] = ()
 
 
 def descriptions(model: ir.Model) -> Iterator[Described]:
@@ -151,19 +153,18 @@ def _refused(site: Refusal) -> Described:
 
 
 def _described(site: Site, known: Description) -> Described:
-    y = site.y
+    y, nodes = site.y, site.nodes
     if site.weight is not None and known.scale is not None:
         known, y = _of_constant(site, known)
-    return Described(known, site.x, y, site.root.name or "")
+    if y is not site.y and (last := y.producer()) is not None:
+        nodes = *nodes, last
+    return Described(known, site.x, y, site.root.name or "", nodes)
 
 
+@np.errstate(all="ignore")
 def _of_site(site: Site) -> Description:
-    with np.errstate(all="ignore"):
-        return _parameters(site, Description("", of="data"))
-
-
-def _parameters(site: Site, known: Description) -> Description:
     """Return the description of a quantizer from its parameters, ignoring a constant input."""
+    known = Description("", of="data")
     match site.meaning:
         case Affine(scale, zero_point, lo, hi, rounding, _, decoding):
             known = replace(known, rounding=str(rounding))

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from qgraph.display import Displayed
 from qgraph.errors import ModelError
+from qgraph.inventory.alike import pairs_of_alike
 from qgraph.inventory.coded import coded_descriptions
 from qgraph.inventory.description import Described, Description, descriptions
 from qgraph.proof.matching.classes import MatchedModel
@@ -291,6 +292,9 @@ def diff(
         ModelError: a model is not usable.
         UnsupportedError: a function cannot be inlined.
     """
+    alike = pairs_of_alike(reference, candidate)
+    if alike is not None:
+        return ModelDifferences(_changes(alike))
     sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
     notes: list[str] = []
     matching: Matching | None = None

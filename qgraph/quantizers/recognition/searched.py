@@ -32,13 +32,14 @@ def is_elementwise(node: ir.Node) -> bool:
     return is_primitive or is_defined(node)
 
 
-class _Elementwise:
+class Elementwise:
     """Which nodes are elementwise; the operator and the number of inputs of a node decide that."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, int], bool] = {}
 
     def __call__(self, node: ir.Node) -> bool:
+        """Return whether a node is elementwise, as :func:`is_elementwise` does."""
         key = node.domain, node.op_type, len(node.inputs)
         if key not in self._known:
             self._known[key] = is_elementwise(node)
@@ -52,7 +53,7 @@ def searched(nodes: Iterable[ir.Node], alone: Container[str]) -> list[ir.Node]:
         nodes: all nodes of a graph, in topological order, those of subgraphs included.
         alone: names of operators that are quantizers by themselves.
     """
-    connects = _Elementwise()
+    connects = Elementwise()
     elementwise = [node for node in nodes if connects(node)]
     separate = set(_separate(elementwise))
     starts = [
