@@ -19,7 +19,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import owners
+from qgraph.graph.scopes import IR_OF_OVERLOADS, PORTABLE, owners
 from qgraph.model import Model
 from qgraph.ops.operator import Operator, is_defined, operator_of
 from qgraph.quantizers.dialects.dialect import try_out
@@ -29,11 +29,7 @@ from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.drafts.versions import raise_versions, restore_versions
 
-MARK = "qgraph.make-portable"
-"""Metadata key of functions and models that ``make-portable`` wrote or changed."""
-
 _IR_OF_DEFAULTS = 9
-_IR_OF_OVERLOADS = 10
 
 _LOWEST_OPSET = 11
 """Opset that introduced Round, which most definitions use."""
@@ -84,8 +80,8 @@ class MakePortable(Transform):
                 groups.setdefault(call.key, []).append(call)
         names = _overloads(groups, model.ir)
         if names:
-            lowest_ir = _IR_OF_OVERLOADS if any(names.values()) else _IR_OF_DEFAULTS
-            report.notes += raise_versions(model.ir, _LOWEST_OPSET, lowest_ir, MARK)
+            lowest_ir = IR_OF_OVERLOADS if any(names.values()) else _IR_OF_DEFAULTS
+            report.notes += raise_versions(model.ir, _LOWEST_OPSET, lowest_ir, PORTABLE)
         for key, members in groups.items():
             name = names.get(key)
             nodes = [call.node for call in members if not (call.nested and name)]
@@ -171,7 +167,9 @@ def _take_back(model: Model) -> tuple[Functions, dict[ir.Node, str]]:
         The functions by their identifiers, and which overload each of the nodes named.
     """
     functions = model.ir.functions
-    old = {key: function for key, function in functions.items() if MARK in function.metadata_props}
+    old = {
+        key: function for key, function in functions.items() if PORTABLE in function.metadata_props
+    }
     for key in old:
         del functions[key]
     calls = {node: node.overload for node in model.nodes() if node.op_identifier() in old}
@@ -285,7 +283,7 @@ def _body(key: _Key, opset: int, overload: str, attributes: dict[str, ir.Attr]) 
     function = ir.Function(domain, name, overload, graph=traced.graph, attributes=attributes)
     arguments = ", ".join(f"{argument}={value}" for argument, value in key.items)
     function.doc_string = f"{schema.name}, version {schema.since}: {arguments}"
-    function.metadata_props[MARK] = "function"
+    function.metadata_props[PORTABLE] = "function"
     return function
 
 
@@ -389,4 +387,4 @@ class StripFunctions(Transform):
                 report.sites.append(entry(node, SiteStatus.KEPT, reason))
         if removed and not calls:
             report.notes.append(f"unused functions removed: {len(removed)}")
-        report.notes += restore_versions(model.ir, MARK)
+        report.notes += restore_versions(model.ir, PORTABLE)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.opset.history import first_opset
-from qgraph.graph.scopes import bodies, remove_constant, remove_unused
+from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.values import fingerprint
@@ -342,6 +342,7 @@ class Editor:
             node.name = self.fresh(f"{stem}_{node.op_type}")
             for output in node.outputs:
                 output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
+            keep_from_functions(node, self._model)
             graph.insert_before(anchor, node)
         for old, new in ((region.y, draft.y), *draft.others.items()):
             self._hand_over(old, new)

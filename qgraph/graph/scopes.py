@@ -240,3 +240,25 @@ def _trouble(value: ir.Value, scope: Scope) -> str:
         f"{state}, expected a graph input, an initializer or the output of a node. "
         "The file may be cut short; export the model again."
     )
+
+
+PORTABLE = "qgraph.make-portable"
+"""Metadata key of models and functions that ``make-portable`` changed or wrote.
+
+Such a function does what the operator of its name does.
+"""
+
+IR_OF_OVERLOADS = 10
+"""IR version since which a node says which overload of a function it calls."""
+
+
+def keep_from_functions(node: ir.Node, model: ir.Model) -> None:
+    """Give a new node an overload of which the model has no function, if it has the function.
+
+    The node is meant to do what its operator does, not what the body of a function computes.
+    """
+    number = 0
+    while node.op_identifier() in model.functions:
+        number += 1
+        node.overload = f"operator_{number}"
+        model.ir_version = max(model.ir_version, IR_OF_OVERLOADS)

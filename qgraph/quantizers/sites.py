@@ -24,7 +24,7 @@ from qgraph.graph.inference.walk import inferred
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import nodes_of
+from qgraph.graph.scopes import PORTABLE, nodes_of
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
@@ -60,6 +60,11 @@ _WRAPS = (
     "its codes wrap around at their limits (overflow: wrap, as of HGQ2), and no dialect has such a "
     "quantizer. Leave it, as its float operators compute it, or quantize with saturation "
     "(overflow_mode=SAT in HGQ2) and write QuantizeLinear, Quant or FakeQuantize"
+)
+
+_FOREIGN = (
+    "the model has a function of its own for it, which may compute something else; inline it, or "
+    "remove it if it does what the operator does"
 )
 
 _PAIRS = [
@@ -266,7 +271,12 @@ def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site |
         if OpKey(function.domain, function.name) not in readers
     )
     graphs = [model.graph, *(function.graph for function in functions)]
+    foreign = {key for key, f in model.functions.items() if PORTABLE not in f.metadata_props}
     listed = [list(nodes_of(graph)) for graph in graphs]
+    if foreign:
+        calls = [node for nodes in listed for node in nodes if node.op_identifier() in foreign]
+        yield from (Refusal(n, NO_OPERATOR(_FOREIGN)) for n in calls if OpKey.of(n) in readers)
+        listed = [[n for n in nodes if n.op_identifier() not in foreign] for nodes in listed]
     if around_constants:
         connects = partial(_connects, readers)
         listed = [components.around_constants(nodes, connects) for nodes in listed]

@@ -7,10 +7,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qgraph.exactness import Exactness
+from qgraph.graph.scopes import PORTABLE
 from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.base import parse_spec
-from qgraph.transforms.make_portable import MARK, MakePortable, StripFunctions
+from qgraph.transforms.convert import ConvertDialect
+from qgraph.transforms.make_portable import MakePortable, StripFunctions
 
 HEAD = """<ir_version: 8, opset_import: ["": 13, "qonnx.custom_op.general": 2]>
     g (float[2, 500] x) => (float[2, 500] y)
@@ -258,7 +261,7 @@ def test_opset_is_raised_to_where_round_exists():
     report = model.apply(MakePortable())
     assert report.notes == ["opset raised from 9 to 11", "IR version raised from 6 to 9"]
     assert model.ir.opset_imports[""] == 11
-    assert MARK in model.ir.metadata_props
+    assert PORTABLE in model.ir.metadata_props
     report = model.apply(StripFunctions())
     assert report.notes == [
         "opset lowered from 11 to 9, its original value",
@@ -322,3 +325,37 @@ def test_runtimes_take_no_function_in_the_standard_domain():
     assert entry.outcome is SiteStatus.REFUSED
     assert "'org.openvinotoolkit'" in entry.reason
     assert model.ir.functions == {}
+
+
+def test_a_new_node_does_not_call_the_function_of_another_one() -> None:
+    """The function of a Quant that rounds up is not that of one that rounds to nearest."""
+    text = """<ir_version: 8, opset_import: ["": 13, "qonnx.custom_op.general": 2]>
+        g (float[6] x) => (float[6] up, float[6] near)
+        <float s = {0.5}, float z = {0}, float b = {4}, int8 i = {0}> {
+            up = qonnx.custom_op.general.Quant <signed = 1, rounding_mode = "CEIL"> (x, s, z, b)
+            c = QuantizeLinear (x, s, i)
+            near = DequantizeLinear (c, s, i)
+        }"""
+    model = load(ir.from_onnx_text(text))
+    x = np.float32([0.1, 0.6, -0.1, -0.4, 3.1, 3])
+    model.apply(MakePortable(), ConvertDialect(to="qonnx"))
+    assert [node.op_type for node in model.ir.graph] == ["Quant", "Quant"]
+    onnx.checker.check_model(ir.to_proto(model.ir))
+    for each in (model, load(ir.serde.deserialize_model(ir.to_proto(model.ir)))):
+        results = each.run({"x": x}, backend="numpy")
+        assert results["up"].tolist() == (np.ceil(x / 0.5) * 0.5).tolist()
+        assert results["near"].tolist() == (np.rint(x / 0.5) * 0.5).tolist()
+
+
+def test_a_function_of_the_model_is_no_quantizer() -> None:
+    """Only functions that make-portable wrote are known to do what the operator does."""
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+        g (float[2] x) => (float[2] y) <float s = {0.5}, float z = {0}, float b = {8}> {
+            y = qonnx.custom_op.general.Quant <signed = 1> (x, s, z, b)
+        }
+        <domain: "qonnx.custom_op.general", opset_import: ["": 21]>
+        Quant (x, s, z, b) => (y) { d = Div (x, s) c = Ceil (d) y = Mul (c, s) }"""
+    model = load(ir.from_onnx_text(text))
+    (entry,) = model.apply(ConvertDialect(to="qdq", exact=Exactness.NEAR))
+    assert entry.outcome is SiteStatus.REFUSED
+    assert "function of its own" in entry.reason
