@@ -252,6 +252,43 @@ def unknown_operator(facts: ModelFacts) -> Iterator[Found]:
         yield Found(tuple(nodes), text, {"nodes": len(nodes), "operator": name})
 
 
+@rule("QG619", "channel-scales-of-data", ERROR, targets=("onnxruntime*",))
+def channel_scales_of_data(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime takes a kernel for one scale where data have one for each channel, and fails."""
+    for node in facts.of(*_ONE_SCALE):
+        data = node.inputs[1:] if node.op_type == "Where" else node.inputs[:1]
+        reader = facts.only_reader(node.outputs[0])
+        coders = [facts.decoder_of(value) for value in data]
+        if None in coders or reader is None or reader.op_type != QUANTIZE:
+            continue
+        if node.op_type == "Conv" and not _has_weights_of_8_bits(facts, node):
+            continue
+        around = [*(coder for coder in coders if coder is not None), facts.coder(reader)]
+        sizes = [1 if coder.scale is None else coder.scale.size for coder in around]
+        if max(sizes) > 1 and all(coder.kind in _BYTES for coder in around):
+            text = f"{max(sizes)} scales beside {node.op_type}: {_ONE_SCALE[node.op_type]}"
+            yield Found((node,), text, {"scales": max(sizes)})
+
+
+def _has_weights_of_8_bits(facts: ModelFacts, node: ir.Node) -> bool:
+    """Return whether weights are codes of 8 bits, or floats, which are quantized to them."""
+    weights = facts.decoder_of(node.inputs[1])
+    return weights.kind in _BYTES if weights else facts.constant(node.inputs[1]) is not None
+
+
+_BYTES = ("INT8", "UINT8")
+_LATE, _EARLY = "the model fails when it runs", "no session can be made"
+_ONE_SCALE = {
+    "Conv": _LATE,
+    "GlobalAveragePool": _LATE,
+    "AveragePool": _EARLY,
+    "LeakyRelu": _EARLY,
+    "Sigmoid": _EARLY,
+    "Where": _EARLY,
+}
+"""Operators whose kernels take one scale, and what happens with several."""
+
+
 def _ir_of(dtype: str) -> int:
     since = QDQ_SINCE.get(dtype, 0)
     return next((version for opset, version in _IR_OF_OPSET.items() if since >= opset), 0)

@@ -88,6 +88,7 @@ STABLE = {
     "ir-version-too-low": "QG616",
     "lowest-code-of-weights": "QG617",
     "unknown-operator": "QG618",
+    "channel-scales-of-data": "QG619",
     "double-quantizer": "QG701",
     "duplicate-quantizer": "QG702",
     "unused-result": "QG703",

@@ -217,3 +217,28 @@ def test_codes_of_a_concat_are_found_behind_its_quantizer(kind, codes):
         }}""")
     found = [each.rule.id for each in qgraph.lint(model, "openvino-cpu", select=["QG315"])]
     assert found == codes
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("f = Conv (d, w)", 1),
+        ("v = DequantizeLinear (i, s, n) f = Conv (d, v)", 0),
+        ("f = Sigmoid (d)", 1),
+        ("f = Relu (d)", 0),
+        ("g = Sigmoid (d) f = Sqrt (g)", 0),
+    ],
+)
+def test_channel_scales_beside_kernels_for_one_scale_are_found(body, count):
+    """Weights of 4 bits stay in float, as do operators without a kernel on codes."""
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,2,3,3] x) => (float[N,2,3,3] y)
+        <float s = {{0.1}}, uint8 z = {{0}}, float[2,2,1,1] w = {{1, 2, 3, 4}}, int4 n = {{0}},
+         int4[2,2,1,1] i = {{1, 2, 3, 4}}, float[2] t = {{0.1, 0.2}}, uint8[2] p = {{0, 0}}> {{
+            c = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (c, s, z)
+            {body}
+            q = QuantizeLinear <axis = 1> (f, t, p)
+            y = DequantizeLinear <axis = 1> (q, t, p)
+        }}""")
+    assert len(qgraph.lint(model, "onnxruntime-cpu", select=["QG619"])) == count

@@ -13,11 +13,13 @@ from tests.lint.measured.harness import (
     compiled,
     differ,
     example,
+    fed,
     joined,
     layer,
     measured,
     model,
     normal,
+    ort,
     qgraph_run,
     readers,
     session,
@@ -202,4 +204,40 @@ def lowest_code() -> str:
         "A 3 x 3 Conv of 64 channels took "
         f"{slower(layer(weights=low), layer(weights=stored))} of the time without -128 "
         "in ONNX Runtime, which takes the code. LiteRT and TensorRT were not run."
+    )
+
+
+@measured("QG619")
+def channel_scales_of_data() -> str:
+    bodies = {
+        "Conv": "v = DequantizeLinear (w, s, o) f = Conv (d, v)",
+        "GlobalAveragePool": "f = GlobalAveragePool (d)",
+        "AveragePool": "f = AveragePool <kernel_shape = [2, 2]> (d)",
+        "LeakyRelu": "f = LeakyRelu (d)",
+        "Sigmoid": "f = Sigmoid (d)",
+    }
+    unmade, failed = [], []
+    for name, body in bodies.items():
+        proto = model(
+            f"""(float[1,4,5,5] x) => (y) {{
+            c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) {body}
+            q = QuantizeLinear <axis = 1> (f, t, p) y = DequantizeLinear <axis = 1> (q, t, p) }}""",
+            s=F(0.1),
+            z=np.uint8(128),
+            o=np.int8(0),
+            w=codes(4, 4, 3, 3),
+            t=np.array([0.1, 0.2, 0.3, 0.4], F),
+            p=np.full(4, 128, np.uint8),
+        )
+        feeds = fed(proto)
+        plain = session(proto, plain=True).run(None, feeds)
+        assert plain[0].shape[:2] == (1, 4)
+        if not taken(partial(session, proto)):
+            unmade.append(name)
+        elif not taken(partial(ort, proto, feeds)):
+            failed.append(name)
+    count = len(unmade) + len(failed)
+    return (
+        f"With one scale before and four behind, {count} of {len(bodies)} operators failed in ONNX "
+        f"Runtime: {joined(unmade)} when the session was made, {joined(failed)} when it ran."
     )
