@@ -8,8 +8,9 @@ rounded alone in both, and NumPy adds the squares of both: the scale that is cho
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ _POWERS = (0.5, 2.0)
 _TOGETHER = 8
 """Candidates that are made at a time: most searches end before the last one."""
 
+_COMPARED = 2 * _TOGETHER
+"""Candidates that are compared at a time, where scales repeat."""
+
 _WORTH = 1 << 30
 """Errors that NumPy computes, in about a second, before a loop is compiled, which takes two."""
 
@@ -71,25 +75,28 @@ def _factors(bits: int) -> list[float]:
     return factors
 
 
-def distinct(offers: Sequence[Parameters]) -> list[Parameters]:
-    """Return the offers without scales that a group was offered before, in their order.
+def distinct(offers: Iterator[Parameters]) -> Iterator[Parameters]:
+    """Yield the offers without scales that a group was offered before, in their order.
 
     Scales of few bits repeat: consecutive candidates are rounded to one. A group with fewer scales
     than others is offered the first one again. The offers have no zero points, and their scales
     fall from the second one on.
     """
-    shape = offers[0].scale.shape
-    scales = np.stack([offer.scale.reshape(-1) for offer in offers])
-    is_new = scales[1:] != scales[:-1]
-    is_new &= scales[1:] != scales[0]
-    row = np.zeros(scales.shape[1], np.intp)
-    column = np.arange(scales.shape[1])
-    kept = np.repeat(scales[:1], len(scales), axis=0)
-    for is_other, scale in zip(is_new, scales[1:], strict=True):
-        row += is_other
-        at = np.flatnonzero(is_other)
-        kept[row[at], column[at]] = scale[at]
-    return [Parameters(scale.reshape(shape)) for scale in kept[: row.max(initial=0) + 1]]
+    first = last = next(offers)
+    yield first
+    column = np.arange(first.scale.size)
+    while some := list(itertools.islice(offers, _COMPARED)):
+        scales = np.stack([offer.scale.reshape(-1) for offer in (last, *some)])
+        is_new = scales[1:] != scales[:-1]
+        is_new &= scales[1:] != first.scale.reshape(-1)
+        row = np.full(column.size, -1)
+        kept = np.repeat(first.scale.reshape(1, -1), is_new.sum(axis=0).max(initial=0), axis=0)
+        for is_other, scale in zip(is_new, scales[1:], strict=True):
+            row += is_other
+            at = np.flatnonzero(is_other)
+            kept[row[at], column[at]] = scale[at]
+        yield from (Parameters(scale.reshape(first.scale.shape)) for scale in kept)
+        last = some[-1]
 
 
 def noise(
@@ -151,7 +158,7 @@ def best(
     if scheme.search is ScaleSearch.MINMAX:
         return next(offers)
     if scheme.scales not in ("FLOAT", E8M0) and not scheme.has_zero_point:
-        offers = iter(distinct(list(offers)))
+        offers = distinct(offers)
     chosen = next(offers)
     scale, zero_point = chosen.scale.copy(), chosen.zero_point
     zero_point = None if zero_point is None else zero_point.copy()

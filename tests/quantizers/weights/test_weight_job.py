@@ -231,14 +231,20 @@ def test_scales_that_repeat_are_offered_once(monkeypatch):
     w[:16] = 0
     found, _ = run(w, Groups.blocks(w.shape, 0, 16), scheme)
     offers = []
-    every = lambda given: offers.extend(given) or given  # noqa: E731
+
+    def every(given):
+        for offer in given:
+            offers.append(offer)
+            yield offer
+
     monkeypatch.setattr(search, "distinct", every)
+    monkeypatch.setattr(search, "may_be_better", lambda *_: True)
     expected, _ = run(w, Groups.blocks(w.shape, 0, 16), scheme)
     monkeypatch.undo()
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    kept = search.distinct(offers)
-    assert len(kept) <= len(offers) / 2
+    kept = list(search.distinct(iter(offers)))
+    assert len(kept) <= 0.6 * len(offers)
     group = [[float(offer.scale[0, 1, 0, 5]) for offer in some] for some in (offers, kept)]
     assert set(group[0]) == set(group[1])
 
