@@ -85,6 +85,12 @@ def lower_to_reals(product: Product, *, subtracts: bool = False) -> Rebuild:
     )
 
 
+_NO_KERNEL = (
+    "ONNX Runtime has no kernel of such an operator for INT8 data and UINT8 weights; store the "
+    "weights as INT8, as -p repack{to=int8} does, first"
+)
+
+
 def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
     """Return the raising of a product that ends in a QuantizeLinear or Cast to one operator.
 
@@ -105,6 +111,11 @@ def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
     if product.kind == "Gemm" and not microsoft:
         reason = "only com.microsoft has an operator for Gemm; allow it with microsoft=true"
         return Refusal(nodes[0], NO_OPERATOR(reason))
+    if end.op_type == "QuantizeLinear" and (product.a.dtype, product.b.dtype) == (
+        np.int8,
+        np.uint8,
+    ):
+        return Refusal(nodes[0], NO_OPERATOR(_NO_KERNEL))
     dtype = end.outputs[0].dtype
     write = lambda draft: draft_operator(draft, product, dtype)  # noqa: E731
     return Rebuild(nodes[0], nodes, verdict, write, _OPSET)

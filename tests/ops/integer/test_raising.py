@@ -262,3 +262,28 @@ def test_pairs_of_codes_are_tried_out(case, ort, name, scales):
 def test_pairs_stay_unless_com_microsoft_is_asked_for(case):
     found = there(case("QLinearAdd", 0).model, SumForm.QDQ)
     assert found.apply(RaiseIntegerOperators(exact=Exactness.NEAR)).sites == []
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("weights", ["int8", "uint8"])
+@pytest.mark.parametrize("data", ["int8", "uint8"])
+def test_operators_are_those_that_onnx_runtime_has_kernels_for(ort, data, weights):
+    text = f"""<ir_version: 8, opset_import: ["": 13]>
+        g ({data}[2,3] x) => ({data}[2,2] y)
+        <float s = {{0.5}}, {data} z = {{1}}, {weights}[3,2] w = {{1, 2, 3, 4, 5, 6}},
+         {weights} v = {{2}}> {{
+            a = DequantizeLinear (x, s, z)
+            b = DequantizeLinear (w, s, v)
+            c = MatMul (a, b)
+            y = QuantizeLinear (c, s, z)
+        }}"""
+    found = load(ir.from_onnx_text(text))
+    (site,) = found.apply(RaiseIntegerOperators())
+    if (data, weights) == ("int8", "uint8"):
+        assert site.outcome is SiteStatus.REFUSED
+        assert "repack{to=int8}" in site.reason
+        return
+    assert names(found) == ["QLinearMatMul"]
+    x = np.arange(6, dtype=data).reshape(2, 3)
+    sums = (x.astype(int) - 1) @ (np.arange(1, 7).reshape(3, 2) - 2)
+    assert ort(found.ir, {"x": x}).tolist() == (np.rint(sums * 0.5) + 1).tolist()
