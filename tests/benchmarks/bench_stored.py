@@ -110,7 +110,7 @@ def _run(*arguments: object) -> Cost:
 
 
 def packed(bench: Bench) -> None:
-    """Lower and prove MatMulNBits."""
+    """Lower, raise, convert and prove MatMulNBits."""
     size = bench.gigabytes
     bench.make("make_packed.py", bench.source, "--gigabytes", size)
     bench.show("copy", size, "fold", [bench.source], "-o", bench.folder / "copy.onnx")
@@ -118,6 +118,12 @@ def packed(bench: Bench) -> None:
     bench.show("lower", size, "transform", [bench.source], "-o", bench.out, *lowering)
     bench.show("prove lowered", size, "prove", [bench.source, bench.out])
     bench.show("lock lowered", size, "lock", [bench.out], "-o", bench.folder / "lock")
+    other = bench.folder / "other.onnx"
+    raising = ("-p", "raise-mat-mul-n-bits")
+    bench.show("raise", size, "transform", [bench.out], "-o", other, *raising)
+    bench.show("prove raised", size, "prove", [bench.out, other])
+    bench.show("convert to qonnx", size, "convert", [bench.source], "-o", other, "--to", "qonnx")
+    bench.show("prove qonnx", size, "prove", [bench.source, other])
 
 
 def coded(bench: Bench) -> None:

@@ -34,13 +34,19 @@ EXPORTERS = {
     "modelopt": ("nvidia-modelopt[onnx]", "requests", "huggingface_hub", "safetensors", "regex"),
     "quark": ("amd-quark",),
     "tf": ("tf2onnx", "tensorflow-cpu"),
+    # QKeras imports pyparsing, which it does not ask for.
+    "qkeras": ("qkeras", "pyparsing", "tf2onnx", "tensorflow-cpu"),
     "aimet": ("aimet-onnx",),
     "hgq": ("HGQ2",),
     "optimum": ("optimum-quanto",),
 }
 """Packages by exporter; ``with_EXPORTER.py`` has its exports. All have those of ``common``."""
 
-SETTINGS = {"KERAS_BACKEND": "torch", "NNCF_EXTENSION_LOAD_TIMEOUT": "4000"}
+SETTINGS = {
+    "KERAS_BACKEND": "torch",
+    "NNCF_EXTENSION_LOAD_TIMEOUT": "4000",
+    "TF_USE_LEGACY_KERAS": "1",
+}
 
 
 def _environment(folder: Path, exporter: str) -> str:

@@ -23,13 +23,13 @@ TITLES = {
     "modelopt": "NVIDIA ModelOpt",
     "quark": "AMD Quark",
     "tf": "TensorFlow and TFLite, by tf2onnx",
+    "qkeras": "QKeras, by tf2onnx",
     "aimet": "AIMET",
     "hgq": "HGQ2, by the export of Keras",
     "optimum": "Optimum Quanto",
 }
 
 NOT_INSTALLED = (
-    ("QKeras 0.9.0", "it has no export to ONNX of its own; converters of others write QONNX"),
     ("Neural Compressor 3.10", "this version has no ONNX quantizer any more"),
     ("Olive 0.13.0", "it calls the quantizers of ONNX Runtime and others in this table"),
     ("da4ml", "it compiles models of Keras and HGQ2 to HLS and RTL, and writes no ONNX"),
@@ -46,6 +46,8 @@ WHY_NONE = {
     "quark/mx": "Quark's own operators, which convert replaces; info names them",
     "quark/matmul_nbits": "Quark quantizes nothing here",
     "tf/fake_quant4": "TensorFlow's own operators, which convert replaces; info names them",
+    "qkeras/": "QKeras writes x + (q - x), which is not read as a quantizer: it gives NaN above "
+    "2**124, where quantizers have their largest value; its weights are floats",
     "hgq/wrap": "codes wrap around at their limits, as without overflow_mode=SAT; no dialect has "
     "such a quantizer",
 }
