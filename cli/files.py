@@ -68,6 +68,11 @@ def planned(
     if len(named) - len(wanted) > 1:
         raise click.UsageError("- is the standard output, which takes one report. Name a file.")
     is_printed = len(named) > len(wanted)
+    if is_printed and click.get_current_context().ensure_object(Talk).form == "json":
+        raise click.UsageError(
+            "- is the standard output, which takes one report, and --json prints one too. "
+            "Leave out one of them, or name a file."
+        )
     with _Results() as outputs:
         outputs.protect(files)
         if wanted:

@@ -12,7 +12,7 @@ import click
 
 from qgraph.cli import completion, options
 from qgraph.cli.output import Talk, show
-from qgraph.errors import OptionError, meant, shown
+from qgraph.errors import OptionError, meant, plain_message, shown
 
 if TYPE_CHECKING:
     from qgraph.lint.baseline import LintBaseline
@@ -235,7 +235,7 @@ def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
         table: Any = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"{file}: cannot be read ({error}), expected TOML. Correct it."
+            f"{file}: cannot be read ({plain_message(error)}), expected TOML. Correct it."
         ) from error
     others = [key for key in table if key not in keys] if len(keys) == 1 else []
     if others:  # the file has nothing else

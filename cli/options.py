@@ -230,10 +230,14 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
             talk.debug |= bool(value)
         case "wide":
             talk.wide |= bool(value)
-        case "as_json" if value:
-            talk.form = "json"
-        case "form" if value:
-            talk.form = "table" if value == "text" else value
+        case "as_json" | "form" if value:
+            form = {True: "json", "text": "table"}.get(value, value)
+            if talk.form not in ("table", form):
+                raise click.UsageError(
+                    f"--json is short for --format json, but there is --format {form}. "
+                    "Use one of them."
+                )
+            talk.form = form
 
 
 model_argument = click.argument("model", type=file_path)

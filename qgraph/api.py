@@ -14,6 +14,7 @@ from qgraph.comparison.prove import read, replay
 from qgraph.display import Displayed
 from qgraph.errors import Choice, OptionError, QGraphError, member, require
 from qgraph.exactness import Exactness, Verification
+from qgraph.graph.array_files import Arrays, NamedArrays, arrays_by_name
 from qgraph.inventory.differences import ModelDifferences
 from qgraph.inventory.differences import diff as differences
 from qgraph.inventory.lockfile import check_lock as compared_with_lock
@@ -22,7 +23,7 @@ from qgraph.inventory.overview import Overview, overview
 from qgraph.lint.engine import Ids, LintReport
 from qgraph.lint.engine import lint as linted
 from qgraph.lint.rule_pages import causes_of_rules
-from qgraph.model import ARRAYS, Model, Source, load
+from qgraph.model import Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.reasons import CAUSES, Cause, cause_of
@@ -164,6 +165,7 @@ def _rewritten(
                 "qgraph.Model. Load it first (qgraph.load), or name the output."
             )
         return model.apply(*steps, keep_inputs=keep_inputs)
+    require(output, str | os.PathLike, "output", "the path of a file to write")
     if isinstance(model, str | os.PathLike):
         return rewrite(model, output, *steps, command=command, keep_inputs=keep_inputs)
     changed = load(model).clone()
@@ -204,6 +206,7 @@ def check_lock(model: Source, lock: PathLike, *, keep_inputs: bool = False) -> M
     Raises:
         QGraphError: the file cannot be read, or is no lock file.
     """
+    require(lock, str | os.PathLike, "lock", "the path of a lock file")
     return compared_with_lock(load(model).ir, Path(lock), keep_inputs=keep_inputs)
 
 
@@ -270,7 +273,7 @@ def lint(
     *,
     select: Ids = (),
     ignore: Ids = (),
-    inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+    inputs: Arrays | Sequence[NamedArrays] = (),
 ) -> LintReport:
     """Return what the rules of lint find in a model.
 
@@ -279,16 +282,15 @@ def lint(
         target: name or path of a profile; without one, kernels of targets are not asked about.
         select: only these rules: ids, beginnings of ids, names or families. All by default.
         ignore: not these rules.
-        inputs: arrays by input name, of one batch or of several: the model is run on them for the
-            rules that look at data.
+        inputs: arrays by input name, of one batch or of several, or the path of an archive with
+            them (.npz): the model is run on them for the rules that look at data.
 
     Raises:
         ModelError: the model is not usable.
         OptionError: there is no such target or rule.
     """
-    require(inputs, Mapping | list | tuple, "inputs", ARRAYS)
-    batches = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-    return linted(model, target, select=select, ignore=ignore, inputs=batches)
+    batches = map(arrays_by_name, inputs if isinstance(inputs, list | tuple) else [inputs])
+    return linted(model, target, select=select, ignore=ignore, inputs=list(batches))
 
 
 def explain(reason_id: str) -> Cause:
@@ -300,6 +302,7 @@ def explain(reason_id: str) -> Cause:
     Raises:
         OptionError: there is none of this id.
     """
+    require(reason_id, str, "reason_id", "an id such as 'QG001'")
     return cause_of(reason_id, CAUSES | UNMET | causes_of_rules())
 
 
@@ -327,6 +330,7 @@ def plot(
     from qgraph.reporting.staircase_chart import plot as picture
     from qgraph.reporting.theme import require_drawing
 
+    require(node, str, "node", "the name of a node; qgraph.info lists quantizers")
     chosen = member(_PictureForm, form, "form")
     require_drawing("a plot")
     other = None if compare is None else load(compare).ir

@@ -66,8 +66,8 @@ VARIANCE_OF_DIFFERENCES = (
 )
 LARGEST_FIRST = "Softmax and its like subtract the largest element first"
 GIVEN_CODES = (
-    "bounds hold for each segment by itself: given equal codes at its start, codes at its end lie "
-    "so far apart at most; nothing is said about how differences grow from segment to segment"
+    "bounds hold for each segment by itself: given equal codes at its start, the codes at its end "
+    "differ by no more than stated; they do not say how differences grow from segment to segment"
 )
 ANY_ORDER = (
     "sums are added in any order, with or without fused operations, but one term at a time: "

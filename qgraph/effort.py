@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from qgraph.errors import OptionError, UndecidedError
+from qgraph.errors import OptionError, UndecidedError, require
 
 Progress = Callable[[str, int, int], None]
 """Is told what is done, how many of its parts are finished, and how many there are."""
@@ -118,6 +118,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     Raises:
         OptionError: it is no such number.
     """
+    require(seconds, int | float, "a time limit", "a number of seconds")
     if not seconds > 0:
         raise OptionError(f"A time limit of {seconds} seconds is asked for, expected more than 0.")
     with watched(watch().progress, seconds):

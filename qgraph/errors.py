@@ -86,6 +86,11 @@ def where(node: ir.Node) -> str:
     return f"{node.op_type} {label}{graph}"
 
 
+def plain_message(error: Exception) -> str:
+    """Return the message of an error; that of an OSError without its number and its file."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def unexpected(error: BaseException) -> str:
     """Describe an error that nobody expected: the node that was handled, if any, and what failed.
 

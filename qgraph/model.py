@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from qgraph.certificate import Identity
 from qgraph.display import Displayed
 from qgraph.effort import require_time
 from qgraph.errors import OptionError, QGraphError, require, unexpected
+from qgraph.graph.array_files import Arrays, arrays_by_name
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, nodes_of, owners
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
-ARRAYS = "arrays by the names of inputs, such as {'x': x} or dict(numpy.load('data.npz'))"
-"""What inputs of a model are."""
 _PASS = "an object of qgraph.transforms; qgraph.transform takes names of passes"
 
 
@@ -108,6 +107,7 @@ class Model(Displayed):
         Raises:
             ModelError: the file cannot be written; an old one is untouched then.
         """
+        require(path, str | os.PathLike, "path", "the path of a file to write")
         if external_data is None and self._external_data:
             external_data = True
         with joined(outputs) as together:
@@ -184,6 +184,7 @@ class Model(Displayed):
 
     def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:
         """Return the constant of ``value``; see :func:`qgraph.graph.constants.constant`."""
+        require(value, onnx_ir.Value | None, "value", "an onnx_ir.Value, such as node.inputs[1]")
         return constant(value)
 
     @property
@@ -253,7 +254,7 @@ class Model(Displayed):
 
     def run(
         self,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Arrays,
         *,
         backend: str = "auto",
         taps: Sequence[str] = (),
@@ -263,7 +264,8 @@ class Model(Displayed):
         What can be prepared is kept until the model changes: run one model in a loop.
 
         Args:
-            inputs: arrays by the names of the graph inputs.
+            inputs: arrays by the names of the graph inputs, or the path of an archive (.npz) with
+                them; an array may be the path of a file (.npy). Other arrays are left out.
             backend: "auto", "numpy" or "ort"; auto is ONNX Runtime if it is installed.
             taps: names of further values to return.
 
@@ -275,12 +277,12 @@ class Model(Displayed):
         from qgraph.execution.prepare import Prepared
         from qgraph.quantizers.standardize import standardize
 
-        require(inputs, Mapping, "inputs", ARRAYS)
+        arrays = arrays_by_name(inputs)
         if self._prepared is None:
             self._prepared = Prepared()
         unseen = not self._lent
         executor = self._prepared.executor(self._ir, backend, standardize, unseen=unseen)
-        return executor.run(inputs, taps=taps)
+        return executor.run(arrays, taps=taps)
 
 
 def _warn_of_opset(

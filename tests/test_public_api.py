@@ -40,9 +40,21 @@ METHODS = {"run"}
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.run("x.npz"), "inputs is 'x.npz', expected arrays by the names of inputs"),
-        (lambda m: qgraph.check(m, m, Path("x.npz")), "expected arrays by the names of inputs"),
-        (lambda m: qgraph.lint(m, inputs="x.npz"), "inputs is 'x.npz', expected arrays"),
+        (lambda m: m.run(7), "inputs is 7 (int), expected arrays by the names of inputs"),
+        (
+            lambda m: m.run(None),
+            "inputs is None (NoneType), expected arrays by the names of inputs",
+        ),
+        (lambda m: qgraph.lint(m, inputs=7), "inputs is 7 (int), expected arrays"),
+        (lambda m: m.save(None), "path is None (NoneType), expected the path of a file"),
+        (lambda m: m.constant("w"), "value is 'w', expected an onnx_ir.Value"),
+        (lambda m: qgraph.convert(m, "qdq", output=7), "output is 7 (int), expected the path"),
+        (lambda m: qgraph.check_lock(m, None), "lock is None (NoneType), expected the path"),
+        (lambda m: qgraph.explain(None), "reason_id is None (NoneType), expected an id"),
+        (lambda m: qgraph.lint(m, select=[7]), "a rule is 7 (int), expected an id"),
+        (lambda m: qgraph.plot(m, None), "node is None (NoneType), expected the name of a node"),
+        (lambda m: qgraph.time_limit("x").__enter__(), "a time limit is 'x', expected a number"),
+        (lambda m: qgraph.deploy(m, "iree", keep=7), "keep is 7 (int), expected patterns of names"),
         (lambda m: qgraph.why(m, m, np.ones((1, 2))), "expected arrays by the names of inputs"),
         (lambda m: qgraph.Inputs(random="two"), "random is 'two', expected a whole number"),
         (lambda m: qgraph.Inputs(seed=-1), "seed is -1, expected a number that is not negative"),
@@ -238,6 +250,22 @@ def test_spare_arrays_are_left_out_with_a_warning(
     assert "their arrays are left out: 'label'" in caplog.text
     with pytest.raises(ExecutionError, match="has no input 'X', expected 'x'"):
         model.run({"X": x}, backend="numpy")
+
+
+def test_inputs_may_be_files(model: qgraph.Model, tmp_path: Path) -> None:
+    x = np.array([[1.2, -3]], np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "data.npz", x=x, label=np.ones(1))
+    archive, single = tmp_path / "data.npz", tmp_path / "x.npy"
+    for inputs in (archive, str(archive), {"x": single}, {"x": str(single)}):
+        assert model.run(inputs, backend="numpy")["y"].tolist() == [[1, 0]]
+        assert qgraph.check(model, model, inputs).outputs[0].elements == 2
+        assert qgraph.why(model, model, inputs=inputs).quantizers
+        assert qgraph.lint(model, select="QG8", inputs=inputs) is not None
+    with pytest.raises(ExecutionError, match="there is no such file"):
+        model.run(tmp_path / "none.npz")
+    with pytest.raises(ExecutionError, match="it is an archive"):
+        model.run({"x": archive})
 
 
 def test_tensors_of_other_libraries_are_arrays(model: qgraph.Model) -> None:

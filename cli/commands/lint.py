@@ -109,6 +109,8 @@ def command(
             sys.stdout.writelines(f"{line}\n" for line in github_annotations(document))
         else:
             show_document(talk, document, page_of, paths)
+    if lint.write_baseline is not None:
+        talk.note(f"wrote {lint.write_baseline}: --baseline leaves these findings out from now on")
     if failed:
         return UNUSABLE
     return DIFFERENT if lint.fails(results) else 0

@@ -116,7 +116,10 @@ def command(
             )
         return _verify(talk, verify, (reference, candidate))
     if talk.form == "json":
-        raise click.UsageError("--json prints what --verify finds; use --certificate FILE here.")
+        raise click.UsageError(
+            "The JSON of a proof is its certificate, which is written to a file: use --certificate "
+            "FILE. Only --verify prints JSON."
+        )
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:

@@ -13,7 +13,7 @@ from qgraph.cli import options
 from qgraph.cli.files import Views, planned, protect_models, view_options
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
-from qgraph.errors import QGraphError
+from qgraph.errors import QGraphError, plain_message
 from qgraph.version import READABLE
 
 _OF_SEVERAL = ("convert", "deploy", "fold", "transform")
@@ -67,8 +67,8 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(bounded(path, MOST_TEXT).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise QGraphError(
-            f"{path}: cannot be read ({error}), expected a JSON report. Write it with --report, "
-            f"or with --certificate of 'qgraph prove'."
+            f"{path}: cannot be read ({plain_message(error)}), expected a JSON report. "
+            "Write it with --report, or with --certificate of 'qgraph prove'."
         ) from error
     if not isinstance(document, dict) or "command" not in document:
         raise QGraphError(

@@ -62,6 +62,8 @@ def command(
     views.check()
     if ":" in metric and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as Python itself does for a script
+    if labels is not None and not inputs.files and inputs.bundle is None:
+        raise click.UsageError("--labels needs --inputs, the data that they belong to. Add it.")
     read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
     models = (reference, candidate)
     with planned((report, *views.paths), models=models, files=read) as outputs:

@@ -39,8 +39,9 @@ from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
+from qgraph.graph.array_files import WANTED, Arrays, arrays_by_name
 from qgraph.graph.edit import HALF_TYPES
-from qgraph.model import ARRAYS, Model, Source, load
+from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
 
 Feeds = Mapping[str, npt.ArrayLike]
@@ -81,19 +82,26 @@ class Inputs:
 
     def __post_init__(self) -> None:
         """Check the types."""
-        require(self.feeds, Mapping | None, "inputs", ARRAYS)
+        require(self.feeds, Mapping | None, "inputs", WANTED)
         require(self.shapes, Mapping | None, "shapes", "sizes by the names of inputs")
         for name in ("random", "seed", "batch", "probes"):
             require(getattr(self, name), SupportsIndex | None, name, "a whole number")
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}, expected a number that is not negative.")
 
+    @classmethod
+    def of(cls, inputs: Inputs | Arrays | None) -> Inputs:
+        """Return inputs as they are, or those of arrays by name; those in files are read."""
+        if isinstance(inputs, Inputs):
+            return inputs
+        return cls(None if inputs is None else arrays_by_name(inputs))
+
 
 @grouped(inputs=Inputs, tolerances=Tolerances, scoring=Scoring)
 def check(
     reference: Source,
     candidate: Source,
-    inputs: Inputs | Feeds | None = None,
+    inputs: Inputs | Arrays | None = None,
     *,
     tolerances: Tolerances | None = None,
     scoring: Scoring | None = None,
@@ -111,7 +119,8 @@ def check(
     Args:
         reference: a path or a model.
         candidate: a path or a model.
-        inputs: arrays by the names of the reference, or :class:`Inputs`; None for one random batch.
+        inputs: arrays by the names of the reference, or paths of files with them (.npz, or .npy for
+            one array), or :class:`Inputs`; None for one random batch.
         tolerances: how far outputs may differ; not at all if None.
         scoring: labels to score the outputs by.
         backend: "auto", "numpy" or "ort".
@@ -126,7 +135,7 @@ def check(
         UnsupportedError: an operator has no kernel in the backend, or the backend is missing.
         ExecutionError: a model cannot be run on the inputs, or gives no values to compare.
     """
-    inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    inputs = Inputs.of(inputs)
     require(scoring, Scoring | None, "scoring", "qgraph.Scoring, such as Scoring(labels)")
     limits = "qgraph.Tolerances, such as Tolerances(atol=1e-3)"
     require(tolerances, Tolerances | None, "tolerances", limits)

@@ -20,6 +20,7 @@ from qgraph.errors import (
     ModelError,
     OptionError,
     UnsupportedError,
+    plain_message,
 )
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
 from qgraph.execution.demonstration import demonstrate
@@ -275,8 +276,8 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
         document = json.loads(bounded(path, MOST_TEXT).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
-            f"{path}: cannot be read ({error}), expected a certificate of 'qgraph prove'. Write it "
-            "with --certificate."
+            f"{path}: cannot be read ({plain_message(error)}), expected a certificate of "
+            "'qgraph prove'. Write it with --certificate."
         ) from error
     is_certificate = isinstance(document, dict) and document.get("command") == "prove"
     if not is_certificate or document.get("schema") not in READABLE:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.comparison.check import Feeds, Inputs, check
+from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.divergence import correspondence, excerpt, frontier, values_of
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
@@ -19,6 +19,7 @@ from qgraph.effort import is_over
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
+from qgraph.graph.array_files import Arrays
 from qgraph.graph.interface import interface, names
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
@@ -90,7 +91,7 @@ class Reduction:
 def reduce(
     reference: Source,
     candidate: Source,
-    inputs: Inputs | Feeds | None = None,
+    inputs: Inputs | Arrays | None = None,
     *,
     backend: str = Backend.AUTO,
 ) -> Reduction:

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.errors import QGraphError
+from qgraph.errors import QGraphError, plain_message
 from qgraph.inventory.coded import coded_descriptions
 from qgraph.inventory.description import Described, Description, Numbers, descriptions
 from qgraph.inventory.differences import ModelDifferences, between
@@ -71,7 +71,7 @@ def read_lock(path: Path) -> list[Description]:
         document = tomllib.loads(bounded(path, MOST_TEXT).decode())
     except OSError as error:
         raise QGraphError(
-            f"{path}: cannot be read ({error}), expected a lock file. {remedy}"
+            f"{path}: cannot be read ({plain_message(error)}), expected a lock file. {remedy}"
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise QGraphError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from qgraph.certificate import Identity
 from qgraph.display import Displayed
-from qgraph.errors import OptionError, QGraphError, meant, shown, unexpected
+from qgraph.errors import OptionError, QGraphError, meant, require, shown, unexpected
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.observation import Batch, observe
 from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule
@@ -199,7 +199,10 @@ def chosen_rules(select: Ids = (), ignore: Ids = ()) -> list[LintRule]:
 
 
 def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
-    entries = ids.split(",") if isinstance(ids, str) else [e for i in ids for e in i.split(",")]
+    entries = []
+    for listed in [ids] if isinstance(ids, str) else ids:
+        require(listed, str, "a rule", "an id, the beginning of ids, a name or a family")
+        entries += listed.split(",")
     chosen: set[str] = set()
     for entry in filter(None, map(str.strip, entries)):
         matching = {

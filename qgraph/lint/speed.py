@@ -20,6 +20,11 @@ _PACKED = ("INT4", "UINT4", "INT2", "UINT2")
 _CHAIN = ("Clip", "Identity", QUANTIZE, DECODE)
 _FOLD_BN = LintFix("fold-batch-norm", "bounded")
 _SLOW_CHANNELS = 2.7
+_ZERO_POINTS = {
+    ZeroPoint.EQUAL: "the weights have a zero point",
+    ZeroPoint.DIFFER: "the zero points of the weights differ",
+    ZeroPoint.FRACTION: "the zero points of the weights are no whole numbers",
+}
 
 
 @rule("QG401", "float-layer", WARNING, needs_target=True)
@@ -125,10 +130,10 @@ def weights_with_zero_points(facts: ModelFacts) -> Iterator[Found]:
     for layer in facts.layers:
         zero = layer.description.w.zero
         is_weight = layer.description.w.is_constant
-        if is_weight and zero in (ZeroPoint.EQUAL, ZeroPoint.DIFFER, ZeroPoint.FRACTION):
+        if is_weight and zero in _ZERO_POINTS:
             decoder = facts.decoder_of(layer.node.inputs[1])
             nodes = (layer.node,) if decoder is None else (decoder.node, layer.node)
-            text = f"zero points of the weights: {zero}; kernels have to correct each sum"
+            text = f"{_ZERO_POINTS[zero]}; kernels have to correct each sum"
             yield Found(nodes, text, {"zero_points": str(zero)})
 
 

@@ -252,6 +252,8 @@ def bounds_sentence(bounds: Entry) -> str:
         )
     compared = [segment for segment in segments if segment["reason"] is None]
     codes = [segment for segment in compared if not segment["is_output"]]
+    if not compared:
+        return f"{counted(len(segments), 'segment')} could not be compared on the tested inputs."
     text = f"{_all(len(compared))} on the tested inputs"
     if codes:
         total, some, grown = (

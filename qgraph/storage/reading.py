@@ -25,7 +25,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from qgraph.errors import ModelError
+from qgraph.errors import ModelError, plain_message
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.streaming import FileRange
@@ -65,7 +65,9 @@ def content_of(path: Path) -> bytes:
                 f"{error.strerror}, expected a model of less than {most}. Name the model file, not "
                 "one that holds its weights."
             ) from error
-        raise ModelError(f"cannot be read ({error}), expected a model. Correct this.") from error
+        raise ModelError(
+            f"cannot be read ({plain_message(error)}), expected a model. Correct this."
+        ) from error
     if not content:
         raise ModelError("is empty, expected an ONNX model. Export or download it again.")
     if content.startswith(b"version https://git-lfs"):

@@ -113,7 +113,7 @@ def test_other_files_are_not_read_without_end(qgraph, model):
     ):
         found = qgraph(*words)
         assert found.status == 3
-        assert "/dev/zero: cannot be read ([Errno 19] is a device" in found.error
+        assert "/dev/zero: cannot be read (is a device" in found.error
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,22 @@ def test_a_report_goes_to_standard_output_and_all_else_to_stderr(qgraph, model, 
     assert "is not a file" in found.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("check", "M", "M", "--report", "-", "--json"), "takes one report, and --json"),
+        (("info", "M", "--json", "--format", "csv"), "Use one of them"),
+        (("prove", "M", "M", "--json"), "use --certificate FILE"),
+        (("why", "M", "M", "--labels", "label"), "--labels needs --inputs"),
+        (("bench", "M", "--threads", 10**8), "1024"),
+    ],
+)
+def test_options_that_contradict_are_refused(qgraph, model, arguments, message):
+    found = qgraph(*(model if each == "M" else each for each in arguments))
+    assert found.status == 2
+    assert message in found.error
+
+
 def test_a_proof_that_is_out_of_time_is_undecided(qgraph, pair, tmp_path):
     file = tmp_path / "c.json"
     found = qgraph("prove", *pair, "--timeout", 0.001, "--certificate", file)

@@ -97,7 +97,9 @@ def test_sarif_has_rules_levels_and_fixes(qgraph, folder: Path) -> None:
 
 
 def test_a_baseline_leaves_known_findings_out(qgraph, folder: Path) -> None:
-    assert qgraph("lint", ".", "--write-baseline", "known.json").status == 0
+    written = qgraph("lint", ".", "--write-baseline", "known.json")
+    assert written.status == 0
+    assert "wrote known.json" in written.err
     outcome = qgraph("lint", ".", "--baseline", "known.json", "--format", "json")
     assert outcome.status == 0
     assert json.loads(outcome.out)["summary"]["known"] == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -242,3 +243,20 @@ def test_channel_scales_beside_kernels_for_one_scale_are_found(body, count):
             y = DequantizeLinear <axis = 1> (q, t, p)
         }}""")
     assert len(qgraph.lint(model, "onnxruntime-cpu", select=["QG619"])) == count
+
+
+def test_a_pair_whose_operators_make_up_for_its_parameters_does_not_disagree() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+    g (float[N,2] x) => (float[N,2] y) <float s = {0.3}, float z = {3}, float b = {8}> {
+        y = qonnx.custom_op.general.Quant <signed = 0, rounding_mode = "ROUND"> (x, s, z, b)
+    }"""
+    converted = qgraph.load(ir.from_onnx_text(text))
+    qgraph.convert(converted, "qdq")
+    (decoder,) = converted.nodes("DequantizeLinear")
+    (encoder,) = converted.nodes("QuantizeLinear")
+    assert converted.constant(encoder.inputs[1]) != converted.constant(decoder.inputs[1])
+    assert not qgraph.lint(converted, select="QG121").findings
+    twice = ir.Value(name="t", const_value=ir.tensor(np.float32(0.6), name="t"))
+    converted.ir.graph.register_initializer(twice)
+    decoder.replace_input_with(1, twice)
+    assert [each.rule.id for each in qgraph.lint(converted, select="QG121")] == ["QG121"]

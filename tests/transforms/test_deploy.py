@@ -78,6 +78,12 @@ def test_a_layer_that_is_kept_is_left_with_its_reason(network):
         qgraph.deploy(network, "onnxruntime-cpu", keep=["conv"], require_all=True)
 
 
+def test_a_pattern_that_keeps_no_layer_is_named(network):
+    for keep, unused in (("conv", []), (["conv", "cnov"], ["cnov"])):
+        notes = qgraph.deploy(network, "onnxruntime-cpu", keep=keep).notes
+        assert [note.split("'")[1] for note in notes if "so none is kept" in note] == unused
+
+
 def test_a_rewrite_beyond_the_limit_is_not_done(network):
     model = qgraph.load(network)
     found = qgraph.deploy(model, "onnxruntime-cpu", within="0.00001step")

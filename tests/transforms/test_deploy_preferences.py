@@ -33,7 +33,7 @@ def test_a_layer_that_the_profile_says_is_slower_stays_in_float(network, tmp_pat
     model = qgraph.load(network)
     found = qgraph.deploy(model, str(profile))
     (layer,) = found.layers
-    assert layer.reason == "convolutions of 3 x 3: measured to take 1.5 of the time of float"
+    assert layer.reason == "convolutions of 3 x 3: measured to take 1.5 times as long as float"
     assert (layer.kernel, layer.reason_id, layer.exactness) == (None, "QG224", "bounded")
     assert executed(model.ir).integer_nodes == 0
 

@@ -47,7 +47,7 @@ LAYERS = {
 """Number of quantized layers of each model."""
 
 LEFT = {
-    "brev_cnn_asym8": {"/c3/Conv": "measured to take 9 of the time of float"},
+    "brev_cnn_asym8": {"/c3/Conv": "measured to take 9 times as long as float"},
     "nncf_cnn_w4a4": {
         "/f/f.3/Conv": "one scale per axis",
         "/f/f.6/Conv": "one scale per axis",

@@ -9,13 +9,15 @@ from dataclasses import replace
 import numpy.typing as npt
 
 from qgraph.bound import Against, Bounding, Within
-from qgraph.comparison.check import Feeds, Inputs
+from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
 from qgraph.errors import (
     EquivalenceError,
     OptionError,
     member,
+    require,
 )
+from qgraph.graph.array_files import Arrays
 from qgraph.inventory.layers import quantized_layers
 from qgraph.lint.engine import LintFinding, lint
 from qgraph.lint.rule import LintLevel
@@ -25,7 +27,7 @@ from qgraph.targets.loading import runtimes_of
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.targets.rules import Loads
-from qgraph.transforms.base import escaped
+from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment.accuracy import accuracy
 from qgraph.transforms.deployment.attempts import (
     Attempt,
@@ -63,10 +65,10 @@ def deploy(
     target: str | os.PathLike[str],
     *,
     within: Within = "1step",
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     require_all: bool = False,
     prefer: str = Preference.SPEED,
-    inputs: Inputs | Feeds | None = None,
+    inputs: Inputs | Arrays | None = None,
     labels: npt.ArrayLike | None = None,
 ) -> Deployment:
     """Rewrite a model so that a target executes its quantized layers in integer kernels.
@@ -80,13 +82,14 @@ def deploy(
         target: name or path of a profile, see ``qgraph targets``.
         within: limits, see :meth:`qgraph.bound.Limit.parse`; or :class:`qgraph.bound.Bounding` for
             ranges of inputs too. The deployment chooses ``against`` and ``order`` itself.
-        keep: patterns of names of layers that no factor and no bias is moved into.
+        keep: patterns of names of layers that no factor and no bias is moved into; or one.
         require_all: raise if a quantized layer is left in float.
         prefer: ``speed`` leaves layers in float whose integer form is slower by the profile;
             ``size`` leaves weights of few bits packed; ``tuned`` measures both forms of each
             distinct layer on this machine, and takes the fastest.
-        inputs: arrays by name, on which the result is compared with the input; or
-            :class:`qgraph.Inputs`, whose shapes are those of the models that are timed.
+        inputs: arrays by name, or paths of files with them, on which the result is compared with
+            the input; or :class:`qgraph.Inputs`, whose shapes are those of the models that are
+            timed.
         labels: the right answers for the rows of the inputs.
 
     Raises:
@@ -97,10 +100,12 @@ def deploy(
             bound is violated.
         UndecidedError: the time limit was reached.
     """
+    require(keep, str | list | tuple, "keep", "patterns of names of layers, such as ['conv*']")
+    patterns = [keep] if isinstance(keep, str) else list(keep)
     profile, model = profile_of(target), load(source)
     runtime = TargetRuntime(profile)
     reference = model.clone()
-    data = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    data = Inputs.of(inputs)
     if labels is not None and data.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     preference = member(Preference, prefer, "prefer")
@@ -119,7 +124,7 @@ def deploy(
         or failing(reference, profile)
         or runtime.refuses(reference)
     ):
-        how = reference, profile, request, list(keep)
+        how = reference, profile, request, patterns
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
         else:
@@ -131,6 +136,11 @@ def deploy(
     left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
     deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
     if chosen.tuning is not None and (remark := chosen.tuning.note) is not None:
+        deployment = replace(deployment, notes=[*deployment.notes, remark])
+    names = [layer.node for layer in deployment.layers]
+    unused = [each for each in patterns if not any(selects(each, name) for name in names)]
+    if unused:
+        remark = f"no quantized layer is called {' or '.join(map(repr, unused))}, so none is kept"
         deployment = replace(deployment, notes=[*deployment.notes, remark])
     if require_all and deployment.left:
         first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"

@@ -74,7 +74,7 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         forms = match.slower if isinstance(match, KernelMatch) else ()
         slow = next((form for form in forms if form.than == FLOAT and form.ratio > 1), None)
         if slow is not None and layer.description.w.is_constant:
-            text = f"{slow.text}: measured to take {slow.ratio:g} of the time of float"
+            text = f"{slow.text}: measured to take {slow.ratio:g} times as long as float"
             reasons[label(layer.node)] = SLOWER(text)
     return reasons
 

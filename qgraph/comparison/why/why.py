@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qgraph.bound import Bounding
 from qgraph.comparison.bound_runs import BoundRuns
-from qgraph.comparison.check import Feeds, Inputs
+from qgraph.comparison.check import Inputs
 from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.comparison.metrics import Comparing
 from qgraph.comparison.tolerance import TOP1, Score, metric_of
@@ -32,6 +32,7 @@ from qgraph.errors import OptionError, UnsupportedError, member
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
+from qgraph.graph.array_files import Arrays
 from qgraph.graph.opset.versions import require
 from qgraph.graph.scopes import node_name
 from qgraph.model import Model, Source, load
@@ -43,7 +44,7 @@ _AT_ONCE = 32  # quantizers whose values are held at a time
 def why(
     reference: Source,
     candidate: Source,
-    inputs: Inputs | Feeds | None = None,
+    inputs: Inputs | Arrays | None = None,
     *,
     labels: npt.ArrayLike | None = None,
     metric: str | Score = TOP1,
@@ -60,7 +61,8 @@ def why(
     Args:
         reference: a path or a model.
         candidate: a path or a model.
-        inputs: arrays by the names of the reference, or :class:`Inputs`; None for one random batch.
+        inputs: arrays by the names of the reference, or paths of files with them (.npz, or .npy for
+            one array), or :class:`Inputs`; None for one random batch.
         labels: the right answers for the rows of the inputs. Without them, rows count as right
             whose largest output is where the reference has it.
         metric: "top1", "module:function", or a function ``score(outputs, labels)``.
@@ -77,7 +79,7 @@ def why(
         UndecidedError: the time limit was reached in the first batch. If it is reached later, the
             report is on the batches before.
     """
-    inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
+    inputs = Inputs.of(inputs)
     if labels is not None and inputs.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
     chosen, judge = member(Backend, backend, "backend"), metric_of(metric)
