@@ -164,12 +164,15 @@ def _rewritten(
                 f"{command} changes a model in memory, and got {type(model).__name__}, expected a "
                 "qgraph.Model. Load it first (qgraph.load), or name the output."
             )
-        return model.apply(*steps, keep_inputs=keep_inputs)
+        report = model.apply(*steps, keep_inputs=keep_inputs)
+        report.command = command
+        return report
     require(output, str | os.PathLike, "output", "the path of a file to write")
     if isinstance(model, str | os.PathLike):
         return rewrite(model, output, *steps, command=command, keep_inputs=keep_inputs)
     changed = load(model).clone()
     report = changed.apply(*steps, keep_inputs=keep_inputs)
+    report.command = command
     changed.save(output)
     return report
 

@@ -106,7 +106,7 @@ class Demonstration:
         return read_fields(cls, {"elements": (), "values": (), **document})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RegionVerdict(Verdict):
     """Two values that have to be equal, and the verdict on them, given equal entries.
 
@@ -141,6 +141,10 @@ class RegionVerdict(Verdict):
     boxes: tuple[Division, ...] = ()
     cases: tuple[Cases, ...] = ()
     bound: Bound | None = None
+
+    def __repr__(self) -> str:
+        values = f"{self.reference_value!r} and {self.candidate_value!r}"
+        return f"<{self.verdict}, {values}: {self.reason or self.level}>"
 
     @property
     def level(self) -> str | None:

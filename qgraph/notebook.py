@@ -41,6 +41,6 @@ def document_of(thing: Any) -> dict[str, Any]:
     if isinstance(thing, Overview):
         return head("info") | {"path": "in memory"} | thing.to_json()
     if isinstance(thing, Report):
-        return head("transform") | thing.to_json()
+        return head(thing.command) | thing.to_json()
     document: dict[str, Any] = thing.to_json()
     return document

@@ -28,7 +28,7 @@ class SiteStatus(Choice):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SiteReport:
     """Report on one quantizer or tensor that a pass visited.
 
@@ -59,6 +59,11 @@ class SiteReport:
     size_summary: SizeSummary | None = None
     bound: Bound | None = None
     is_part: bool = False
+
+    def __repr__(self) -> str:
+        level = None if self.verdict is None else self.verdict.exactness
+        more = [str(each) for each in (self.spelling, level, self.why) if each is not None]
+        return f"<{self.outcome} by {self.pass_name}, {self.node!r}: {', '.join(more) or self.op}>"
 
     @property
     def why(self) -> str | None:
@@ -120,6 +125,7 @@ class Report(Displayed):
         notes: remarks on the model as a whole, such as the raising of its opset.
         frozen_inputs: number of initializers that were removed from the graph inputs.
         weight_bytes_before, weight_bytes_after: bytes of all initializers and constants as stored.
+        command: what made it, such as ``convert``.
     """
 
     sites: list[SiteReport] = field(default_factory=list)
@@ -127,6 +133,7 @@ class Report(Displayed):
     frozen_inputs: int = 0
     weight_bytes_before: int = 0
     weight_bytes_after: int = 0
+    command: str = "transform"
 
     @property
     def summary(self) -> str:

@@ -108,6 +108,18 @@ def test_what_is_found_shows_itself_in_one_line(model: qgraph.Model) -> None:
     assert repr(reduced) == f"<Reduction: {reduced.tensor!r}, parts of 1 and 1 nodes>"
     proof = qgraph.prove(model, model)
     assert repr(qgraph.verify(proof, model, model)).startswith("<Verification: proved, regions ")
+    changed = model.clone()
+    (site,) = qgraph.convert(changed, to="onnx")
+    (region,) = qgraph.prove(model, changed).regions
+    (finding, *_) = qgraph.lint(EXAMPLE)
+    for thing, beginning in (
+        (site, f"<changed by convert, {site.node!r}: "),
+        (region, f"<proved, {region.reference_value!r} and {region.candidate_value!r}: "),
+        (finding, f"<{finding.severity} {finding.rule.id} {finding.rule.name}, "),
+        (qgraph.targets("iree")[0], "<Profile: iree, IREE"),
+    ):
+        assert repr(thing).startswith(beginning)
+        assert "\n" not in repr(thing)
 
 
 def _shifted() -> qgraph.Model:
@@ -213,6 +225,7 @@ def test_notebooks_show_pages(model: qgraph.Model) -> None:
     for thing in (model, report, qgraph.info(model), qgraph.check(model, changed)):
         page = thing._repr_html_()
         assert page is not None
+        assert ("qgraph convert" in page) is (thing is report)
         assert page.startswith("<iframe srcdoc=")
         assert "\n" not in repr(thing)
 

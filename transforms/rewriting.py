@@ -106,6 +106,7 @@ def rewrite(
         bounded = {step.name for step in steps if isinstance(step, Transform) and step.bounded}
         original = model.ir
         result = model.apply(*steps, keep_inputs=keep_inputs, atomic=prove or bool(bounded))
+        result.command = command
         if bounded:
             from qgraph.proof.bounds.sites import bound_sites
 

@@ -28,7 +28,7 @@ Ids = str | Iterable[str]
 """Ids of rules, beginnings of ids such as ``QG4``, or names of rules."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LintFinding:
     """What a rule found at one place of a model.
 
@@ -47,6 +47,10 @@ class LintFinding:
     severity: LintLevel
     figures: Mapping[str, Any] = field(default_factory=dict)
     fix: LintFix | None = None
+
+    def __repr__(self) -> str:
+        place = repr(self.nodes[0]) if self.nodes else "the model"
+        return f"<{self.severity} {self.rule.id} {self.rule.name}, {place}: {self.message}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a report."""

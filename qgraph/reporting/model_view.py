@@ -199,7 +199,7 @@ def _runtimes(verdicts: Sequence[Part]) -> Iterator[Section]:
         shown, more = texts[True], list[str]()
         if len(shown) > _MOST_REASONS:
             shown, more = shown[: _MOST_REASONS - 1], shown[_MOST_REASONS - 1 :]
-            shown.append(f"and {len(more)} more reasons; -v lists them")
+            shown.append(f"and {len(more)} more reasons, among the remarks (-v)")
         first, *others = shown or [""]
         decided.append([verdict["runtime"], loads, first, verdict["knowledge"]])
         decided += [["", "", text, ""] for text in others]

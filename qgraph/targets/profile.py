@@ -201,7 +201,7 @@ class SessionOption:
     kernels: Names = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """All that is known of a target.
 
@@ -241,6 +241,9 @@ class Profile:
     option: tuple[SessionOption, ...] = ()
     path: str = ""
     digest: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Profile: {self.name}, {self.knowledge}>"
 
     @property
     def passing(self) -> frozenset[str]:

@@ -52,7 +52,7 @@ def test_many_reasons_of_a_runtime_are_listed_on_demand(qgraph, write):
         g (float[2] v0) => (float[2] v6) {{ {nodes} }}"""
     model = write(text)
     short = qgraph("info", model).out
-    assert "and 3 more reasons; -v lists them" in short
+    assert "and 3 more reasons, among the remarks (-v)" in short
     assert "takes Neg" not in short
     whole = qgraph("info", model, "-v").out
     assert all(f"takes {name} is not recorded" in whole for name in operators)
