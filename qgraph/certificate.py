@@ -17,7 +17,7 @@ from qgraph.evidence import Cases, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
-from qgraph.text import read_fields, read_json
+from qgraph.text import counted, read_fields, read_json
 from qgraph.version import SEMANTICS, head
 
 if not TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Certificate(Displayed):
     def summary(self) -> str:
         """The verdict, and about how many regions."""
         level = f" in {self.level}" if self.level not in (None, str(self.verdict)) else ""
-        return f"{self.verdict}{level}, {len(self.regions)} regions"
+        return f"{self.verdict}{level}, {counted(len(self.regions), 'region')}"
 
     @property
     def level(self) -> str | None:

@@ -12,10 +12,10 @@ AS_WRITTEN = (
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
 )
-NOT_FED = "{} initializers that are also graph inputs keep the values of the file"
-NO_NAN = "no NaN reaches the {} regions that treat NaN differently in the two models"
+NOT_FED = "initializers that are also graph inputs keep the values of the file ({})"
+NO_NAN = "no NaN reaches regions that treat NaN differently in the two models ({})"
 ZERO_SIGNS = (
-    "-0 counts as equal to +0: {} regions may change the sign of a zero, and no operator after "
+    "-0 counts as equal to +0: regions may change the sign of a zero ({}), and no operator after "
     "them distinguishes -0 from +0"
 )
 WHOLE_SUMS = (
@@ -46,7 +46,7 @@ LIMITED_SIZE = (
     "reference do not broadcast"
 )
 ONE_SIZE = "dimensions of the same name are equal: {} is the size of {}"
-NO_NAN_AT_MAXIMA = "no NaN reaches the {} maxima that were exchanged with functions"
+NO_NAN_AT_MAXIMA = "no NaN reaches maxima that were exchanged with functions ({})"
 ZEROS_REWRITTEN = (
     "-0 counts as equal to +0: the normal form may change the sign of a zero, and no operator "
     "after the rewritten ones distinguishes -0 from +0"

@@ -32,6 +32,7 @@ from qgraph.storage.identity import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
+from qgraph.text import counted
 
 if TYPE_CHECKING:
     from qgraph.execution.prepare import Prepared
@@ -75,7 +76,7 @@ class Model(Displayed):
         """Where it is from, the number of its nodes, and its opset."""
         source = "in memory" if self.path is None else str(self.path)
         count = sum(len(owner) for owner in owners(self._ir))
-        return f"{source}, {count} nodes, opset {self._ir.opset_imports.get('', 'none')}"
+        return f"{source}, {counted(count, 'node')}, opset {self._ir.opset_imports.get('', 'none')}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a pickled copy, without its file and caches."""

@@ -28,6 +28,7 @@ from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.loading import RuntimeVerdict, runtimes_of
 from qgraph.targets.reader import profiles
+from qgraph.text import counted
 
 __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 
@@ -82,7 +83,8 @@ class Overview(Displayed):
     def summary(self) -> str:
         """Number of nodes and quantizers, and the opset."""
         opset = self.opsets.get("", "none")
-        return f"{self.nodes} nodes, {len(self.quantizers)} quantizers, opset {opset}"
+        quantizers = counted(len(self.quantizers), "quantizer")
+        return f"{counted(self.nodes, 'node')}, {quantizers}, opset {opset}"
 
     @property
     def dialects(self) -> dict[str, int]:

@@ -160,7 +160,7 @@ def bias_overflow(facts: ModelFacts) -> Iterator[Found]:
                 largest = float(np.abs(bias.codes).max())
                 yield Found(
                     (bias.node,),
-                    f"bias / (s_x s_w) is up to {largest:.3g} in {many.size} channels, int32 ends "
+                    f"bias / (s_x s_w) is up to {largest:.3g} (channels: {many.size}), int32 ends "
                     "at 2.15e+09",
                     {"channels": listed(many), "largest_code": largest},
                 )
@@ -177,7 +177,7 @@ def accumulator_overflow(facts: ModelFacts) -> Iterator[Found]:
         if many.size:
             yield Found(
                 (layer.node,),
-                f"sums reach {float(reach.max()):.3g} in {many.size} channels and wrap at 2.15e+09",
+                f"sums reach {float(reach.max()):.3g} (channels: {many.size}) and wrap at 2.15e+09",
                 {"largest_sum": float(reach.max()), "channels": listed(many)},
             )
 
@@ -230,7 +230,7 @@ def lost_bias(facts: ModelFacts) -> Iterator[Found]:
         product = np.broadcast_to(bias.product.reshape(-1), bias.reals.reshape(-1).shape)
         lost = np.flatnonzero((product == 0) & (bias.reals.reshape(-1) != 0))
         if lost.size:
-            text = f"the bias of {lost.size} channels is lost: no code stands for it at scale 0"
+            text = f"the bias is lost (channels: {lost.size}): no code stands for it at scale 0"
             yield Found((bias.node,), text, {"channels": listed(lost)})
 
 
@@ -358,7 +358,7 @@ def product_underflows(facts: ModelFacts) -> Iterator[Found]:
         lost = np.flatnonzero((exact > 0) & (layer.product.reshape(-1) < _SMALLEST_NORMAL))
         if lost.size:
             least = float(exact[lost].min())
-            text = f"s_x s_w is {least:.3g} in {lost.size} channels, below what float32 keeps"
+            text = f"s_x s_w is {least:.3g} (channels: {lost.size}), below what float32 keeps"
             yield Found((layer.node,), text, {"channels": listed(lost), "smallest": least})
 
 
@@ -370,7 +370,7 @@ def sum_not_exact(facts: ModelFacts) -> Iterator[Found]:
         if reach is not None and _EXACT_SUM < float(reach.max()) < _INT32:
             many = int(np.count_nonzero(reach > _EXACT_SUM))
             text = (
-                f"sums reach {float(reach.max()):.3g} in {many} channels, float32 is exact to 2**24"
+                f"sums reach {float(reach.max()):.3g} (channels: {many}), float32 is exact to 2**24"
             )
             yield Found((layer.node,), text, {"largest_sum": float(reach.max()), "channels": many})
 

@@ -11,6 +11,7 @@ from qgraph.lint.arithmetic import listed
 from qgraph.lint.facts import ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintLevel, rule
 from qgraph.lint.seen import SeenQuantizer
+from qgraph.text import counted
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _MUCH = 0.01
@@ -90,7 +91,7 @@ def products_saturate(facts: ModelFacts) -> Iterator[Found]:
     observation = facts.observation
     for node, worst in observation.saturated.items() if observation is not None else ():
         text = (
-            f"{worst.channels} channels, such as {worst.channel}: {worst.codes[0]} * "
+            f"{counted(worst.channels, 'channel')}, such as {worst.channel}: {worst.codes[0]} * "
             f"{worst.weights[0]} + {worst.codes[1]} * {worst.weights[1]} = {worst.total} exceeds "
             f"16 bits, in row {worst.row} of batch {worst.batch}"
         )

@@ -20,6 +20,7 @@ from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Ranged
 from qgraph.reasons import id_of
+from qgraph.text import counted
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SHARED = 8
@@ -135,7 +136,7 @@ def names_of_nodes(facts: ModelFacts) -> Iterator[Found]:
         text = f"{len(twice)} names are given to several nodes, such as {twice[0]!r}"
         yield Found(tuple(map(str, twice[:_SHARED])), text, {"names": len(twice)}, WARNING)
     if unnamed:
-        text = f"{unnamed} nodes have no name: reports and runtimes name their outputs"
+        text = f"no name for {counted(unnamed, 'node')}: reports and runtimes name their outputs"
         yield Found((), text, {"nodes": unnamed})
 
 

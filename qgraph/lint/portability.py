@@ -17,6 +17,7 @@ from qgraph.ops.operator import is_defined
 from qgraph.quantizers.quantizer import Affine
 from qgraph.targets.loading import version_reasons, worst_of_node
 from qgraph.targets.rules import Loads, node_forms
+from qgraph.text import counted
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _LEVEL = {Loads.NO: ERROR, Loads.UNKNOWN: INFO}
@@ -98,7 +99,8 @@ def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
     for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
         groups.setdefault("org.openvinotoolkit", []).append(node)
     for domain, nodes in groups.items():
-        text = f"{len(nodes)} quantizers of {domain}: only tools made for them read the file"
+        quantizers = counted(len(nodes), "quantizer")
+        text = f"{quantizers} of {domain}: only tools made for them read the file"
         yield Found(tuple(nodes), text, {"nodes": len(nodes), "domain": domain})
 
 
@@ -132,7 +134,7 @@ def vendor_pairs(facts: ModelFacts) -> Iterator[Found]:
     """Pairs of com.microsoft have a form in standard operators."""
     nodes = [node for name in (QUANTIZE, DECODE) for node in facts.in_domain(name, MICROSOFT)]
     if nodes:
-        text = f"{len(nodes)} nodes of com.microsoft, which only ONNX Runtime reads"
+        text = f"{counted(len(nodes), 'node')} of com.microsoft, which only ONNX Runtime reads"
         yield Found(tuple(nodes), text, {"nodes": len(nodes)})
 
 
@@ -206,7 +208,8 @@ def quantizers_in_branches(facts: ModelFacts) -> Iterator[Found]:
     functions = {id(function.graph) for function in facts.model.functions.values()}
     inside = [node for node in inner if id(node.graph) not in functions]
     if inside:
-        text = f"{len(inside)} quantizers: runtimes optimize such graphs apart, or not at all"
+        quantizers = counted(len(inside), "quantizer")
+        text = f"{quantizers}: runtimes optimize such graphs apart, or not at all"
         yield Found(tuple(inside), text, {"nodes": len(inside)})
 
 
@@ -234,7 +237,8 @@ def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
         is_symmetric = decoder.zero is None or not decoder.zero.any()
         if decoder.kind == "INT8" and counts.low == -128 and is_symmetric:
             number = int(counts.histogram[0])
-            text = f"{number} weights have code -128: LiteRT and older TensorRT take -127 to 127"
+            weights = counted(number, "weight")
+            text = f"code -128 in {weights}: LiteRT and older TensorRT take -127 to 127"
             yield Found((decoder.node, layer.node), text, {"count": number})
 
 
@@ -248,7 +252,7 @@ def unknown_operator(facts: ModelFacts) -> Iterator[Found]:
         if not is_public and not is_defined(node) and (node.domain, node.op_type) not in names:
             groups.setdefault(f"{node.domain}.{node.op_type}", []).append(node)
     for name, nodes in groups.items():
-        text = f"{len(nodes)} nodes of {name}: no rule looks into them, and `run` cannot"
+        text = f"{counted(len(nodes), 'node')} of {name}: no rule looks into them, and `run` cannot"
         yield Found(tuple(nodes), text, {"nodes": len(nodes), "operator": name})
 
 

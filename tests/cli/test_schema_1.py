@@ -69,8 +69,8 @@ open sizes of the inputs (N, M) and their products are below 2**40
 dimensions of one name are equal: N is the size of x[0], z[0]
 the bias is added last, with one rounding"""  # noqa: E501 - one condition a line
 
-CONDITIONS = """2 initializers that are also graph inputs keep the values of the file
--0 counts as equal to +0: 1 regions may change the sign of a zero, and no operator after them \
+CONDITIONS = """initializers that are also graph inputs keep the values of the file (2)
+-0 counts as equal to +0: regions may change the sign of a zero (1), and no operator after them \
 distinguishes -0 from +0
 constants computed by Exp, Tanh are the exact results, rounded once; ONNX does not define their \
 last bits

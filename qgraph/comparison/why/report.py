@@ -10,6 +10,7 @@ from typing import Any
 from qgraph.certificate import Identity
 from qgraph.comparison.metrics import finite
 from qgraph.display import Displayed
+from qgraph.text import counted
 from qgraph.version import head
 
 
@@ -102,9 +103,9 @@ class WhyReport(Displayed):
     def summary(self) -> str:
         """The quantizer that costs most."""
         if self.sqnr_db is None:
-            return f"equal outputs, {len(self.quantizers)} quantizers"
+            return f"equal outputs, {counted(len(self.quantizers), 'quantizer')}"
         worst = "no quantizer was exchanged" if self.guilty is None else self.guilty.node
-        return f"{worst}, first of {len(self.quantizers)} quantizers"
+        return f"{worst}, first of {counted(len(self.quantizers), 'quantizer')}"
 
     @property
     def guilty(self) -> QuantizerCost | None:
