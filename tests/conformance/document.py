@@ -38,9 +38,8 @@ A cell names the new operators in order, and the level of equality:
 `weight`, compared for the values that occur. *Granularity* is `tensor` (one scale), `axis` (one scale
 per index of an axis), `block` (one scale per block) or `free` (scales vary along several axes). *Kind*
 and *width* are the sign and the bits of the codes, the number format, or the levels of a FakeQuantize.
-Zero points are even, odd or fractional numbers far from 0: codes that are counted from another code
-than 0 move the ties. A line with several values in a column stands for all their combinations that
-exist.
+Zero points are 0, even, odd or fractional. Those other than 0 are far from it, because a zero point
+moves ties. A line with several values in a column stands for all their combinations that exist.
 """  # noqa: E501 - lines of the page
 
 _REFUSALS = """## Refusals
