@@ -66,6 +66,20 @@ def test_every_module_belongs_to_a_package() -> None:
     assert not orphans
 
 
+BUILT_IN = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", *FOLDERS}
+"""What a source distribution has without being asked."""
+
+
+def test_source_distribution_has_all_that_tests_read() -> None:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("this is no checkout")
+    tracked = {name.split("/")[0] for name in listing.stdout.decode().splitlines()}
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    listed = {name for verb, *names in lines if verb in ("include", "graft") for name in names}
+    assert tracked - BUILT_IN - {".gitignore"} == listed
+
+
 def test_package_is_marked_as_typed() -> None:
     spec = importlib.util.find_spec("qgraph")
     assert spec is not None
