@@ -13,6 +13,7 @@ from qgraph import plugin, transforms
 
 def on_files(files: Files, config: Any) -> Files:
     """Add pages that mkdocstrings fills from docstrings."""
+    shown: set[str] = set()
     classes = {name: getattr(vars(plugin)[name], "__module__", "") for name in plugin.__all__}
     for name, title, homes in (
         ("functions", "Functions and classes", vars(qgraph)["_HOMES"]),
@@ -23,7 +24,9 @@ def on_files(files: Files, config: Any) -> Files:
         for each in sorted(homes, key=str.lower):
             home = homes[each]
             package = home if home.startswith("qgraph.") else f"qgraph.transforms.{home}"
-            lines.append(f"::: {package}.{each}")
+            path = f"{package}.{each}"
+            lines.append(f"## [{each}][{path}]" if path in shown else f"::: {path}")
+            shown.add(path)
         content = "\n\n".join(lines)
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     return files
