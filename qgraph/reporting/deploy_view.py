@@ -103,7 +103,7 @@ def _sentence(document: Mapping[str, Any]) -> str:
     source = "as executed" if document["executed"] else "as the profile predicts"
     if not document["layers"]:
         return (
-            "The model has no convolution or matrix product of integer codes with 16 bits or fewer; "
+            "The model has no convolution or matrix product of integers with 16 bits or fewer; "
             "quantize it to integers first."
         )
     summary = document["summary"]
