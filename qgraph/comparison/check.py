@@ -149,7 +149,7 @@ def check(
     tolerances = tolerances or Tolerances()
     allowed, within = tolerances_of(names, tolerances), tolerances.within
     _check_options(inputs, scoring)
-    ours, theirs = (prepare(m.ir, backend) for m in (first, second))
+    ours, theirs = (prepare(m.ir, backend, shares_memory=True) for m in (first, second))
     data, seed, shapes = inputs.feeds, inputs.seed, inputs.shapes
     arrays = () if data is None else Batches(first.ir.graph, data, inputs.batch)
     drawn = RandomBatches(first.inputs, inputs.random or int(data is None), seed, shapes)

@@ -147,9 +147,8 @@ class ModelPart:
         if self._executor is None:
             pairs = [(str(v.name), str(v.name)) for v in (*self.starts, *self.inputs)]
             name = str(self.wanted.name)
-            self._executor = prepare(
-                excerpt(self.model.whole, pairs, (name, name), []), self.model.backend
-            )
+            part = excerpt(self.model.whole, pairs, (name, name), [])
+            self._executor = prepare(part, self.model.backend, shares_memory=True)
         named = {str(value.name): x for value, x in values.items()}
         return np.asarray(self._executor.run(named)[str(self.wanted.name)])
 

@@ -26,7 +26,11 @@ _TENSOR = attrgetter("const_value")
 
 
 def prepare(
-    model: ir.Model, backend: str = Backend.AUTO, *, standardize: Standardize | None = None
+    model: ir.Model,
+    backend: str = Backend.AUTO,
+    *,
+    standardize: Standardize | None = None,
+    shares_memory: bool = False,
 ) -> Executor:
     """Return an executor of ``model`` for any number of runs.
 
@@ -37,6 +41,8 @@ def prepare(
             see :class:`qgraph.execution.runtime.RuntimeExecutor`. Do not standardize models that
             are compared: ONNX Runtime adds products with constant weights in another order than
             products with computed ones.
+        shares_memory: take the memory of ONNX Runtime from one place with others that share it,
+            where many models are held at once. Otherwise each of its sessions keeps its own.
 
     Raises:
         OptionError: there is no such backend.
@@ -49,7 +55,7 @@ def prepare(
         executor = Executor(model, alone)
         alone.tell()
         return executor
-    return RuntimeExecutor(model, standardize)
+    return RuntimeExecutor(model, standardize, shares_memory=shares_memory)
 
 
 class Prepared:

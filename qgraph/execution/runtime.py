@@ -51,6 +51,7 @@ class RuntimeExecutor(Executor):
             graph have the same names there, and initializers that are inputs too are constants.
         bounded: ask for a model that is equal for numbers of moderate magnitude only; others are
             then left to an executor of their own.
+        shares_memory: see :func:`qgraph.execution.prepare.prepare`.
 
     Raises:
         UnsupportedError: ONNX Runtime is not installed.
@@ -62,7 +63,9 @@ class RuntimeExecutor(Executor):
         standardize: Standardize | None = None,
         *,
         bounded: bool = True,
+        shares_memory: bool = False,
     ) -> None:
+        self._shares_memory = shares_memory
         self._runtime = import_runtime("Backend 'ort' is asked for", "choose backend 'numpy'")
         # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
         self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
@@ -129,7 +132,9 @@ class RuntimeExecutor(Executor):
         """Return the session for inputs of another form."""
         if standard not in self._others:
             chosen = self._standardize if standard else None
-            self._others[standard] = RuntimeExecutor(self._source, chosen, bounded=False)
+            self._others[standard] = RuntimeExecutor(
+                self._source, chosen, bounded=False, shares_memory=self._shares_memory
+            )
         return self._others[standard]
 
     def _one_session(self) -> Direct | None:
@@ -163,7 +168,8 @@ class RuntimeExecutor(Executor):
             steps += [self.step(node, imports) for node in ours]
             theirs, waiting = _ready(waiting, lambda node: node in taken)
             if theirs:
-                steps.append(SessionSegment(theirs, self, imports))
+                keeps = not self._shares_memory
+                steps.append(SessionSegment(theirs, self, imports, arena=keeps))
         return Plan(graph, steps)
 
     def session(
