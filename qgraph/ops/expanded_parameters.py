@@ -74,7 +74,8 @@ class _Finder:
             array = before
         elif node.op_type == "ConstantOfShape":
             fill = node.attributes.get("value")
-            array = np.zeros((), np.float32) if fill is None else fill.as_tensor().numpy()
+            number = np.zeros((), np.float32) if fill is None else fill.as_tensor().numpy()
+            array = number.reshape(())  # ONNX stores a list of one
         elif node.op_type in _ELEMENTWISE and any(v in self._expanded for v in node.inputs):
             array = self._computed(node, self._operand)
         # Integers belong to computations of shapes.

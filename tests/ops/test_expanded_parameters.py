@@ -117,6 +117,19 @@ def test_the_value_that_meets_the_data_is_replaced() -> None:
     assert arrays("n = Neg (e) a = Add (x, e) y = Mul (a, n)") == {"e", "n"}
 
 
+def test_a_tensor_without_axes_is_replaced_by_one() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 9, opset_import: ["": 20]>
+        net (float x) => (float y) <int64[0] s> {
+            s = Constant <value = int64[0] {}> ()
+            e = ConstantOfShape <value = float[1] {2}> (s)
+            y = Add (x, e)
+        }"""
+    )
+    (array,) = expanded_parameters(model).values()
+    assert array.tolist() == 2  # not [2], with which the sum would be a list of one
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
