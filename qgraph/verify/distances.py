@@ -17,39 +17,30 @@ _ELEMENTWISE = ("limit", "LeakyRelu")
 _Term = tuple[Float64, Basis]
 
 
-def distance(one: Ideal, other: Ideal) -> Float64:
-    """Return a bound of the distance of two functions, one of each model."""
-    one, other = _summed(one), _summed(other)
-    noise = max(one.depth, other.depth) * ULP
-    total = np.abs(one.offset - other.offset) + noise * (one.size + other.size)
-    for first, second in _pairs(one, other):
-        total = total + _apart(first, second, noise)
-    return np.asarray(total * (1 + 64 * ULP))
-
-
-def distance_within(one: Ideal, other: Ideal, window: tuple[Float64, Float64]) -> Float64:
-    """Return a bound of the distance where the first function lies in a window.
+def distance(one: Ideal, other: Ideal, window: tuple[Float64, Float64] | None = None) -> Float64:
+    """Return a bound of the distance of two functions, where the first one lies in a window.
 
     If all sums of the second are r times those of the first, the distance is
-    ``|(r - 1) * (one - its offset) + difference of the offsets|``. A sum of weights at the border
-    of padded data may be left over.
+    ``|(r - 1) * (one - its offset) + difference of the offsets|`` there. A sum of weights at the
+    border of padded data may be left over.
     """
     one, other = _summed(one), _summed(other)
-    plain = distance(one, other)
-    pairs = _pairs(one, other)
-    noise = max(one.depth, other.depth) * ULP
+    pairs, noise = _pairs(one, other), max(one.depth, other.depth) * ULP
+    apart = np.abs(one.offset - other.offset)
+    total = apart + noise * (one.size + other.size)
+    for pair in pairs:
+        total = total + _apart(*pair, noise)
+    plain = np.asarray(total * (1 + 64 * ULP))
     sizes = [float(np.max(product(np.abs(c), p.largest))) for (c, p), _ in pairs]
-    ratios = [_ratio(first, second) for first, second in pairs]
     main = int(np.argmax(sizes)) if sizes else 0
-    ratio = ratios[main] if ratios else None
-    if ratio is None:
+    ratio = _ratio(*pairs[main]) if window and pairs else None
+    if window is None or ratio is None:
         return plain
     reach = largest_of(*(end - one.offset for end in window))
-    total = product(np.abs(ratio - 1), reach) + np.abs(one.offset - other.offset)
+    total = product(np.abs(ratio - 1), reach) + apart
     total = total + 4 * noise * (reach + one.size + other.size)
-    for index, ((c, p), second) in enumerate(pairs):
-        if index != main:
-            total = total + _apart((ratio * c, p), second, 4 * noise)
+    for (c, p), second in pairs[:main] + pairs[main + 1 :]:
+        total = total + _apart((ratio * c, p), second, 4 * noise)
     usable = np.isfinite(total) & np.isfinite(ratio) & (ratio > 0)
     return np.minimum(plain, np.where(usable, total * (1 + 64 * ULP), np.inf))
 
@@ -70,7 +61,7 @@ def _summed(function: Ideal) -> Ideal:
 
 def _is_one_sum(p: Basis, q: Basis) -> bool:
     has_weights = p.weights is not None and q.weights is not None
-    return has_weights and p.key == q.key and _is_one_inner(p, q)
+    return has_weights and p.kind == q.kind and p.has_inner_of(q)
 
 
 def _sum_of(*terms: _Term) -> Basis:
@@ -117,34 +108,12 @@ def _ratio(first: _Term, second: _Term) -> Float64 | None:
 
 def _share(p: Basis, q: Basis) -> Float64 | None:
     """Return the ratio of the second basis and the first, by channel; None if there is none."""
-    if _is_one(p, q):
+    if p.identity == q.identity:
         return np.ones(())
-    if p.weights is None or q.weights is None or not _is_one_inner(p, q):
+    if p.weights is None or q.weights is None or not p.has_inner_of(q):
         return None
     ratio = _proportion(p.weights, q.weights)
     return ratio.reshape(p.low.shape) if ratio is not None and ratio.size == p.low.size else None
-
-
-def _is_one_inner(p: Basis, q: Basis) -> bool:
-    """Return whether two bases are made of one function."""
-    return p.inner is not None and q.inner is not None and is_same(p.inner, q.inner)
-
-
-def is_same(one: Ideal, other: Ideal) -> bool:
-    """Return whether two functions are one, with all numbers."""
-    pairs = zip(one.terms, other.terms, strict=False)
-    return (
-        np.array_equal(one.offset, other.offset)
-        and len(one.terms) == len(other.terms)
-        and all(np.array_equal(c, d) and _is_one(a, b) for (c, a), (d, b) in pairs)
-    )
-
-
-def _is_one(p: Basis, q: Basis) -> bool:
-    """Return whether two bases are one function, with all its numbers."""
-    numbers = [(*(b.ends or ()), *(() if b.weights is None else (b.weights,))) for b in (p, q)]
-    is_one = p.key == q.key and _is_one_inner(p, q)
-    return p is q or (is_one and all(map(np.array_equal, *numbers)))
 
 
 def _proportion(one: Float64, other: Float64) -> Float64 | None:
@@ -171,7 +140,7 @@ def _apart(first: _Term, second: _Term, noise: float) -> Float64:
         return np.asarray(product(np.abs(c - d * share), p.largest) + slack)
     if p.inner is None or q.inner is None:
         raise UnsupportedError("the models compute it from different codes")
-    inner = NOTHING if _is_one_inner(p, q) else distance(p.inner, q.inner)
+    inner = NOTHING if p.has_inner_of(q) else distance(p.inner, q.inner)
     if p.weights is not None and q.weights is not None:
         return _sums_apart(first, second, float(np.max(inner)), noise)
     if p.kind[0] not in _ELEMENTWISE:
@@ -179,9 +148,7 @@ def _apart(first: _Term, second: _Term, noise: float) -> Float64:
     elif p.ends is not None and q.ends is not None:
         moved = [np.abs(a - b) for a, b in zip(p.ends, q.ends, strict=True)]
         inner = np.maximum(inner, np.fmax(np.fmax(*moved), 0.0))  # equal infinities give NaN
-    return np.asarray(
-        product(np.abs(c - d), p.largest) + product(np.abs(d), p.slope * inner) + slack
-    )
+    return np.asarray(product(np.abs(c - d), p.largest) + product(np.abs(d), inner) + slack)
 
 
 def _sums_apart(first: _Term, second: _Term, inner: float, noise: float) -> Float64:

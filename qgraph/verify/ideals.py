@@ -1,4 +1,4 @@
-"""What a model means in real arithmetic, as a function of codes.
+"""What a model means in real arithmetic, as a function of codes, and what it rounds to codes.
 
 A function is a sum of multiples of bases, and an offset. A basis is made of codes alone: codes, the
 sum of their products with weights, a limited sum, a mean, moved elements. Both models share the
@@ -10,7 +10,7 @@ results of this arithmetic are known within ``depth * 2**-52`` of what they stan
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,12 +18,14 @@ import numpy as np
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import Approximation, largest_of, product
+from qgraph.numerics.values import fingerprint
+from qgraph.ops.approximation import Approximation, granules, largest_of, product
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
 from qgraph.verify.places import MovedElements
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
+ENDLESS: Float64 = np.full((), np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,6 @@ class Basis:
         weights: of a sum, ``[rows, taps, *places]``.
         reach: largest magnitudes of what the weights multiply, likewise.
         ends: of a limit.
-        slope: largest ratio of a change of the result and a change of what it is computed from.
         movement: of moved elements, where they come from.
     """
 
@@ -48,13 +49,24 @@ class Basis:
     weights: Float64 | None = None
     reach: Float64 = field(default_factory=NOTHING.copy)
     ends: tuple[Float64, Float64] | None = None
-    slope: float = 1.0
     movement: MovedElements | None = None
 
     @cached_property
     def key(self) -> Hashable:
         """A key that is equal for functions that differ in numbers only."""
         return self.kind, None if self.inner is None else self.inner.key
+
+    @cached_property
+    def identity(self) -> Hashable:
+        """A key that is equal for equal functions."""
+        numbers = [*(self.ends or ()), *(() if self.weights is None else (self.weights,))]
+        return self if self.inner is None else (self.kind, self.inner.identity, *_keys(numbers))
+
+    def has_inner_of(self, other: Basis) -> bool:
+        """Return whether it is made of the same function as another basis."""
+        if self.inner is None or other.inner is None:
+            return False
+        return self.inner.identity == other.inner.identity
 
     @property
     def is_border(self) -> bool:
@@ -98,6 +110,12 @@ class Ideal:
         """The keys of the bases."""
         return tuple(basis.key for _, basis in self.terms if not basis.is_border)
 
+    @cached_property
+    def identity(self) -> Hashable:
+        """A key that is equal for equal functions."""
+        numbers = _keys([self.offset, *(factor for factor, _ in self.terms)])
+        return (*numbers, *(basis.identity for _, basis in self.terms))
+
     @property
     def range(self) -> tuple[Float64, Float64]:
         """Bounds of the values; all that is moved alike is 0 where padding is."""
@@ -133,6 +151,10 @@ class Ideal:
         return Ideal(terms, self.offset * factor, self.size * np.abs(factor), self.depth + 2)
 
 
+def _keys(arrays: Sequence[Float64]) -> list[Hashable]:
+    return [fingerprint(array + 0.0) for array in arrays]  # without zeros of either sign
+
+
 ONE = Basis(("one",), np.ones(()), np.ones(()))
 """The number 1, which padding replaces by 0."""
 
@@ -140,6 +162,36 @@ ONE = Basis(("one",), np.ones(()), np.ones(()))
 @dataclass(frozen=True, eq=False)
 class Executed(Approximation[Ideal]):
     """A tensor of a model."""
+
+
+def fixed(
+    value: Float64, meant: Float64 | None = None, factors: tuple[Float64, Float64] | None = None
+) -> Executed:
+    """Return a constant: the executed numbers, and those meant."""
+    if meant is None and (value == np.rint(value)).all():
+        factors = np.ones(()), value
+    return Executed.of_constant(value, Ideal.fixed(value if meant is None else meant), factors)
+
+
+def changed(x: Executed, change: Callable[[Float64], Float64]) -> Executed:
+    """Return a constant with its axes changed."""
+    arrays = x.meant.offset, *(x.factors or ())
+    meant, *factors = (change(np.broadcast_to(a, x.numbers.shape)) for a in arrays)
+    return fixed(change(x.numbers), meant, (factors[0], factors[1]) if factors else None)
+
+
+def limited(x: Executed, low: Float64, high: Float64) -> Executed:
+    """Return data between two ends."""
+    if (x.low >= low).all() and (x.high <= high).all():
+        return x
+    ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
+    unit = None
+    if x.unit is not None:
+        own = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
+        unit = np.minimum(x.unit, np.minimum(*own))
+    basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
+    meant = replace(Ideal.of(basis), depth=x.meant.depth)
+    return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
 
 
 def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
@@ -191,3 +243,59 @@ def unlimited(function: Ideal) -> tuple[Ideal, Float64, Float64]:
         shift = Ideal((), function.offset, function.size, function.depth)
         function = inner.times(factor).plus(shift)
     return function, low, high
+
+
+WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
+
+UNKNOWN = Basis(("unknown",), -ENDLESS, ENDLESS)
+"""Data that is rounded, if nothing is known of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class TracedRounding:
+    """A rounding of data to codes.
+
+    Attributes:
+        kind: Round, Floor or Ceil.
+        before: what is rounded, in steps.
+        function: what it means, without limits.
+        clips: the first and the last code that limits leave.
+        ends: the first and the last code that occur.
+        reach: the first and the last code without limits.
+        codes: the codes, as a function.
+        is_moved: whether these are codes of the model that it moves behind its rounding.
+        movement: how, unless these are maxima.
+        behind: codes beyond which a Relu or Clip of the decoded codes gives one number.
+    """
+
+    kind: str
+    before: Executed
+    function: Ideal
+    clips: tuple[Float64, Float64]
+    ends: tuple[Float64, Float64]
+    reach: tuple[Float64, Float64]
+    codes: Ideal = field(default_factory=Ideal)
+    is_moved: bool = False
+    movement: MovedElements | None = None
+    behind: tuple[float, float] = (-np.inf, np.inf)
+
+    def limited(self) -> TracedRounding:
+        """Return the rounding to codes that the Relu or Clip leaves."""
+        clips, ends = (
+            (np.clip(first, *self.behind), np.clip(last, *self.behind))
+            for first, last in (self.clips, self.ends)
+        )
+        return replace(self, clips=clips, ends=ends)
+
+
+def rounding_of(kind: str, before: Executed, limits: tuple[Float64, Float64]) -> TracedRounding:
+    """Return the rounding of data in steps to codes between limits."""
+    function, bottom, top = unlimited(before.meant)
+    clips = np.clip(WHOLE[kind](bottom), *limits), np.clip(WHOLE[kind](top), *limits)
+    off = before.error + (before.error + before.largest) * 64 * ULP
+    reach = before.low - off, before.high + off
+    first, last = (np.clip(WHOLE[kind](end), *clips) for end in reach)
+    bare = function.range
+    off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
+    far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
+    return TracedRounding(kind, before, function, clips, (first, last), far)

@@ -254,7 +254,7 @@ def _turned(basis: Basis, movement: MovedElements, trace: Trace | None) -> Basis
     weights, reach = (
         a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
     )
-    turn = movement.before.with_last(basis.weights.shape[1]).transposed(axes)
+    turn = movement.before.turned(basis.weights.shape[1], axes)
     ends = movement.ends(basis.low, basis.high)
     kind = "sum", layout.geometry, layout.trailing
     return Basis(kind, *ends, rebased(basis.inner, turn, trace), weights, reach)

@@ -12,6 +12,7 @@ from qgraph.graph.constants import constant
 from qgraph.graph.opset.versions import OLDEST, changes
 from qgraph.graph.schema import attribute_values
 from qgraph.graph.scopes import subgraphs
+from qgraph.ops.determined import is_random
 from qgraph.ops.operator import operator_of
 
 
@@ -23,11 +24,9 @@ def names(text: str) -> frozenset[str]:
 _REVIEWED = 28
 """The opset up to which the standard operators were reviewed for signs of zeros."""
 
-_RANDOM = names(
-    "Bernoulli BiasDropout BitmaskBiasDropout BitmaskDropout Multinomial RandomNormal "
-    "RandomNormalLike RandomUniform RandomUniformLike Sampling"
-)
-_SWAPPABLE = names("Add And BitwiseAnd BitwiseOr Equal Mul Or Xor")
+SWAPPABLE = names("Add And BitwiseAnd BitwiseOr Equal Mul Or Xor")
+"""Standard operators whose two operands may be swapped."""
+
 _BY_SIGN = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 _BY_DIVISION = {"BatchNormalization": 4, "Div": 1, "QuantizeLinear": 1}
 _EVEN = names("Abs Cos Cosh Exp Sigmoid Softplus")
@@ -44,19 +43,9 @@ def graphs_of(node: ir.Node) -> list[ir.Graph]:
     return [graph for _, attribute in attributes for graph in subgraphs(attribute)]
 
 
-def is_apart(node: ir.Node) -> bool:
+def is_apart(node: ir.Node, imports: Mapping[str, int]) -> bool:
     """Return whether the results depend on more than the operands, or the node has subgraphs."""
-    if graphs_of(node):
-        return True
-    if node.domain == "" and node.op_type == "Dropout":
-        mode = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        return len(node.inputs) > 2 and (mode is None or bool(mode.any()))
-    return node.op_type in _RANDOM and node.domain in ("", "com.microsoft")
-
-
-def is_swappable(node: ir.Node) -> bool:
-    """Return whether the two operands of a node may be swapped."""
-    return node.domain == "" and node.op_type in _SWAPPABLE
+    return bool(graphs_of(node)) or is_random(node, imports)
 
 
 def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:

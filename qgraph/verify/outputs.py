@@ -15,10 +15,10 @@ import onnx_ir as ir
 from qgraph.graph.interface import Pair
 from qgraph.numerics.values import fingerprint
 from qgraph.verify.operators import (
+    SWAPPABLE,
     forgets_zero_signs,
     graphs_of,
     is_apart,
-    is_swappable,
     meaning,
     tells_zeros_apart,
 )
@@ -99,9 +99,10 @@ class EqualValues:
     ) -> tuple[Hashable, ...]:
         """Return a key that determines the results of a node, after reading its subgraphs."""
         graphs = graphs_of(node)
-        if is_apart(node) and not graphs:
+        if is_apart(node, side.imports) and not graphs:
             return ("apart", id(node))
-        operands = sorted(operands, key=str) if is_swappable(node) else operands
+        if node.domain == "" and node.op_type in SWAPPABLE:
+            operands = sorted(operands, key=str)
         key: tuple[Hashable, ...] = (meaning(node, side.imports), *operands)
         for number, graph in enumerate(graphs):
             for index, value in enumerate(graph.inputs):

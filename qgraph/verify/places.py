@@ -62,14 +62,11 @@ class Shape:
         count = int(np.prod(self.lengths, dtype=np.int64))
         return np.arange(1, count + 1, dtype=np.int32).reshape(self.lengths)
 
-    def with_last(self, size: int) -> Shape:
-        """Return the shape with another last size."""
-        return Shape((*self.sizes[:-1], size), self._primes)
-
-    def transposed(self, axes: Sequence[int]) -> MovedElements:
-        """Return the movement of elements to another order of axes."""
-        after = Shape(tuple(self.sizes[axis] for axis in axes), self._primes)
-        return MovedElements(self, after, self.places.transpose(axes))
+    def turned(self, last: int, axes: Sequence[int]) -> MovedElements:
+        """Return the movement to another order of axes, with another size of the last one."""
+        before = Shape((*self.sizes[:-1], last), self._primes)
+        after = Shape(tuple(before.sizes[axis] for axis in axes), self._primes)
+        return MovedElements(before, after, before.places.transpose(axes))
 
     def reshaped(self, sizes: Sizes) -> MovedElements:
         """Return the movement of elements to other sizes."""

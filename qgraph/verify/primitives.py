@@ -139,8 +139,6 @@ class Ranges:
         if name == "Where":
             return self._where(*operands)
         a, b = operands[0], operands[-1]
-        if name == "Reciprocal":
-            return self.apply("Div", [self.constant(np.ones((), np.float32)), a], {})
         bad = _any(o.bad for o in operands)
         points = functools.reduce(np.logical_and, [o.is_point() for o in operands])
         if name not in _MONOTONE or (name == "Cast" and _type(attributes) is ir.DataType.BOOL):
@@ -212,9 +210,6 @@ class Ranges:
             last, across = np.abs(a.hi), np.signbit(a.lo) & ~np.signbit(a.hi)
             lo = np.where(across, np.float32(0), np.minimum(first, last))
             return Span(lo, np.maximum(first, last), bad)
-        if name == "Cast":
-            sure, maybe = (a.lo > 0) | (a.hi < 0), (a.lo != 0) | (a.hi != 0)
-            return Span(np.where(points, first, sure), np.where(points, first, maybe), bad)
         if name == "Equal":
             meet = (a.lo <= b.hi) & (b.lo <= a.hi)
             return Span(np.where(points, first, meet & (a.lo == a.hi) & (b.lo == b.hi)), meet, bad)

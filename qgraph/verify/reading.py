@@ -126,16 +126,18 @@ class Reading:
         """Return the operands of a node that are not constant."""
         return list(dict.fromkeys(v for v in node.inputs if v is not None and not self.has(v)))
 
-    def between(self, end: ir.Value, start: ir.Value) -> list[ir.Node] | None:
-        """Return the nodes that compute ``end`` from ``start`` and constants, operands first.
+    def between(self, end: ir.Value, starts: Collection[ir.Value]) -> list[ir.Node] | None:
+        """Return the nodes that compute ``end`` from ``starts`` and constants, operands first.
 
-        Returns: None if ``end`` depends on other values, or does not depend on ``start``.
+        Returns: None if ``end`` depends on other values, or on none of these.
         """
-        return between(end, [start], self._operands)
+        return between(end, starts, self._operands)
 
     def _operands(self, value: ir.Value) -> list[ir.Value]:
         node = value.producer()
-        return [] if node is None or self.has(value) or is_apart(node) else self.sources(node)
+        if node is None or self.has(value) or is_apart(node, self.imports):
+            return []
+        return self.sources(node)
 
 
 def agree(one: ir.Node | None, other: ir.Node | None, sides: tuple[Reading, Reading]) -> bool:

@@ -133,7 +133,7 @@ def _parts(sides: Sides, exit_: Pair, entries: Sequence[Pair]) -> Parts:
         return [[node] if (node := end.producer()) else [] for end in exit_]
     parts = []
     for side, end, start in zip(sides, exit_, entries[0], strict=True):
-        nodes = side.between(end, start)
+        nodes = side.between(end, [start])
         if nodes is None:
             raise _OtherFormError("it is not computed from its entry alone")
         parts.append(nodes)

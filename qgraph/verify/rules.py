@@ -11,11 +11,22 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import FLOAT32, granules, multiple_of, rounded, sum_of
+from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
-from qgraph.verify.ideals import NOTHING, Basis, Executed, Ideal, sums
+from qgraph.verify.ideals import (
+    ENDLESS,
+    NOTHING,
+    WHOLE,
+    Basis,
+    Executed,
+    Ideal,
+    changed,
+    fixed,
+    limited,
+    sums,
+)
 from qgraph.verify.movements import (
     PoolWindows,
     concat,
@@ -27,21 +38,11 @@ from qgraph.verify.movements import (
     rebased,
     varies,
 )
-from qgraph.verify.operators import names
+from qgraph.verify.places import Shape
 from qgraph.verify.reading import MOVING, QUANTIZERS
-from qgraph.verify.shapes import code_range
-from qgraph.verify.traces import (
-    ENDLESS,
-    WHOLE,
-    Rule,
-    Trace,
-    changed,
-    fixed,
-    precision_of,
-)
+from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_codes
 
-_INTEGER = names("QLinearConv QLinearMatMul")
-ROUNDINGS = QUANTIZERS | _INTEGER | frozenset(WHOLE)
+ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)
 
 
 def product(trace: Trace, node: ir.Node) -> Executed:
@@ -78,7 +79,7 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     s_a, s_y = (changed(scale, np.squeeze) for scale in (s_a, s_y))
     steps = _folded(np.divide, _folded(np.multiply, s_a, s_b), s_y)
     before = trace.times(node, rounded(total, FLOAT32), steps)
-    limits = *_code_range(node), z_y.numbers.reshape(())
+    limits = *range_of_codes(node.outputs[0]), z_y.numbers.reshape(())
     return trace.quantized(node, before, "Round", limits)
 
 
@@ -123,20 +124,6 @@ def limit(trace: Trace, node: ir.Node) -> Executed:
     return limited(trace.of(node.inputs[0]), *ends)
 
 
-def limited(x: Executed, low: Float64, high: Float64) -> Executed:
-    """Return data between two ends."""
-    if (x.low >= low).all() and (x.high <= high).all():
-        return x
-    ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
-    unit = None
-    if x.unit is not None:
-        own = [granules(np.where(np.isfinite(end), end, 0.0)) for end in (low, high)]
-        unit = np.minimum(x.unit, np.minimum(*own))
-    basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
-    meant = replace(Ideal.of(basis), depth=x.meant.depth)
-    return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
-
-
 def normalize(trace: Trace, node: ir.Node) -> Executed:
     """Return a BatchNormalization, computed in any order of its operations."""
     x, *parameters = map(trace.of, node.inputs)
@@ -171,12 +158,13 @@ def leaky(trace: Trace, node: ir.Node) -> Executed:
     return rounded(Executed(meant, low, high, x.error), unit)
 
 
-def _code_range(node: ir.Node) -> tuple[Float64, Float64]:
-    dtype = node.outputs[0].dtype
-    if dtype is None or not dtype.is_integer():
-        raise UnsupportedError("the type of codes is not known")
-    low, high = code_range(dtype)
-    return np.asarray(float(low)), np.asarray(float(high))
+def hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
+    """Return a HardSigmoid."""
+    read = node.attributes.get_float
+    numbers = np.array([read("alpha", 0.2), read("beta", 0.5)], np.float32).astype(np.float64)
+    factor, shift = map(fixed, numbers.reshape(2, 1))
+    line = trace.sum(node, trace.times(node, trace.of(node.inputs[0]), factor), shift)
+    return limited(line, NOTHING, np.ones(()))
 
 
 def whole(trace: Trace, node: ir.Node) -> Executed:
@@ -203,7 +191,7 @@ def quantize_linear(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QuantizeLinear."""
     scale, zero = _encoding(trace, node)
     before = trace.over(node, trace.of(node.inputs[0]), scale)
-    limits = *_code_range(node), zero.numbers
+    limits = *range_of_codes(node.outputs[0]), zero.numbers
     return trace.quantized(node, before, "Round", limits)
 
 
@@ -275,7 +263,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) == 1:
         return result
     sizes_kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    return moved(trace, trace.reshape(sizes_kept, trace.shape(node.outputs[0])), result)
+    movement = Shape(sizes_kept, trace.primes).reshaped(trace.shape(node.outputs[0]))
+    return moved(trace, movement, result)
 
 
 def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Executed:
@@ -286,7 +275,7 @@ def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Exec
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MatMul", "Gemm"), product),
-    **dict.fromkeys(_INTEGER, integer_product),
+    **dict.fromkeys(ON_CODES, integer_product),
     **dict.fromkeys(("Add", "Sub", "Sum"), add),
     **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
@@ -300,6 +289,7 @@ RULES: dict[str, Rule] = {
     "Div": divide,
     "BatchNormalization": normalize,
     "LeakyRelu": leaky,
+    "HardSigmoid": hard_sigmoid,
     "DequantizeLinear": dequantize,
     "Concat": concat,
     "Pad": pad,

@@ -11,13 +11,12 @@ import onnx_ir as ir
 from qgraph.bound import Seen
 from qgraph.errors import EquivalenceError, ExecutionError, UnsupportedError
 from qgraph.graph.interface import Pair
-from qgraph.graph.slices import reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.text import amount
-from qgraph.verify.ideals import Ideal
+from qgraph.verify.ideals import Ideal, TracedRounding
 from qgraph.verify.reading import Reading
-from qgraph.verify.traces import Trace, TracedRounding
+from qgraph.verify.traces import Trace
 
 Run = tuple[Reading, Trace]
 """A model and its functions."""
@@ -129,22 +128,14 @@ def _decoded(trace: Trace, value: ir.Value, codes: Float64) -> Array:
 
 def _run(side: Reading, end: ir.Value, known: Mapping[ir.Value, Array]) -> Float64:
     """Return a value as it is computed from known ones."""
-    arrays = dict(known)
-
-    def operands(value: ir.Value) -> list[ir.Value]:
-        node = value.producer()
-        return [] if node is None or value in known else side.sources(node)
-
-    needed = reached([end], operands)
-    for node in side.graph:
-        if end not in arrays and any(value in needed for value in node.outputs):
-            constants = {v: side.array(v) for v in node.inputs if v is not None and side.has(v)}
-            arrays |= {value: array for value, array in constants.items() if array is not None}
-            if not all(value in arrays for value in node.outputs):
-                try:
-                    NodeStep(node, kernel_for(node, side.imports)).run(arrays)
-                except (ExecutionError, KeyError) as error:
-                    raise UnsupportedError(f"a segment is not run: {error}") from error
-    if end not in arrays:
+    nodes, arrays = side.between(end, known), dict(known)
+    if nodes is None:
         raise UnsupportedError("a segment begins with other values, too")
+    for node in nodes:
+        constants = {v: side.array(v) for v in node.inputs if v is not None and side.has(v)}
+        arrays |= {value: array for value, array in constants.items() if array is not None}
+        try:
+            NodeStep(node, kernel_for(node, side.imports)).run(arrays)
+        except (ExecutionError, KeyError) as error:
+            raise UnsupportedError(f"a segment is not run: {error}") from error
     return arrays[end].astype(np.float64)

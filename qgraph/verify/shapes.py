@@ -6,9 +6,11 @@ Types and shapes that a file states for inner values are not used.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import ml_dtypes
+import onnx.defs
 import onnx_ir as ir
 
 from qgraph.errors import EquivalenceError, OperatorError
@@ -35,20 +37,11 @@ _SAME_RANK = names(
     "MaxPool Pad Resize Slice SpaceToDepth Split Tile Transpose"
 )
 _REDUCING = names("ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum")
-_OTHERS = names(
-    "Expand Flatten Gather GatherElements GatherND Gemm MatMul Reshape Squeeze Unsqueeze"
+ON_CODES_OF_ONE_TYPE = names(
+    "QLinearAdd QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul "
+    "QLinearReduceMean QLinearSigmoid QLinearSoftmax"
 )
-_TYPED_BY = dict.fromkeys(_ELEMENTWISE | _SAME_SHAPE | _SAME_RANK | _REDUCING | _OTHERS, 0)
-_TYPED_BY |= {
-    "CastLike": 1,
-    "DequantizeLinear": 1,
-    "QLinearConv": 7,
-    "QLinearMatMul": 7,
-    "Where": 1,
-}
-"""Operands whose type the result has."""
-
-_INT64 = names("ArgMax ArgMin NonZero Shape Size")
+"""Operators of ONNX Runtime whose result has the type of the first operand."""
 
 
 def read(node: ir.Node) -> tuple[ir.DataType | None, Shape | None]:
@@ -64,7 +57,9 @@ def read(node: ir.Node) -> tuple[ir.DataType | None, Shape | None]:
         operator = operator_of(node)
         if operator is not None and not operator.schema.standard:
             return _type(node, 0), _broadcast(node)
-        if node.domain == "" and node.inputs:
+        if node.domain == "com.microsoft" and node.op_type in ON_CODES_OF_ONE_TYPE:
+            return _type(node, 0), None
+        if node.domain == "" and node.inputs and onnx.defs.has(node.op_type):
             return _read_type(node), _read_shape(node)
     except (IndexError, TypeError, ValueError, OperatorError):
         pass  # the node violates its definition
@@ -105,20 +100,32 @@ def _type(node: ir.Node, index: int) -> ir.DataType | None:
 
 
 def _read_type(node: ir.Node) -> ir.DataType | None:
-    name = node.op_type
-    if name in _TRUTHS:
-        return ir.DataType.BOOL
-    if name in _INT64:
-        return ir.DataType.INT64
     stated = ir.DataType(node.attributes.get_int("output_dtype", 0)) or None
-    match name:
+    match node.op_type:
         case "Cast":
             return ir.DataType(node.attributes.get_int("to", 0))
         case "QuantizeLinear":
             return _type(node, 2) if len(node.inputs) > 2 else stated or ir.DataType.UINT8
-        case "DequantizeLinear" if stated:
-            return stated
-    return _type(node, _TYPED_BY[name]) if name in _TYPED_BY else None
+        case "DequantizeLinear":
+            return stated or _type(node, 1)
+    source = _type_of_result(node.op_type)
+    if source is None or isinstance(source, ir.DataType):
+        return source
+    return _type(node, source)
+
+
+@functools.cache
+def _type_of_result(name: str) -> int | ir.DataType | None:
+    """Return the operand whose type the first result of a standard operator has, or its type."""
+    schema = onnx.defs.get_schema(name)
+    result = schema.outputs[0]
+    allowed = {c.type_param_str: list(c.allowed_type_strs) for c in schema.type_constraints}
+    types = allowed.get(result.type_str, [result.type_str])
+    if types in (["tensor(bool)"], ["tensor(int64)"]):
+        return ir.DataType.BOOL if "bool" in types[0] else ir.DataType.INT64
+    operands = [operand.type_str for operand in schema.inputs]
+    is_one = result.is_homogeneous and result.type_str in operands
+    return operands.index(result.type_str) if is_one else None
 
 
 def _read_shape(node: ir.Node) -> Shape | None:

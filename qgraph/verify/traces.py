@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -14,16 +15,25 @@ from qgraph.ops.approximation import (
     ARITHMETIC,
     FLOAT32,
     FloatType,
-    largest_of,
     multiple_of,
-    product,
     rounded,
     sum_of,
 )
 from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
-from qgraph.verify.ideals import NOTHING, ULP, Basis, Executed, Ideal, unlimited
-from qgraph.verify.places import MovedElements, Shape, Sizes
+from qgraph.verify.ideals import (
+    ENDLESS,
+    NOTHING,
+    UNKNOWN,
+    Basis,
+    Executed,
+    Ideal,
+    TracedRounding,
+    changed,
+    fixed,
+    rounding_of,
+)
+from qgraph.verify.places import Shape, Sizes
 from qgraph.verify.reading import MOVING, QUANTIZERS, Reading, agree
 from qgraph.verify.shapes import code_range
 
@@ -31,40 +41,11 @@ Change = Callable[[Float64], Float64]
 Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
 """Returns the results of a node."""
 
-ENDLESS: Float64 = np.full((), np.inf)
 _EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"})
 _ARITHMETIC = _EXACT | {"Div", "ReduceMean", "AveragePool", "GlobalAveragePool", "LeakyRelu"}
 _WHOLE = 1 << 53
-WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
+ON_CODES = frozenset({"QLinearConv", "QLinearMatMul"})
 FAILURES = (UnsupportedError, Undecidable, OperatorError, ValueError, TypeError, IndexError)
-
-
-@dataclass(frozen=True, eq=False)
-class TracedRounding:
-    """A rounding of data to codes.
-
-    Attributes:
-        kind: Round, Floor or Ceil.
-        before: what is rounded, in steps.
-        function: what it means, without limits.
-        clips: the first and the last code that limits leave.
-        ends: the first and the last code that occur.
-        reach: the first and the last code without limits.
-        codes: the codes, as a function.
-        is_moved: whether these are codes of the model that it moves behind its rounding.
-        movement: how, unless these are maxima.
-    """
-
-    kind: str
-    before: Executed
-    function: Ideal
-    clips: tuple[Float64, Float64]
-    ends: tuple[Float64, Float64]
-    reach: tuple[Float64, Float64]
-    codes: Ideal = field(default_factory=Ideal)
-    is_moved: bool = False
-    movement: MovedElements | None = None
-
 
 _FEW_NUMBERS = 4096
 """Constants of so many numbers are kept; larger ones are used once, and take much memory."""
@@ -80,12 +61,11 @@ class Trace:
             codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: by operator, what it executes and means.
-        assume: gets the trace, a result and whether it is known; returns the codes that it is
-            assumed to hold, if any.
-        limits_decoded: whether codes are limited by what limits the numbers they are decoded to.
+        ends: ends of segments. Where one has no bound, all of its codes are taken to occur.
 
     Attributes:
         roundings: by their results; first that of the model, then those of moved elements.
+        primes: stand for the open sizes of the inputs.
         weak: why errors of values may be larger here than by the rules of the prover.
     """
 
@@ -96,16 +76,13 @@ class Trace:
         settle: Callable[[ir.Value, TracedRounding], Ideal | None],
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
-        assume: Callable[[Trace, ir.Value, bool], Executed | None],
-        *,
-        limits_decoded: bool,
+        ends: Collection[ir.Value],
     ) -> None:
-        self.limits_decoded = limits_decoded
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
-        self._assume = assume
-        self._shapes, self._primes = side.shapes()
+        self._ends = ends
+        self._shapes, self.primes = side.shapes()
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -166,10 +143,30 @@ class Trace:
             self._values.update(zip(node.outputs, results, strict=False))
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
+            if value in self._ends:
+                self._assume_codes(node, value)
         self._inherit(node)
-        assumed = self._assume(self, value, value not in self._unknown)
-        if assumed is not None:
-            self._values[value] = assumed
+
+    def _assume_codes(self, node: ir.Node, value: ir.Value) -> None:
+        """Give a result codes, all that occur, if it has no bound.
+
+        It stays unknown how they are computed, so that no bound of them is checked.
+        """
+        unknown, data = Executed(Ideal.of(UNKNOWN), -ENDLESS, ENDLESS), node.inputs[0]
+        with contextlib.suppress(*FAILURES):
+            if node.op_type in QUANTIZERS and data in self._unknown and data not in self._values:
+                self._values[data] = unknown
+                try:
+                    result = self._rules[node.op_type](self, node)
+                finally:
+                    del self._values[data]
+            else:
+                zero = self.of(node.inputs[7]).numbers if node.op_type in ON_CODES else NOTHING
+                ends = *range_of_codes(value), zero.reshape(())
+                result = self.quantized(node, unknown, "Round", ends)
+            if isinstance(result, Executed):
+                self._values[value] = result
+                self.weak[value] = "all codes of its segment are taken to occur"
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
@@ -180,11 +177,7 @@ class Trace:
 
     def known_shape(self, value: ir.Value | None) -> Shape:
         """Return the shape of a value, in numbers too."""
-        return Shape(self.shape(value), self._primes)
-
-    def reshape(self, before: Sizes, after: Sizes) -> MovedElements:
-        """Return the movement of elements from one shape to another."""
-        return Shape(before, self._primes).reshaped(after)
+        return Shape(self.shape(value), self.primes)
 
     def executed(
         self, node: ir.Node, operands: Sequence[ir.Value | Array | None], **attributes: str
@@ -285,8 +278,7 @@ class Trace:
             (clip,) = value.consumers()
             first, last = self.ends(clip)
             low, high, value = max(low, float(first)), min(high, float(last)), clip.outputs[0]
-        ends = self._limits_of_decoded(value) if self.limits_decoded else (-np.inf, np.inf)
-        return max(low, ends[0]), min(high, ends[1])
+        return low, high
 
     def _limits_of_decoded(self, codes: ir.Value) -> tuple[float, float]:
         """Return codes beyond which a Relu or Clip of what they are decoded to gives one number."""
@@ -316,7 +308,9 @@ class Trace:
         is_coded = node.op_type == "QuantizeLinear" or node.op_type not in QUANTIZERS
         least, most = self.limits_behind(value) if is_coded else (-np.inf, np.inf)
         low, high = np.maximum(low, least) - zero, np.minimum(high, most) - zero
-        rounded = _rounding(rounding, before, (low, high))
+        first, last = self._limits_of_decoded(value) if is_coded else (-np.inf, np.inf)
+        behind = first - float(zero.max()), last - float(zero.min())
+        rounded = replace(rounding_of(rounding, before, (low, high)), behind=behind)
         codes = self._settled(value, rounded, Basis(("codes", id(value)), *rounded.ends))
         result = Executed(codes, *codes.range, unit=np.ones(()))
         return sum_of(result, fixed(zero)) if zero.any() else result
@@ -349,38 +343,11 @@ class Trace:
         value, rounding = self._codes[basis]
         try:
             low, high = map(change, rounding.clips)
-            moved = _rounding(rounding.kind, move(rounding.before), (low, high))
+            moved = rounding_of(rounding.kind, move(rounding.before), (low, high))
         except FAILURES:
             return Ideal.of(result)
-        return self._settled(value, replace(moved, is_moved=True, movement=result.movement), result)
-
-
-def _rounding(kind: str, before: Executed, limits: tuple[Float64, Float64]) -> TracedRounding:
-    function, bottom, top = unlimited(before.meant)
-    clips = np.clip(WHOLE[kind](bottom), *limits), np.clip(WHOLE[kind](top), *limits)
-    off = before.error + (before.error + before.largest) * 64 * ULP
-    reach = before.low - off, before.high + off
-    first, last = (np.clip(WHOLE[kind](end), *clips) for end in reach)
-    bare = function.range
-    off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
-    far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
-    return TracedRounding(kind, before, function, clips, (first, last), far)
-
-
-def fixed(
-    value: Float64, meant: Float64 | None = None, factors: tuple[Float64, Float64] | None = None
-) -> Executed:
-    """Return a constant: the executed numbers, and those meant."""
-    if meant is None and (value == np.rint(value)).all():
-        factors = np.ones(()), value
-    return Executed.of_constant(value, Ideal.fixed(value if meant is None else meant), factors)
-
-
-def changed(x: Executed, change: Change) -> Executed:
-    """Return a constant with its axes changed."""
-    arrays = x.meant.offset, *(x.factors or ())
-    meant, *factors = (change(np.broadcast_to(a, x.numbers.shape)) for a in arrays)
-    return fixed(change(x.numbers), meant, (factors[0], factors[1]) if factors else None)
+        moved = replace(moved, is_moved=True, movement=result.movement, behind=rounding.behind)
+        return self._settled(value, moved, result)
 
 
 def _expect_whole(node: ir.Node, result: Executed) -> None:
@@ -392,6 +359,14 @@ def _expect_whole(node: ir.Node, result: Executed) -> None:
     is_exact = (result.low >= max(low, -_WHOLE)).all() and (result.high <= min(high, _WHOLE)).all()
     if not is_exact or node.op_type not in _EXACT:
         raise UnsupportedError(f"integers of {node.op_type} may be rounded or wrap around")
+
+
+def range_of_codes(value: ir.Value) -> tuple[Float64, Float64]:
+    """Return the first and the last code of the type of a value."""
+    if value.dtype is None or not value.dtype.is_integer():
+        raise UnsupportedError("the type of codes is not known")
+    low, high = code_range(value.dtype)
+    return np.asarray(float(low)), np.asarray(float(high))
 
 
 def precision_of(node: ir.Node) -> FloatType:

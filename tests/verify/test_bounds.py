@@ -148,6 +148,15 @@ def test_other_models_have_other_bounds():
         assert str(checked(document, *others).verdict) == "undecided"
 
 
+def test_an_output_has_no_shift_of_codes():
+    pair = [ir.from_onnx_text(POOLED.replace("POOL", p)) for p in (POOL, OF_ALL)]
+    proof = qgraph.prove(*pair, evidence=True, within="8step")
+    document = json.loads(json_text(proof.to_json()))
+    assert str(checked(document, *pair).verdict) == "bounded"
+    stated(document)["code_shift"] = 1
+    assert checked(document, *pair).is_refuted
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [("uint4", "uint8", "UINT4 in one model and UINT8"), ("[1,", "[2,", "[1,3] in one model")],
@@ -360,6 +369,7 @@ def test_limits_of_decoded_numbers_are_no_limits_of_codes():
     assert checked(document, *models).is_refuted
 
 
+POOL, OF_ALL = "GlobalAveragePool", "AveragePool <kernel_shape = [3, 3]>"
 POOLED = """<ir_version: 10, opset_import: ["": 21]>
     net (uint8[N,2,3,3] x) => (float[N,2] y)
     <float s = {0.3}, uint8 z = {4}, int64[2] flat = {0, 2}, float[2,2] w = {0.5, 1.1, -1.5, 2}> {
@@ -374,8 +384,8 @@ def test_a_pool_of_whole_images_is_a_global_one():
     whole, other, part = (
         ir.from_onnx_text(POOLED.replace("POOL", pool))
         for pool in (
-            "GlobalAveragePool",
-            "AveragePool <kernel_shape = [3, 3]>",
+            POOL,
+            OF_ALL,
             "AveragePool <kernel_shape = [3, 2], strides = [1, 2]>",
         )
     )

@@ -11,7 +11,7 @@ import qgraph
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
 from qgraph.verify.reading import Reading
-from qgraph.verify.shapes import shape_of
+from qgraph.verify.shapes import ON_CODES_OF_ONE_TYPE, shape_of
 
 MODELS = ("brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_fp4", "field/mo_mbv3_int8")
 
@@ -87,3 +87,15 @@ def test_types_and_shapes_are_those_that_the_operators_define() -> None:
         "n": ("INT64", None),
         "y": ("FLOAT", large),
     }
+
+
+@pytest.mark.runtime
+def test_operators_on_codes_keep_the_type_of_their_first_operand() -> None:
+    schemas = pytest.importorskip("onnxruntime").capi.onnxruntime_pybind11_state
+    names = [
+        schema.name
+        for schema in schemas.get_all_operator_schema()
+        if schema.domain == "com.microsoft" and schema.name in ON_CODES_OF_ONE_TYPE
+        if schema.inputs[0].typeStr == schema.outputs[0].typeStr
+    ]
+    assert sorted(names) == sorted(ON_CODES_OF_ONE_TYPE)
