@@ -40,7 +40,7 @@ class FloatSums(Transform):
         """Put a Max in front of each sum over rows, and report it."""
         editor = Editor(model.ir)
         for each in row_sums_of(model.ir):
-            node, x, lowest = each.node, each.node.inputs[0], _lowest(each.source)
+            node, x, lowest = each.node, each.node.inputs[0], _lowest(each.decoder)
             if x is None or lowest is None:
                 continue
             draft = editor.draft(Region(x, node.outputs[0], (node,)))
@@ -59,7 +59,7 @@ class FloatSums(Transform):
 
 def _lowest(decoder: ir.Node) -> Array | None:
     """Return the lowest number that DequantizeLinear gives; None if it has several scales."""
-    codes = None if decoder.op_type != "DequantizeLinear" else code_type(decoder)
+    codes = code_type(decoder)
     scale = constant_expression(decoder.inputs[1])
     if codes is None or scale is None or scale.size != 1 or not codes.is_integer():
         return None

@@ -24,7 +24,8 @@ from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of
 
 _SUMS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum"})
-_SOURCES = frozenset({"DequantizeLinear", "FakeQuantize"})
+_DECODER = "DequantizeLinear"
+"""Behind FakeQuantize, OpenVINO adds floats."""
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _BETWEEN = _MOVES | {"MaxPool", "Relu"}
 """Operators through which codes pass, and which give no number below the lowest one."""
@@ -37,11 +38,11 @@ class RowSum:
 
     Attributes:
         node: the operator.
-        source: the node that gives the numbers of the codes.
+        decoder: the DequantizeLinear that gives the numbers of the codes.
     """
 
     node: ir.Node
-    source: ir.Node
+    decoder: ir.Node
 
 
 def row_sums(
@@ -58,21 +59,21 @@ def row_sums(
             continue
         x = input_of(node, 0)
         shape = None if x is None else shape_of(x)
-        source, is_turned = _source(x)
-        if shape is None or source is None:
+        decoder, is_turned = _decoder(x)
+        if shape is None or decoder is None:
             continue
         axes = _summed(node, len(shape))
         long = [axis for axis, size in enumerate(shape) if size != 1]
         summed = [place for place, axis in enumerate(long) if axis in axes]
         if len(long) == _AXES and (summed == [1] or (summed == [2] and is_turned)):
-            yield RowSum(node, source)
+            yield RowSum(node, decoder)
 
 
-def _source(value: ir.Value | None) -> tuple[ir.Node | None, bool]:
-    """Return the node that gives the numbers of codes, and whether a Transpose follows it."""
+def _decoder(value: ir.Value | None) -> tuple[ir.Node | None, bool]:
+    """Return the DequantizeLinear of the summed numbers, and whether a Transpose follows it."""
     is_turned = False
     while value is not None and (node := value.producer()) is not None:
-        if node.op_type in _SOURCES:
+        if node.op_type == _DECODER:
             return node, is_turned
         if node.op_type not in _BETWEEN or node.domain not in LINEAR_DOMAINS:
             break
@@ -93,5 +94,6 @@ def _summed(node: ir.Node, rank: int) -> set[int]:
 
 def row_sums_of(model: ir.Model) -> list[RowSum]:
     """Return the sums over rows of codes of a model."""
-    facts = infer(model)
-    return list(row_sums(model.graph, lambda value: facts.get(value, UNKNOWN).shape))
+    nodes = [node for node in model.graph if node.op_type in _SUMS]
+    facts = infer(model) if nodes else {}
+    return list(row_sums(nodes, lambda value: facts.get(value, UNKNOWN).shape))

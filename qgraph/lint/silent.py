@@ -263,7 +263,7 @@ def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
     sums = facts.of("GlobalAveragePool", "ReduceMean", "ReduceSum")
     for each in row_sums(sums, facts.shape):
         text = f"{each.node.op_type} over rows of codes: all matrices but the first may be wrong"
-        yield Found((each.source, each.node), text)
+        yield Found((each.decoder, each.node), text)
 
 
 def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:

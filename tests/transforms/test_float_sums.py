@@ -122,3 +122,19 @@ def test_openvino_adds_rows_of_codes_wrongly(name, kind, point):
     expected = load(proto).run({"x": x}, backend="numpy")["y"]
     wrong = np.abs(run(proto, x) - expected).max(axis=1) > 0.1
     assert wrong.tolist() == [False, True, True]
+
+
+@pytest.mark.runtime
+def test_openvino_adds_the_results_of_fake_quantize_as_floats():
+    proto = onnx.parser.parse_model("""<ir_version: 10,
+         opset_import: ["": 18, "org.openvinotoolkit": 1]>
+        net (float[3,20,4] x) => (float[3,4] y)
+        <float low = {0}, float high = {2.55}, int64[1] one = {1}> {
+            d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)
+            m = ReduceMean <keepdims = 0> (d, one)
+            y = Relu (m)
+        }""")
+    x = np.random.default_rng(0).normal(0.3, 1, size=(3, 20, 4)).astype(np.float32)
+    expected = load(proto).run({"x": x}, backend="numpy")["y"]
+    np.testing.assert_allclose(run(proto, x), expected, atol=1e-5)
+    assert not qgraph.lint(proto, "openvino-cpu", select=["QG316"])
