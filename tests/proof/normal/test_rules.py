@@ -85,7 +85,7 @@ def test_conditions_are_named_and_checked():
     )
     found = qgraph.prove(ours, theirs, evidence=True)
     assert (found.verdict, found.exactness) == (ProofVerdict.PROVED, Exactness.VALUES)
-    assert any(condition.startswith("no NaN reaches the") for condition in found.conditions)
+    assert any(condition.startswith("no NaN reaches maxima") for condition in found.conditions)
     document = found.to_json()
     assert verify(document, ours, theirs) == "proved"
     for name in ("conditions", "notes"):
