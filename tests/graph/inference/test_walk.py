@@ -246,6 +246,20 @@ def test_rows_of_a_table_for_each_place_have_the_length_of_the_data() -> None:
     assert size_limits(model, {"x": (1, 2, 2)}) == {}
 
 
+def test_branches_that_may_not_run_limit_no_size() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[S] x, bool b) => (float[A] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, float[3] table = {0, 1, 2}> {
+            count = Shape (x)
+            cut = Slice (table, zero, count)
+            y = If (b) <
+                then_branch = t () => (float[B] u) { u = Add (cut, x) },
+                else_branch = e () => (float[C] v) { v = Identity (x) }
+            >
+        }""")
+    assert size_limits(model) == {}
+
+
 @pytest.mark.parametrize(
     ("data", "wanted", "shape"),
     [
