@@ -258,3 +258,22 @@ def test_what_no_output_depends_on_is_no_segment():
     found = qgraph.prove(*models, within="1step")
     assert found.verdict == "bounded"
     assert [region.reference_value for region in found.regions] == ["q1", "a1"]
+
+
+def test_outputs_of_unknown_shape_say_so():
+    """onnx and its reference implementation disagree about the sizes of this pool."""
+    sums = "m = Conv (a, w) n = Mul (m, f)", "n = Conv (a, v)"
+    sides = [
+        ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (int8[1,1,6,4] x) => (float[1,1,h,w] y)
+        <float s = {{0.1}}, int8 z = {{0}}, float f = {{0.3}}, float[1,1,1,2] w = {{0.7, -0.4}},
+         float[1,1,1,2] v = {{0.21, -0.12}}> {{
+            a = DequantizeLinear (x, s, z)
+            {total}
+            y = MaxPool <kernel_shape = [2, 3], pads = [0, 1, 0, 0]> (n)
+        }}""")
+        for total in sums
+    ]
+    (region,) = qgraph.prove(*sides, within="1step").regions
+    assert region.verdict == "undecided"
+    assert str(region.reason) == "the shape of 'y' is not known"
