@@ -83,7 +83,7 @@ def preferred(
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     timing = Timing(profile.executed, shapes=shapes, options=options)
     tuning = tune(attempt.model, timing)
-    return _fastest(Preferred(attempt, failed | tuning.left, tuning), reference, request)
+    return _fastest(Preferred(attempt, {**failed, **tuning.left}, tuning), reference, request)
 
 
 def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Preferred:

@@ -111,10 +111,8 @@ def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
     if product.kind == "Gemm" and not microsoft:
         reason = "only com.microsoft has an operator for Gemm; allow it with microsoft=true"
         return Refusal(nodes[0], NO_OPERATOR(reason))
-    if end.op_type == "QuantizeLinear" and (product.a.dtype, product.b.dtype) == (
-        np.int8,
-        np.uint8,
-    ):
+    is_mixed = product.a.dtype == np.int8 and product.b.dtype == np.uint8
+    if end.op_type == "QuantizeLinear" and is_mixed:
         return Refusal(nodes[0], NO_OPERATOR(_NO_KERNEL))
     dtype = end.outputs[0].dtype
     write = lambda draft: draft_operator(draft, product, dtype)  # noqa: E731
