@@ -52,9 +52,7 @@ class Numbers:
         return {"low": self.low, "high": self.high, "digest": self.digest}
 
     def __str__(self) -> str:
-        ends = f"{self.low:.6g}"
-        if self.high != self.low:
-            ends += f" .. {self.high:.6g}"
+        ends = f"{self.low:.6g}" if self.high == self.low else f"{self.low:.6g} .. {self.high:.6g}"
         return ends if self.digest is None else f"{ends} #{self.digest}"
 
 
@@ -346,6 +344,8 @@ def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
 
 def _granularity(site: Site, *parameters: Array) -> str:
     """Return the granularity: the elements over which all parameters are constant."""
+    if all(parameter.size == 1 for parameter in parameters):
+        return "per tensor"
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
     strides = [blocks.stretch(spread, axis, site.repeats) for axis in range(len(joint))]
@@ -385,7 +385,7 @@ def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) 
     if not digest and low == high:
         return Numbers(low, high)
     repeats = None if site is None or array.size == 1 else site.repeats
-    axes = range(array.ndim)
+    axes = range(array.ndim if array.size > 1 else 0)
     strides = [blocks.stretch([array], axis, repeats) for axis in axes]
     lengths = [_length(array.shape, axis, site) for axis in axes]
     varying = [axis for axis in axes if strides[axis] < lengths[axis]]
