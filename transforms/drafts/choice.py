@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.effort import require_time
 from qgraph.errors import where
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Draft, Editor
@@ -168,9 +169,9 @@ def _decide(offers: list[_Offer], exact: Exactness, limit: int, comparer: Compar
     """Try the drafts of sites that are not decided yet."""
     pending = [offer for offer in offers if offer.decision is None]
     while pending:
+        require_time(f"{len(offers) - len(pending)} of {len(offers)} quantizers were compared")
         drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
-        pairs = [(offer.site, draft) for offer, draft in drafted]
-        verdicts = comparer.compare_all(pairs, at_least=exact)
+        verdicts = comparer.compare_all([(o.site, draft) for o, draft in drafted], at_least=exact)
         for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
             offer.take(draft, verdict, exact)
         pending = [offer for offer, _ in drafted if offer.decision is None]
