@@ -52,6 +52,12 @@ def pairs_of_models(function: Callable[..., Any]) -> Callable[..., Any]:
     @jobs_option
     @functools.wraps(function)
     def command(reference: Path, candidate: Path, jobs: int, **others: Any) -> Any:
+        for path in (reference, candidate):
+            if not path.exists():
+                raise ModelError(
+                    f"{path}: there is no such file, expected a model, or a folder of models. "
+                    "Correct the path."
+                )
         if not (reference.is_dir() and candidate.is_dir()):
             return function(reference=reference, candidate=candidate, **others)
         context = click.get_current_context()

@@ -76,3 +76,9 @@ def test_a_model_that_cannot_be_read_does_not_stop_the_others(qgraph, folders):
 def test_a_folder_and_a_file_are_no_pair(qgraph, folders):
     assert qgraph("prove", folders[0], folders[1] / "a.onnx").status == 3
     assert qgraph("check", *folders, "--junit", "-").status == 2
+
+
+def test_a_folder_that_is_not_there_is_named_before_its_reports(qgraph, folders):
+    found = qgraph("prove", "absent", folders[1], "--certificate", "proofs", "--junit", "proofs")
+    assert found.status == 3
+    assert "absent: there is no such file, expected a model, or a folder of models" in found.error
