@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.row_sums import row_sums
 from qgraph.lint.arithmetic import bias_facts, listed
@@ -264,6 +266,29 @@ def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
     for each in row_sums(sums, facts.shape):
         text = f"{each.node.op_type} over rows of codes: all matrices but the first may be wrong"
         yield Found((each.decoder, each.node), text)
+
+
+@rule("QG317", "windows-beyond-padding", WARNING, targets=_OPENVINO)
+def windows_beyond_padding(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO pools the last windows that ceil_mode adds otherwise than ONNX defines."""
+    for node in facts.of("AveragePool", "MaxPool"):
+        get = partial(_attribute, node)
+        axes = rounded_up(get, facts.shape(node.inputs[0])) or []
+        if any(not isinstance(axis.size, int) for axis in axes):
+            continue
+        if node.op_type == "MaxPool":
+            if any(axis.may_start_in_padding for axis in axes):
+                yield Found((node,), "the last windows begin in the padding: the result is larger")
+        elif get("count_include_pad", 0) and any(axis.padding for axis in axes):
+            beyond = [a for a in axes if a.may_overhang and not a.may_start_in_padding]
+            if beyond:
+                yield Found((node,), "the last windows reach beyond the padding: other divisors")
+
+
+def _attribute(node: ir.Node, name: str, default: object) -> object:
+    """Return the value of an attribute, ``default`` where it is absent."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None or attribute.is_ref() else attribute.value
 
 
 def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:

@@ -41,6 +41,7 @@ STABLE = {
     "ties-of-add": "QG314",
     "signed-codes-joined": "QG315",
     "rows-of-codes-added": "QG316",
+    "windows-beyond-padding": "QG317",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

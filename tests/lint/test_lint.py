@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
@@ -260,3 +262,27 @@ def test_a_pair_whose_operators_make_up_for_its_parameters_does_not_disagree() -
     converted.ir.graph.register_initializer(twice)
     decoder.replace_input_with(1, twice)
     assert [each.rule.id for each in qgraph.lint(converted, select="QG121")] == ["QG121"]
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("size", [5, 6, 7, 8])
+@pytest.mark.parametrize("stride", [2, 3])
+@pytest.mark.parametrize("ends", [0, 1])
+@pytest.mark.parametrize("pool", ["AveragePool", "AveragePool+", "MaxPool"])
+def test_windows_are_found_that_openvino_pools_otherwise(size, stride, ends, pool):
+    ort, openvino = map(pytest.importorskip, ("onnxruntime", "openvino"))
+    padding = ", count_include_pad = 1" if pool.endswith("+") else ""
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 19]>
+        net (float[1,1,{size},9] x) => (float[1,1,H,W] y) {{
+            y = {pool.rstrip("+")} <kernel_shape = [2, 3], strides = [{stride}, 1],
+                pads = [0, 0, {ends}, {ends}], ceil_mode = 1 {padding}> (x)
+        }}""")
+    x = np.random.default_rng(0).standard_normal((1, 1, size, 9)).astype(np.float32)
+    file = proto.SerializeToString()
+    ours = ort.InferenceSession(file).run(None, {"x": x})[0]
+    core, options = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(core.read_model(file), "CPU", options)
+    theirs = compiled(x)[0]
+    is_other = ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=1e-5)
+    found = list(qgraph.lint(proto, "openvino-cpu", select=["QG317"]))
+    assert bool(found) == is_other

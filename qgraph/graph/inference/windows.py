@@ -15,9 +15,10 @@ Resizing gives each size times its scale, rounded down, or the sizes in the node
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -201,6 +202,31 @@ def pool(call: Call) -> list[Fact]:
         raise Unknown
     shape = [*x[:2], *_pooled(call, x, kernel)]
     return [Fact(call[0].dtype, shape), Fact(ir.DataType.INT64, shape)][: len(call.node.outputs)]
+
+
+def rounded_up(get: Callable[[str, Any], Any], sizes: Sequence[Dim] | None) -> list[Axis] | None:
+    """Return the spatial axes of a pool with ``ceil_mode``, where this may add windows.
+
+    Args:
+        get: returns an attribute of the pool by its name, or the default that is passed.
+        sizes: of its data; None if their number is not known.
+
+    Returns:
+        The axes, and None if the attributes do not fit together.
+    """
+    auto = str(get("auto_pad", "NOTSET"))
+    if not get("ceil_mode", 0) or auto.startswith("SAME"):
+        return []  # the number of windows is the number of strides in the data, for both roundings
+    kernel = list(get("kernel_shape", ()))
+    rank = len(kernel)
+    strides, dilations = get("strides", [1] * rank), get("dilations", [1] * rank)
+    pads = get("pads", [0] * 2 * rank) if auto == "NOTSET" else [0] * 2 * rank
+    fits = (len(strides), len(dilations), len(pads)) == (rank, rank, 2 * rank)
+    if not rank or not fits or min(strides) < 1:
+        return None
+    spatial = sizes[2:] if sizes is not None and len(sizes) == rank + 2 else [None] * rank
+    reach = [(length - 1) * step + 1 for length, step in zip(kernel, dilations, strict=True)]
+    return list(map(Axis, spatial, pads[:rank], pads[rank:], strides, reach))
 
 
 def _is_read_in_two_ways(call: Call, auto: str, axes: Sequence[Axis]) -> bool:

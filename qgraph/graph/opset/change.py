@@ -17,7 +17,7 @@ sizes of its data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from qgraph.errors import UnsupportedError, where
 from qgraph.graph.edit import Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
-from qgraph.graph.inference.windows import Axis
+from qgraph.graph.inference.windows import Axis, rounded_up
 from qgraph.numerics import Array
 
 
@@ -165,21 +165,11 @@ def start_windows(change: OpsetChange) -> None:
         raise change.refuse("with ceil_mode, windows may begin in the padding at the end")
 
 
-def _axes(change: OpsetChange) -> Iterator[Axis]:
-    """Yield the spatial axes of a pooling node whose number of windows is rounded up."""
-    auto = str(change.get("auto_pad", "NOTSET"))
-    if not change.get("ceil_mode", 0) or auto.startswith("SAME"):
-        return  # the number of windows is the number of strides in the data, for both roundings
-    kernel = list(change.get("kernel_shape", ()))
-    rank = len(kernel)
-    strides = change.get("strides", [1] * rank)
-    dilations = change.get("dilations", [1] * rank)
-    pads = change.get("pads", [0] * 2 * rank) if auto == "NOTSET" else [0] * 2 * rank
-    fits = (len(strides), len(dilations), len(pads)) == (rank, rank, 2 * rank)
-    if not rank or not fits or min(strides) < 1:
+def _axes(change: OpsetChange) -> list[Axis]:
+    """Return the spatial axes of a pooling node whose number of windows is rounded up."""
+    if not change.get("ceil_mode", 0):
+        return []
+    axes = rounded_up(change.get, change.sizes)
+    if axes is None:
         raise change.refuse("its kernel_shape, strides, dilations and pads do not fit together")
-    shape = change.sizes
-    sizes = shape[2:] if shape is not None and len(shape) == rank + 2 else [None] * rank
-    for index, size in enumerate(sizes):
-        reach = (kernel[index] - 1) * dilations[index] + 1
-        yield Axis(size, pads[index], pads[rank + index], strides[index], reach)
+    return axes

@@ -313,3 +313,22 @@ def rows_of_codes_added() -> str:
         f"Of means over 197 rows of codes, for 8 samples, OpenVINO changed {changes[0]} by half a "
         f"step or more; with a Max in front {changes[1]}."
     )
+
+
+@measured("QG317")
+def windows_beyond_padding() -> str:
+    text = "(float[1,2,7,8] x) => (float[1,2,H,W] y) { y = POOL <ceil_mode = 1, ATTRIBUTES> (x) }"
+    means = "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], count_include_pad = 1"
+    largest = "kernel_shape = [2, 2], strides = [2, 2], pads = [0, 0, 1, 1]"
+    results = []
+    for pool, attributes in (("AveragePool", means), ("MaxPool", largest)):
+        proto = model(text.replace("POOL", pool).replace("ATTRIBUTES", attributes))
+        feeds = fed(proto)
+        results.append((ort(proto, feeds), openvino(proto, feeds)))
+    changed = differ(*results[0])
+    ours, theirs = (" x ".join(map(str, each.shape[2:])) for each in results[1])
+    return (
+        "Of the means of 3 x 3 windows with stride 2 over 7 x 8 elements with padding 1, OpenVINO "
+        f"computes {changed} otherwise than ONNX Runtime. Of the largest elements of 2 x 2 windows "
+        f"over them, with padding 1 at the end, it returns {theirs}, and ONNX Runtime {ours}."
+    )
