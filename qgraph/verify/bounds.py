@@ -18,7 +18,7 @@ import onnx_ir as ir
 from qgraph.bound import Bound
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.errors import EquivalenceError, UnsupportedError
-from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status
+from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
 from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
@@ -26,7 +26,7 @@ from qgraph.verify.figures import Figures, of_output, of_roundings, problem_of
 from qgraph.verify.ideals import ENDLESS, UNKNOWN, Basis, Executed, Ideal, TracedRounding
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree
-from qgraph.verify.regions import Equality, with_defaults
+from qgraph.verify.regions import Equality, not_decided, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
 from qgraph.verify.seen import are_decoded_alike, check_seen
 from qgraph.verify.traces import FAILURES, Trace, range_of_codes
@@ -146,7 +146,9 @@ class BoundCheck:
         return next(filter(None, conflicts), uncovered)
 
     def check(self, region: RegionVerdict) -> PartFinding:
-        """Return the finding about a region that was decided by a bound."""
+        """Return the finding about a region."""
+        if region.method is not Method.BOUND:  # equal where its entries are, which no segment shows
+            return not_decided(region)
         try:
             if id(region) not in self._segments:
                 raise UnsupportedError("there is no value of its name, or several")

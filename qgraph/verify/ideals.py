@@ -20,8 +20,8 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.numerics.values import fingerprint
 from qgraph.ops.approximation import Approximation, granules, largest_of, product
+from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
-from qgraph.verify.places import MovedElements
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())

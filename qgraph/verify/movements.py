@@ -14,10 +14,10 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.approximation import granules
+from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
-from qgraph.verify.places import MovedElements
 from qgraph.verify.reading import RESHAPING
 from qgraph.verify.traces import Trace
 

@@ -16,11 +16,11 @@ from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.known_values import KnownValues
+from qgraph.ops.moved_elements import Sizes, primes_of
 from qgraph.ops.operator import OPERATORS
 from qgraph.verify import shapes
 from qgraph.verify.definitions import with_definitions
 from qgraph.verify.operators import graphs_of, is_apart, meaning, names
-from qgraph.verify.places import Sizes, primes_of
 
 QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
 RESHAPING = names("Flatten Reshape Squeeze Unsqueeze")

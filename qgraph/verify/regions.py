@@ -72,8 +72,7 @@ def check(
             that the models lack do not refute the region.
     """
     if region.verdict is not ProofVerdict.PROVED or region.method is Method.BOUND:
-        reason = f"the checker does not decide it: {region.verdict}, {region.reason or 'a witness'}"
-        return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason)), None
+        return not_decided(region), None
     try:
         exit_, *entries = (
             (_named(sides[0], a), _named(sides[1], b))
@@ -90,6 +89,13 @@ def check(
         return PartFinding(Status.UNCHECKED, REWRITTEN(reason)), None
     except (UnsupportedError, OperatorError, ValueError, TypeError) as error:
         return PartFinding(Status.UNCHECKED, str(error)), None
+
+
+def not_decided(region: RegionVerdict) -> PartFinding:
+    """Return the finding about a region of a kind that the checker leaves to the prover."""
+    why = region.reason or f"by {region.method}"
+    reason = f"the checker does not decide it: {region.verdict}, {why}"
+    return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))
 
 
 def _named(side: Reading, name: str) -> ir.Value:

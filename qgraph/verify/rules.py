@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
+from qgraph.ops.moved_elements import Shape
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
@@ -38,7 +39,6 @@ from qgraph.verify.movements import (
     rebased,
     varies,
 )
-from qgraph.verify.places import Shape
 from qgraph.verify.reading import MOVING, QUANTIZERS
 from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_codes
 

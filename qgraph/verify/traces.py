@@ -19,6 +19,7 @@ from qgraph.ops.approximation import (
     rounded,
     sum_of,
 )
+from qgraph.ops.moved_elements import Shape, Sizes
 from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
 from qgraph.verify.ideals import (
@@ -33,7 +34,6 @@ from qgraph.verify.ideals import (
     fixed,
     rounding_of,
 )
-from qgraph.verify.places import Shape, Sizes
 from qgraph.verify.reading import MOVING, QUANTIZERS, Reading, agree
 from qgraph.verify.shapes import code_range
 

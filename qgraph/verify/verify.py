@@ -56,11 +56,11 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     findings, claims = list[PartFinding](), list[Equality]()
     bounds = BoundCheck(certificate, sides, paired) if is_bound else None
     for region in regions:
-        claim = None
-        if bounds is not None and region.method is Method.BOUND:
-            finding = bounds.check(region)
-        else:
-            finding, claim = check(region, sides, as_written=as_written)
+        finding, claim = (
+            check(region, sides, as_written=as_written)
+            if bounds is None
+            else (bounds.check(region), None)
+        )
         findings.append(finding)
         claims += [] if claim is None else [claim]
     if bounds is None or certificate.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):

@@ -1,4 +1,4 @@
-"""Where each element of a result comes from, for the checker of bounds.
+"""Where each element of a result comes from.
 
 An operator that moves elements is executed on their numbers, from 1, in place of the data. So each
 element of the result tells which one it is. 0 is none: what Pad inserts, or what Concat takes from
