@@ -43,7 +43,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 @pytest.fixture(scope="session", autouse=True)
 def _published() -> None:
     """Let onnx's checker and shape inference know the operators of the dialects."""
-    from qgraph.ops.operator import publish
+    from tests.onnx_schemas import publish
 
     publish()
 

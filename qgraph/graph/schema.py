@@ -1,14 +1,9 @@
-"""The form of an operator: names, domains, versions, inputs, attributes with defaults, types.
-
-Operators of the dialects are unknown to onnx until :meth:`OpSchema.publish` enters them into
-``onnx.defs``, where onnx's checker and shape inference look them up.
-"""
+"""The form of an operator: names, domains, versions, inputs, attributes with defaults, types."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,9 +23,6 @@ LINEAR_DOMAINS = ("", MICROSOFT)
 
 QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
 """Domains under which files contain the operators of QONNX, the present one first."""
-
-_Formal = onnx.defs.OpSchema.FormalParameter
-_Option = onnx.defs.OpSchema.FormalParameterOption
 
 
 class OpKey(NamedTuple):
@@ -130,8 +122,6 @@ class OpSchema:
         since: opset version of its domain that introduced it.
         also: other names with the same meaning.
         standard: whether onnx defines it already.
-        spare: how many more inputs the checker lets pass: those that a later version adds, since
-            files contain that version under this one's number.
     """
 
     name: str
@@ -142,7 +132,6 @@ class OpSchema:
     since: int = 1
     also: tuple[str, ...] = ()
     standard: bool = False
-    spare: int = 0
 
     @cached_property
     def keys(self) -> tuple[OpKey, ...]:
@@ -187,91 +176,6 @@ class OpSchema:
     def declare(self) -> None:
         """Let :func:`is_own` know the operator; onnx knows nothing of it."""
         _declared.update((key, self.since) for key in self.keys)
-
-    def publish(self) -> None:
-        """Enter the operator into ``onnx.defs``: the checker and shape inference then know it.
-
-        The output has the type of the data input and the shape of all inputs broadcast. Under an
-        import of a later version the checker finds the entry of the highest version up to it.
-        """
-        if self.standard:
-            return
-        # It tabulates all operators when it is imported, and refuses names of several domains.
-        importlib.import_module("onnx.reference")
-        for key in self.keys:
-            if not onnx.defs.has(key.name, self.since, key.domain):
-                onnx.defs.register_schema(self._onnx_schema(key))
-
-    def _onnx_schema(self, key: OpKey) -> onnx.defs.OpSchema:
-        names = [*self.inputs, *(f"more_{i + 1}" for i in range(self.spare))]
-        required = len(self.inputs) - self.optional
-        numbers = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
-        integers = [f"tensor({sign}int{bits})" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-        inputs = [_Formal(names[0], "T", "data")]
-        inputs += [
-            _Formal(
-                name,
-                f"P{index}",
-                "parameter, broadcast to the data",
-                param_option=_Option.Single if index < required else _Option.Optional,
-            )
-            for index, name in enumerate(names[1:], start=1)
-        ]
-        schema = onnx.defs.OpSchema(
-            key.name,
-            key.domain,
-            self.since,
-            inputs=inputs,
-            outputs=[_Formal("y", "T", "quantized data")],
-            type_constraints=[
-                ("T", numbers, "floating-point data"),
-                *((f"P{i}", numbers + integers, "a parameter") for i in range(1, len(names))),
-            ],
-            attributes=[
-                onnx.defs.OpSchema.Attribute(
-                    name,
-                    getattr(onnx.defs.OpSchema.AttrType, attribute.kind.name),
-                    "",
-                    required=attribute.default is None,
-                )
-                for attribute in self.attributes
-                for name in (attribute.name, *attribute.also)
-            ],
-        )
-        schema.set_type_and_shape_inference_function(_infer_broadcast)
-        return schema
-
-
-def _infer_broadcast(context: onnx.shape_inference.InferenceContext) -> None:
-    data = context.get_input_type(0)
-    if data is None:
-        return
-    result = onnx.TypeProto()
-    result.tensor_type.elem_type = data.tensor_type.elem_type
-    count = context.get_num_inputs()
-    kinds: list[onnx.TypeProto | None] = [context.get_input_type(i) for i in range(count)]
-    tensors = [value_type.tensor_type for value_type in kinds if value_type is not None]
-    if all(value_type.HasField("shape") for value_type in tensors):
-        result.tensor_type.shape.SetInParent()
-        _broadcast([value_type.shape for value_type in tensors], result.tensor_type.shape)
-    context.set_output_type(0, result)
-
-
-def _broadcast(shapes: Sequence[onnx.TensorShapeProto], result: onnx.TensorShapeProto) -> None:
-    rank = max(len(shape.dim) for shape in shapes)
-    for index in range(-rank, 0):
-        dims = [shape.dim[index] for shape in shapes if -index <= len(shape.dim)]
-        sizes = {dim.dim_value for dim in dims if dim.HasField("dim_value")} - {1}
-        unknown = {dim.dim_param for dim in dims if not dim.HasField("dim_value")}
-        dim = result.dim.add()
-        if len(sizes) > 1:
-            raise onnx.shape_inference.InferenceError(
-                f"parameters do not broadcast to the data: sizes {sorted(sizes)} meet in one axis"
-            )
-        if sizes or not unknown:
-            dim.dim_value = sizes.pop() if sizes else 1
-        elif len(unknown) == 1 and (name := unknown.pop()):
-            dim.dim_param = name
 
 
 _TO = {"Cast": "to", "QuantizeLinear": "output_dtype"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -27,13 +26,13 @@ HEADER = (
 _REPEATED = re.compile(r"@(\d+)@")
 _REMEDY = "**What to do.** "
 _FIGURES = "**Measured.** "
-_CONDITIONS = (
+CONDITIONS = (
     "on an AMD EPYC (x86-64 with AVX-512, VNNI and bfloat16), with ONNX Runtime 1.32.0, OpenVINO "
     "2026.4.1 in float32 unless stated, onnx 1.23.2 and NumPy 2.4.6. Times are processor times of "
     "one thread, medians of 15 turns against the other model. In a checkout, {command} measures "
     "them again."
 )
-_COMMAND = "python -m tests.lint.measured"
+COMMAND = "python -m tests.lint.measured"
 _SECTION = re.compile(r"^## (QG\d+) (\S+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _MODEL = re.compile(r"^```onnx (before|after)([^\n]*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
@@ -70,7 +69,7 @@ class RulePage:
     def conditions(self) -> str | None:
         """Where its figures come from; None if it has none."""
         has = any(each.startswith(_FIGURES) for each in self.paragraphs)
-        text = _CONDITIONS.format(command=f"{_COMMAND} {self.id}")
+        text = CONDITIONS.format(command=f"{COMMAND} {self.id}")
         return f"Figures were measured {text}" if has else None
 
     @property
@@ -112,61 +111,21 @@ def explained(rule: LintRule) -> Iterator[str]:
         yield f"{title}:"
         yield from (f"    {line}" for line in model.splitlines())
     yield ""
-    yield f"{_fix(rule)} {_SILENCE.format(id=rule.id)}"
+    yield f"{fix_of(rule)} {SILENCE.format(id=rule.id)}"
 
 
-_SILENCE = (
+SILENCE = (
     'To silence it: --ignore {id}, ignore = ["{id}"] in [tool.qgraph.lint] of pyproject.toml, or '
     "--baseline."
 )
 
 
-def _fix(rule: LintRule) -> str:
+def fix_of(rule: LintRule) -> str:
+    """Return a sentence about the pass that fixes what a rule finds."""
     if rule.fix is None:
         return "No pass fixes it."
     how = "equal" if rule.fix.is_proved else rule.fix.exactness
     return f"Fixed by {rule.fix.name} ({how})."
-
-
-def markdown_page() -> str:
-    """Return all pages as one page of the documentation."""
-    families = dict.fromkeys(rule.family for rule in sorted(RULES, key=lambda each: each.id))
-    conditions = f"Figures behind **Measured.** were measured {_CONDITIONS}"
-    conditions = conditions.format(command=f"`{_COMMAND} [ID]...`")
-    head = _HEAD.format(conditions=textwrap.fill(conditions, 100, break_on_hyphens=False))
-    return "\n".join([head, *(line for family in families for line in _family(family))])
-
-
-_HEAD = """# Rules of lint
-
-`qgraph lint` finds known traps in quantized models; [commands](commands.md#qgraph-lint) describes
-its options. `qgraph explain ID` shows the section of a rule. Models of this page are ONNX text
-without the header. The rule finds the node `here` in the first of each pair, and nothing in the
-second: a test applies the rule to both. `@N@` stands for N numbers. Two codes of INT4 are one
-number.
-
-{conditions}
-
-This page is made by `.ci/rules` from `qgraph/lint/pages`."""
-
-
-def _family(family: str) -> Iterator[str]:
-    rules = sorted((each for each in RULES if each.family == family), key=lambda each: each.id)
-    yield ""
-    yield f"## {family.capitalize()}"
-    yield ""
-    yield "| id | rule | severity | finds | fix |"
-    yield "|---|---|---|---|---|"
-    for rule in rules:
-        fix = f"`{rule.fix.name}`, {rule.fix.exactness}" if rule.fix else ""
-        link = f"[{rule.id}](#{rule.id.lower()}-{rule.name})"
-        yield f"| {link} | {rule.name} | {rule.severity} | {rule.summary} | {fix} |"
-    for rule in rules:
-        page = page_of_rule(rule)
-        yield from ("", f"### {rule.id} {rule.name}", "", page.text)
-        for title, model in (("Before:", page.before), ("After:", page.after)):
-            yield from ("", title, "", "```text", model, "```")
-        yield from ("", f"{_fix(rule)} {_SILENCE.format(id=rule.id)}")
 
 
 @functools.cache

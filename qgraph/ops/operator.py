@@ -150,9 +150,3 @@ def is_defined(node: ir.Node) -> bool:
         return operator_of(node) is not None
     except OperatorError:
         return False
-
-
-def publish() -> None:
-    """Enter the operators of the dialects into ``onnx.defs``, for onnx's checker and inference."""
-    for entry in OPERATORS:
-        entry.schema.publish()

@@ -19,6 +19,7 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profiles
 from qgraph.targets.rules import LoadRule, Loads, NodeForm, node_forms
 from qgraph.transforms import ConvertDialect, FoldWeights, MakePortable
+from tests.onnx_schemas import publish
 
 TARGETS = profiles()
 
@@ -164,7 +165,7 @@ def test_a_runtime_does_not_know_what_a_plugin_adds(name: str):
     before = verdicts(model)
     schema = OpSchema("Steps", ("com.example.rules",), ("x",))
     schema.declare()
-    schema.publish()
+    publish([schema])
     assert before[name] == verdicts(model)[name] == UNKNOWN
 
 

@@ -26,7 +26,6 @@ SCHEMA = OpSchema(
     domains=QONNX_DOMAINS,
     inputs=("x", "scale", "zero_point", "in_bits", "out_bits"),
     attributes=_ATTRIBUTES,
-    spare=1,
 )
 
 SCHEMA_2 = OpSchema(
