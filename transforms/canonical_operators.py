@@ -19,11 +19,10 @@ from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.ops.steps import code_type
-from qgraph.reports import Report, SiteStatus
+from qgraph.reports import Report
 from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.drafts.choice import entry
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import replace_node
 
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _BOUND = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
@@ -83,13 +82,7 @@ class CanonicalOperators(Transform):
                 continue
             facts[draft.y] = facts.get(draft.region.y, UNKNOWN)
             reason = None if verdict.exactness else _BOUND
-            report.sites.append(
-                entry(node, SiteStatus.CHANGED, reason, spelling=draft.spelling, verdict=verdict)
-            )
-            named = next((each for each in draft.nodes if each.op_type in _NAMED), None)
-            draft.commit()
-            if named is not None:
-                carry_over(node, named)
+            replace_node(node, draft, verdict, report, reason=reason, heirs=_NAMED)
 
 
 def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:

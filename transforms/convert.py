@@ -31,9 +31,9 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
+    carry_out,
     choose,
     entry,
-    raise_and_settle,
     readable,
     unhealthy,
 )
@@ -101,18 +101,15 @@ class ConvertDialect(Transform):
                 lower_decompressed(model, self.opset, report)
             lowered()
             note_joined(model, report, constants=self.to != "qdq")
-            editor = Editor(model.ir)
-            comparer = self._comparer(model, editor)
-            raise_and_settle(
-                model, lambda: self._choose(model, target, editor, comparer), editor, report
-            )
+            comparer = self._comparer(model)
+            carry_out(model, lambda editor: self._choose(model, target, editor, comparer), report)
 
-    def _comparer(self, model: Model, editor: Editor) -> Comparer:
+    def _comparer(self, model: Model) -> Comparer:
         if self.fake_quantize is Arithmetic.REFERENCE:
             return Comparer(model.ir)
         from qgraph.transforms.ranges.plugin_arithmetic import PluginComparer
 
-        return PluginComparer(model.ir, editor)
+        return PluginComparer(model.ir)
 
     def _choose(
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
@@ -242,8 +239,8 @@ class FoldWeights(Transform):
             lower_decompressed(model, self.opset, report)
             lowered()
             note_joined(model, report)
-            editor, comparer = Editor(model.ir), Comparer(model.ir)
-            raise_and_settle(model, lambda: self._choose(model, editor, comparer), editor, report)
+            comparer = Comparer(model.ir)
+            carry_out(model, lambda editor: self._choose(model, editor, comparer), report)
         fold_blocks(model, self.exact, ceiling(model.ir, self.opset), report)
 
     def _choose(

@@ -15,10 +15,9 @@ from qgraph.inventory.row_sums import row_sums_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.steps import code_type
-from qgraph.reports import Report, SiteStatus
+from qgraph.reports import Report
 from qgraph.transforms.base import Transform, transform
-from qgraph.transforms.drafts.choice import entry
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import replace_node
 
 _SAME = Verdict(Exactness.BITS, Method.CONSTANT)
 
@@ -47,14 +46,8 @@ class FloatSums(Transform):
             limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=x.dtype)
             operands = [limited, *node.inputs[1:]]
             attributes, dtype = dict(node.attributes), node.outputs[0].dtype
-            total = draft.node(node.op_type, operands, attributes, dtype=dtype)
-            named = draft.nodes[-1]
-            draft = draft.giving(total)
-            report.sites.append(
-                entry(node, SiteStatus.CHANGED, spelling=draft.spelling, verdict=_SAME)
-            )
-            draft.commit()
-            carry_over(node, named)
+            draft.giving(draft.node(node.op_type, operands, attributes, dtype=dtype))
+            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
 
 
 def _lowest(decoder: ir.Node) -> Array | None:

@@ -26,13 +26,13 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
+    carry_out,
     entry,
     label,
     opset_reason,
-    raise_and_replace,
     refused,
 )
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.channel_steps import ChannelAffine, ChannelReader
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import (
@@ -82,7 +82,7 @@ class FoldBatchNorm(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every chain that can be folded; report each of them and each BatchNormalization."""
-        folds = raise_and_replace(model, functools.partial(self._plan, model), report)
+        folds = carry_out(model, functools.partial(self._plan, model), report)
         copied = {old: new for fold in reversed(folds) for new, old in fold.copies.items()}
         for old, new in copied.items():
             if old.graph is None:
@@ -95,8 +95,7 @@ class FoldBatchNorm(Transform):
         others: list[SiteReport] = []
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
-            known = KnownValues(owner.opset_imports)
-            known.enter(nodes)
+            known = KnownValues.of(owner)
             reader = ChannelReader(known, owner.opset_imports.get("", 0), closed)
             planner = _Planner(reader, facts, editor, self.negative, limit)
             for node in nodes:

@@ -70,8 +70,7 @@ class FoldConstants(Transform):
         editor = Editor(model.ir)
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
-            known = KnownValues(owner.opset_imports)
-            known.enter(nodes)
+            known = KnownValues.of(owner)
             for node in filter(self._is_stored, nodes):
                 numbers = known.array(node.outputs[0])
                 if numbers is not None and not node.outputs[0].is_graph_output():

@@ -20,10 +20,10 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
+    carry_out,
     entry,
     nearer,
     opset_reason,
-    raise_and_settle,
     readable,
     refused,
 )
@@ -72,8 +72,8 @@ class FuseOutputScale(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fuse every quantizer that can be fused."""
-        editor, comparer = Editor(model.ir), Comparer(model.ir)
-        raise_and_settle(model, lambda: self._plan(model, editor, comparer), editor, report)
+        comparer = Comparer(model.ir)
+        carry_out(model, lambda editor: self._plan(model, editor, comparer), report)
 
     def _plan(
         self, model: Model, editor: Editor, comparer: Comparer

@@ -14,10 +14,10 @@ from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
 from qgraph.reasons import UNSUITED_WEIGHT
-from qgraph.reports import Report, SiteStatus
+from qgraph.reports import Report
 from qgraph.transforms.base import Transform, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, label, refused
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.choice import label, refused
+from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
 
 _ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
 _DECODER = "DequantizeLinear"
@@ -59,12 +59,7 @@ class LowerPointwise(Transform):
                     "store both with -p fold-constants"
                 )))  # fmt: skip
                 continue
-            report.sites.append(
-                entry(node, SiteStatus.CHANGED, _ORDER, spelling=draft.spelling, verdict=Verdict())
-            )
-            product = next(each for each in draft.nodes if each.op_type == "MatMul")
-            draft.commit()
-            carry_over(node, product)
+            replace_node(node, draft, Verdict(), report, reason=_ORDER, heirs=("MatMul",))
 
 
 def _is_pointwise(layer: FoundLayer) -> bool:

@@ -29,7 +29,7 @@ from qgraph.quantizers.quantizer import Unnamed
 from qgraph.reasons import NO_OPERATOR, UNSUITED_RANGE, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
-from qgraph.transforms.drafts.choice import Decision, choose, entry, raise_and_settle, refused
+from qgraph.transforms.drafts.choice import Decision, carry_out, choose, entry, refused
 from qgraph.transforms.weights.output_scale import title
 
 _NONE = np.asarray(np.inf, np.float32)
@@ -74,8 +74,7 @@ class MergeActivation(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Draft the limits of each quantizer, compare, and replace."""
-        editor = Editor(model.ir)
-        raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
+        carry_out(model, lambda editor: self._plan(model, editor), report)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
         facts = infer(model.ir)

@@ -22,7 +22,7 @@ from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import entry, refused
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, scaling, title
 from qgraph.transforms.weights.scaled_weights import NegativeFactor, WeightScaling, compact, present
 from qgraph.transforms.weights.weighted_sums import WeightedSum
@@ -103,8 +103,7 @@ class _Move:
         self, pair: tuple[ir.Node, ...], owner: ir.Graph | ir.Function, facts: Facts, editor: Editor
     ) -> None:
         self._pair, self._facts, self._editor = pair, facts, editor
-        self._known = KnownValues(owner.opset_imports)
-        self._known.enter(nodes_of(owner))
+        self._known = KnownValues.of(owner)
         first, last = pair[0], pair[-1]
         scale, point = _parameters(first)
         if not all(map(np.array_equal, (scale, point), _parameters(last))):

@@ -24,6 +24,7 @@ from qgraph.reasons import USED_ELSEWHERE
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.drafts.rebuilding import replace_node
 from qgraph.transforms.weights.output_scale import title
 
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
@@ -243,10 +244,7 @@ class _Mover:
 
     def _commit(self, draft: Draft, moved: ir.Value, node: ir.Node, verdict: Verdict) -> None:
         self._facts[moved] = self._facts.get(draft.region.y, UNKNOWN)
-        draft.giving(moved).commit()
-        self._report.sites.append(
-            entry(node, SiteStatus.CHANGED, verdict=verdict, spelling=draft.spelling)
-        )
+        replace_node(node, draft.giving(moved), verdict, self._report)
 
 
 def _parts(node: ir.Node) -> list[ir.Value | None]:

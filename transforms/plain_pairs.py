@@ -26,9 +26,9 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
+    carry_out,
     choose,
     entry,
-    raise_and_settle,
     readable,
 )
 
@@ -88,8 +88,7 @@ class PlainPairs(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Compare the plain form of each quantizer with it, and replace it."""
-        editor = Editor(model.ir)
-        raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
+        carry_out(model, lambda editor: self._plan(model, editor), report)
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
         dialect = DIALECTS.find(str(self.dialect))

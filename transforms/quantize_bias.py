@@ -27,13 +27,13 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
+    carry_out,
     entry,
     label,
     opset_reason,
-    raise_and_replace,
     refused,
 )
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
 from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum, decoders
@@ -69,7 +69,7 @@ class QuantizeBias(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace every bias that fits, and report each layer that has one."""
-        for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
+        for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.node, plan.draft.nodes[-1])
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Bias], list[SiteReport]]:
@@ -78,8 +78,7 @@ class QuantizeBias(Transform):
         others: list[SiteReport] = []
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
-            known = KnownValues(owner.opset_imports)
-            known.enter(nodes)
+            known = KnownValues.of(owner)
             for node in nodes:
                 if not selects(self.nodes, label(node)):
                     continue

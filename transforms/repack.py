@@ -14,9 +14,9 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
+    carry_out,
     entry,
     opset_reason,
-    raise_and_settle,
     refused,
 )
 from qgraph.transforms.drafts.versions import lower_opset
@@ -100,8 +100,7 @@ class Repack(Transform):
         """Choose a type for each constant, raise the opset once, and replace the nodes."""
         if self.activations:
             shift_activations(model, self.to.upper(), report)
-        editor = Editor(model.ir)
-        raise_and_settle(model, lambda: self._plan(model, editor), editor, report)
+        carry_out(model, lambda editor: self._plan(model, editor), report)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, self.opset)
 

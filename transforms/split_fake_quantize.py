@@ -22,16 +22,16 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     Decision,
+    carry_out,
     choose,
     entry,
-    raise_and_settle,
     readable,
     refused,
 )
+from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
     FakeQuantize,
-    carry_over,
     codes_of,
     fake_quantizes,
     span_text,
@@ -82,11 +82,10 @@ class SplitFakeQuantize(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Split every FakeQuantize that is not split yet."""
-        editor, comparer = Editor(model.ir), Comparer(model.ir)
-        decisions = raise_and_settle(
-            model, lambda: self._choose(model, editor, comparer), editor, report
-        )
-        for decision in decisions:
+        comparer = Comparer(model.ir)
+        for decision in carry_out(
+            model, lambda editor: self._choose(model, editor, comparer), report
+        ):
             if decision.draft is not None:
                 carry_over(decision.site.root, decision.draft.nodes[0])
 

@@ -12,10 +12,10 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.reasons import NO_OPERATOR
-from qgraph.reports import Report, SiteStatus
+from qgraph.reports import Report
 from qgraph.transforms.base import Transform, transform
-from qgraph.transforms.drafts.choice import entry, refused
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.choice import refused
+from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
 
 _ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
 _QUANTIZERS = ("IntQuant", "Quant")
@@ -48,13 +48,9 @@ class SplitGemm(Transform):
                 reason = f"alpha is {factors[0]:g}, beta {factors[1]:g}, or its data are transposed"
                 report.sites.append(refused(node, NO_OPERATOR(f"{reason}; MatMul has none of it")))
                 continue
-            draft = _split(node, editor)
-            report.sites.append(
-                entry(node, SiteStatus.CHANGED, _ORDER, spelling=draft.spelling, verdict=Verdict())
+            replace_node(
+                node, _split(node, editor), Verdict(), report, reason=_ORDER, heirs=("MatMul",)
             )
-            product = next(each for each in draft.nodes if each.op_type == "MatMul")
-            draft.commit()
-            carry_over(node, product)
 
 
 def _split(node: ir.Node, editor: Editor) -> Draft:

@@ -26,13 +26,13 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
+    carry_out,
     entry,
     label,
     opset_reason,
-    raise_and_replace,
     refused,
 )
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
 from qgraph.transforms.weights.stored_codes import Stored, stored_codes
@@ -66,7 +66,7 @@ class SplitZeroPoints(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Split every layer whose weights would otherwise keep a zero point, and report it."""
-        for plan in raise_and_replace(model, functools.partial(self._plan, model), report):
+        for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer.node, plan.draft.nodes[plan.index])
 
     def _plan(self, model: Model, editor: Editor) -> tuple[list[_Split], list[SiteReport]]:
@@ -76,8 +76,7 @@ class SplitZeroPoints(Transform):
         others: list[SiteReport] = []
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
-            known = KnownValues(owner.opset_imports)
-            known.enter(nodes)
+            known = KnownValues.of(owner)
             for node, stored in _layers(nodes, weights):
                 if not selects(self.nodes, label(node)):
                     continue

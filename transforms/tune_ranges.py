@@ -23,11 +23,11 @@ from qgraph.reasons import ABOVE_LIMIT, UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import Decision, entry, readable, refused, settle
+from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
     FakeQuantize,
     LargestChange,
-    carry_over,
     ends_of,
     fake_quantize_expression,
     fake_quantizes,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.graph.constants import constant, constant_tensor
-from qgraph.graph.scopes import graphs_of, is_control
+from qgraph.graph.scopes import graphs_of, is_control, nodes_of
 from qgraph.numerics import Array
 from qgraph.ops.determined import is_exact, is_random
 from qgraph.ops.dispatch import SUMMING, Imports, NodeStep, is_any_order_exact, kernel_for
@@ -45,6 +45,13 @@ class KnownValues:
         self._is_known: dict[ir.Value, bool] = {}
         self._kept: dict[ir.Value, Array] = {}
         self._open: dict[ir.Value, frozenset[str]] = {}
+
+    @classmethod
+    def of(cls, body: ir.Graph | ir.Function) -> KnownValues:
+        """Return the constant values of a graph or function, and of the graphs in it."""
+        known = cls(body.opset_imports)
+        known.enter(nodes_of(body))
+        return known
 
     def enter(self, nodes: Iterable[ir.Node]) -> None:
         """Find the constant outputs of nodes in topological order.

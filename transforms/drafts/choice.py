@@ -117,9 +117,6 @@ class Decision:
         )
 
 
-D = TypeVar("D", bound=Decision)
-
-
 def choose(
     offers: Iterable[tuple[Site, Iterable[Draft]]],
     exact: Exactness,
@@ -296,11 +293,14 @@ class Planned(Protocol):
 
 
 class Drafted(Planned, Protocol):
-    """Nodes that a draft replaces."""
+    """Nodes that a draft replaces, or that stay as they are."""
 
     @property
-    def draft(self) -> Draft:
-        """The new nodes."""
+    def draft(self) -> Draft | None:
+        """The new nodes; None if the old ones stay."""
+
+    def prepare(self, editor: Editor) -> None:
+        """Make the changes that must precede the commit of drafts."""
 
     def report(self) -> SiteReport:
         """Return the entry for the report."""
@@ -326,25 +326,26 @@ class OfDraft:
         """Whether all old nodes are still in the graph."""
         return self.draft.region.stands
 
+    def prepare(self, editor: Editor) -> None:
+        """Do nothing: only the old nodes change."""
+
 
 def raised(
     model: Model, propose: Callable[[], tuple[list[P], list[SiteReport]]], report: Report
 ) -> tuple[list[P], list[SiteReport]]:
     """Raise the opset as far as the plans need; return the plans and the entries of other sites.
 
-    The arguments are those of :func:`raise_and_settle`.
+    The arguments are those of :func:`carry_out`.
     """
     plans, others = propose()
     report.notes += raise_opset(model.ir, (plan.opset for plan in plans))
     return (plans, others) if all(plan.stands for plan in plans) else propose()
 
 
-def raise_and_replace(
-    model: Model,
-    propose: Callable[[Editor], tuple[list[R], list[SiteReport]]],
-    report: Report,
+def carry_out(
+    model: Model, propose: Callable[[Editor], tuple[list[R], list[SiteReport]]], report: Report
 ) -> list[R]:
-    """Raise the opset as far as the plans need, commit all drafts, and report every site.
+    """Raise the opset as far as the plans need, commit their drafts, and report every site.
 
     Args:
         model: is changed.
@@ -354,42 +355,22 @@ def raise_and_replace(
     """
     editor = Editor(model.ir)
     plans, others = raised(model, lambda: propose(editor), report)
-    report.sites += [plan.report() for plan in plans] + others
-    editor.learn()
-    editor.replace_all(plan.draft for plan in plans)
+    settle(model, plans, editor, report)
+    report.sites += others
     return plans
 
 
-def raise_and_settle(
-    model: Model,
-    propose: Callable[[], tuple[list[D], list[SiteReport]]],
-    editor: Editor,
-    report: Report,
-) -> list[D]:
-    """Raise the opset as far as the chosen drafts need, commit them, and report every site.
-
-    Args:
-        model: is changed.
-        propose: returns the decisions, and the entries of all other sites. It is called again if
-            raising the opset rewrote a node that a decision is about.
-        editor: made the drafts.
-        report: gets an entry for each site.
-    """
-    decisions, others = raised(model, propose, report)
-    settle(model, decisions, editor, report)
-    report.sites += others
-    return decisions
-
-
-def settle(model: Model, decisions: Sequence[Decision], editor: Editor, report: Report) -> None:
-    """Commit all chosen drafts, in the order given, and report every decision."""
-    report.sites += [decision.report() for decision in decisions]
+def settle(model: Model, plans: Sequence[Drafted], editor: Editor, report: Report) -> None:
+    """Commit all drafts, in the order given, and report every plan."""
+    report.sites += [plan.report() for plan in plans]
     editor.learn()
-    for decision in decisions:
-        decision.prepare(editor)
-    editor.replace_all(decision.draft for decision in decisions if decision.draft is not None)
+    for plan in plans:
+        plan.prepare(editor)
+    drafts = [plan.draft for plan in plans if plan.draft is not None]
+    domains = {node.domain for draft in drafts for node in draft.region.nodes}
+    editor.replace_all(drafts)
     opset.declare_domains(model.ir)
-    forget_domains(model, {node.domain for each in decisions for node in each.site.nodes})
+    forget_domains(model, domains)
 
 
 def forget_domains(model: Model, domains: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -132,6 +132,40 @@ def _draft(rebuild: Rebuild, editor: Editor) -> Draft:
     nowhere = ir.Value(name="")
     draft = editor.draft(Region(nowhere, rebuild.nodes[-1].outputs[0], rebuild.nodes))
     return draft.giving(rebuild.write(draft))
+
+
+def carry_over(old: ir.Node, new: ir.Node) -> None:
+    """Copy name and metadata of a node to its replacement."""
+    new.name, new.doc_string = old.name, old.doc_string
+    new.metadata_props.update(old.metadata_props)
+    new.meta.update(old.meta)
+
+
+def replace_node(
+    node: ir.Node,
+    draft: Draft,
+    verdict: Verdict,
+    report: Report,
+    *,
+    reason: str | None = None,
+    heirs: Collection[str] = (),
+) -> None:
+    """Commit a draft in place of a node, and report it.
+
+    Args:
+        node: the node, or the last of several.
+        draft: takes its place.
+        verdict: how equal it is.
+        report: gets an entry.
+        reason: a remark on the entry.
+        heirs: operators; the first new node with one of them takes over name and metadata.
+    """
+    heir = next((each for each in draft.nodes if each.op_type in heirs), None)
+    spelling = draft.spelling
+    report.sites.append(entry(node, SiteStatus.CHANGED, reason, spelling=spelling, verdict=verdict))
+    draft.commit()
+    if heir is not None:
+        carry_over(node, heir)
 
 
 def inferred_operands(

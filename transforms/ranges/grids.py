@@ -194,13 +194,6 @@ def range_text(low: Float32, high: Float32) -> str:
     return f"[{low.min() + 0.0:.7g}, {high.max() + 0.0:.7g}]"
 
 
-def carry_over(old: ir.Node, new: ir.Node) -> None:
-    """Copy name and metadata of a node to its replacement."""
-    new.name, new.doc_string = old.name, old.doc_string
-    new.metadata_props.update(old.metadata_props)
-    new.meta.update(old.meta)
-
-
 @dataclass(frozen=True)
 class LargestChange:
     """The largest distance of two functions.

@@ -96,12 +96,11 @@ class PluginComparer(Comparer):
 
     Args:
         model: the model, as for :class:`Comparer`.
-        editor: makes the operations that are compared; they come into no graph.
     """
 
-    def __init__(self, model: ir.Model, editor: Editor) -> None:
+    def __init__(self, model: ir.Model) -> None:
         super().__init__(model)
-        self._editor = editor
+        self._editor = Editor(model)  # what it makes comes into no graph
 
     def compare_all(
         self, drafts: Sequence[tuple[Site, Draft]], *, at_least: Exactness | None = None

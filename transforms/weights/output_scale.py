@@ -21,7 +21,7 @@ from qgraph.graph.scopes import input_of
 from qgraph.graph.slices import nearest_cut
 from qgraph.numerics import Float32, Float64
 from qgraph.ops.steps import TO_FLOAT32
-from qgraph.transforms.ranges.grids import carry_over
+from qgraph.transforms.drafts.rebuilding import carry_over
 
 
 class Stuck(Exception):  # noqa: N818 - a finding, not a fault

@@ -26,10 +26,10 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import selects
 from qgraph.transforms.drafts.choice import (
     Decision,
+    carry_out,
     entry,
     label,
     opset_reason,
-    raise_and_settle,
     refused,
 )
 from qgraph.transforms.weights.float_weights import LAZY_BYTES
@@ -76,9 +76,8 @@ def recode(
         choice: returns how to store codes, given the range of their numbers; or an explained reason
             to refuse them; or another text, or None, to keep them.
     """
-    editor = Editor(model.ir)
 
-    def planned() -> tuple[list[Decision], list[SiteReport]]:
+    def planned(editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
         limit, jobs = ceiling(model.ir, opset), Jobs()
         plans: list[Decision] = []
         others: list[SiteReport] = []
@@ -98,7 +97,7 @@ def recode(
                 others.append(entry(stored.decode, SiteStatus.KEPT, recoding))
         return plans, others
 
-    raise_and_settle(model, planned, editor, report)
+    carry_out(model, planned, report)
 
 
 class Recoded:
