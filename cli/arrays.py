@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from qgraph.numerics import Array
 
 if TYPE_CHECKING:
     from qgraph.comparison.check import Inputs
+    from qgraph.execution.prepare import Batches, RandomBatches
     from qgraph.model import Model
 
 
@@ -42,6 +44,23 @@ def feeds(
     for name, path in inputs.files.items():
         arrays[name] = read_array(path)
     return arrays
+
+
+def batches(
+    model: Model, arrays: Mapping[str, Any] | None, inputs: InputOptions
+) -> Batches | RandomBatches:
+    """Return what a command runs a model on.
+
+    Args:
+        model: the model.
+        arrays: from files; None for random ones.
+        inputs: what random ones are to be like, and the rows of a batch.
+    """
+    from qgraph.execution.prepare import Batches, RandomBatches
+
+    if arrays is None:
+        return RandomBatches(model.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
+    return Batches(model.ir.graph, arrays, inputs.batch)
 
 
 def checked(inputs: InputOptions, feeds: Any) -> Inputs:

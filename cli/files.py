@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -14,15 +13,11 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.documents import show_document
-from qgraph.cli.inputs import InputOptions
 from qgraph.cli.output import Talk, flush_results
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, StrPath
 
 if TYPE_CHECKING:
-    from qgraph.model import Model, Source
-
-_BATCHES = 4
-"""Number of batches in which codes of activations are counted."""
+    from qgraph.model import Source
 
 
 class _Results(Outputs):
@@ -221,23 +216,3 @@ def view_options(*kinds: str) -> options.Decorator:
         for view in kinds
     ]
     return options.gathered("views", Views, *files)
-
-
-def some_batches(
-    model: Model, arrays: Mapping[str, Any] | None, inputs: InputOptions
-) -> list[Mapping[str, Any]]:
-    """Return the first of the batches that a command runs a model on, to count codes in.
-
-    Args:
-        model: the model.
-        arrays: from files; None for random ones.
-        inputs: what random ones are to be like, and the rows of a batch.
-    """
-    from qgraph.execution.prepare import Batches, RandomBatches
-
-    batches: Iterable[Mapping[str, Any]]
-    if arrays is None:
-        batches = RandomBatches(model.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
-    else:
-        batches = Batches(model.ir.graph, arrays, inputs.batch)
-    return list(itertools.islice(batches, _BATCHES))

@@ -94,13 +94,7 @@ input_options = options.gathered(
         multiple=True,
         help="File with the array of one input (.npy); repeat for others.",
     ),
-    click.option(
-        "--inputs",
-        "bundle",
-        type=options.file_path,
-        metavar="FILE",
-        help="File with the arrays of all inputs (.npz).",
-    ),
+    options.file_option("--inputs", "bundle", text="File with the arrays of all inputs (.npz)."),
     click.option(
         "--random",
         type=click.IntRange(1, 1 << 30),
@@ -111,11 +105,8 @@ input_options = options.gathered(
         "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of the random batches [0]."
     ),
     options.shape_option("Shape of a random input, such as NAME:1,3,224,224."),
-    click.option(
-        "--batch",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Rows of the arrays to run at once, if the batch size is dynamic [all].",
+    options.number_option(
+        "--batch", text="Rows of the arrays to run at once, if the batch size is dynamic [all]."
     ),
 )
 

@@ -144,12 +144,10 @@ class FixOptions:
 fix_options = options.gathered(
     "fixing",
     FixOptions,
-    click.option("--fix", is_flag=True, help="Apply the passes that findings name; needs -o."),
-    click.option("--diff", is_flag=True, help="Show what --fix would change; write no model."),
-    click.option(
-        "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
-    ),
-    click.option("--in-place", is_flag=True, help="Replace each MODEL."),
+    options.flag("--fix", text="Apply the passes that findings name; needs -o."),
+    options.flag("--diff", text="Show what --fix would change; write no model."),
+    options.output_option,
+    options.flag("--in-place", text="Replace each MODEL."),
     click.option(
         "--within",
         multiple=True,
@@ -200,14 +198,10 @@ lint_options = options.gathered(
         type=options.Word(_LEVELS),
         help="Least severity with exit status 1: error, warning, info or never [warning].",
     ),
-    click.option(
-        "--baseline", type=options.file_path, metavar="FILE", help="Leave out findings of FILE."
-    ),
-    click.option(
+    options.file_option("--baseline", text="Leave out findings of FILE."),
+    options.file_option(
         "--write-baseline",
-        type=options.file_path,
-        metavar="FILE",
-        help="Write all findings to FILE, for --baseline; the exit status is 0 then.",
+        text="Write all findings to FILE, for --baseline; the exit status is 0 then.",
     ),
 )
 

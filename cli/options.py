@@ -121,6 +121,28 @@ def limit(text: str) -> tuple[str | None, float]:
         ) from error
 
 
+def file_option(*names: str, text: str, metavar: str = "FILE", required: bool = False) -> Decorator:
+    """Return an option that is a file; ``text`` is its help."""
+    return click.option(*names, type=file_path, metavar=metavar, required=required, help=text)
+
+
+def flag(*names: str, text: str) -> Decorator:
+    """Return an option without a value; ``text`` is its help."""
+    return click.option(*names, is_flag=True, help=text)
+
+
+def number_option(name: str, text: str, *, least: int = 1, default: int | None = None) -> Decorator:
+    """Return an option that is a whole number of at least ``least``; ``text`` is its help."""
+    return click.option(
+        name,
+        type=click.IntRange(min=least),
+        metavar="N",
+        default=default,
+        show_default=default is not None,
+        help=text,
+    )
+
+
 def talk_options(function: F) -> F:
     """Add ``-v``, ``-q``, ``--debug`` and ``--plugin``, which are accepted anywhere on the line."""
     hidden: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
@@ -241,6 +263,10 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 model_argument = click.argument("model", type=file_path)
+models_argument = click.argument(
+    "models", type=file_path, nargs=-1, required=True, metavar="MODEL..."
+)
+output_option = file_option("-o", "--output", "out", text="Model to write.", metavar="OUT")
 
 backend_option = click.option(
     "--backend",
@@ -277,10 +303,9 @@ metric_option = click.option(
 """Which rows are right: labels, and the metric that counts them."""
 
 
-keep_inputs_option = click.option(
+keep_inputs_option = flag(
     "--keep-inputs",
-    is_flag=True,
-    help="Keep initializers that are also graph inputs as inputs [treat them as constants].",
+    text="Keep initializers that are also graph inputs as inputs [treat them as constants].",
 )
 
 
@@ -292,11 +317,8 @@ exact_option = click.option(
     help="Minimum level of equality to accept.",
 )
 
-opset_option = click.option(
-    "--opset",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Highest opset to use [21, or that of MODEL if it is higher].",
+opset_option = number_option(
+    "--opset", text="Highest opset to use [21, or that of MODEL if it is higher]."
 )
 
 

@@ -65,18 +65,15 @@ rewrite_options = options.gathered(
     RewriteFiles,
     several_models,
     output_folder,
-    click.option(
-        "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
-    ),
+    options.output_option,
     options.report_option,
     options.timeout_option,
     options.table_options(),
-    click.option("--in-place", is_flag=True, help="Replace MODEL."),
+    options.flag("--in-place", text="Replace MODEL."),
     options.keep_inputs_option,
-    click.option(
+    options.flag(
         "--prove",
-        is_flag=True,
-        help="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
+        text="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
     ),
     click.option(
         "--shard-size",
@@ -92,11 +89,7 @@ rewrite_options = options.gathered(
         metavar="SIZE",
         help="Move weights of at least SIZE to data files [1KB, if data files are written].",
     ),
-    click.option(
-        "--safetensors",
-        is_flag=True,
-        help="Write the data files as safetensors files.",
-    ),
+    options.flag("--safetensors", text="Write the data files as safetensors files."),
 )
 
 

@@ -35,13 +35,8 @@ _WITHOUT_OUTPUT = ("in_place", "dry_run", "explain")
 """Options of commands that then need no place for a model."""
 
 
-jobs_option = click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    show_default=True,
-    help="Number of processes for several models.",
+jobs_option = options.number_option(
+    "--jobs", text="Number of processes for several models.", default=1
 )
 
 
@@ -53,7 +48,7 @@ def several_models(function: Callable[..., Any]) -> Callable[..., Any]:
     without the argument ``out`` writes no model, and has no ``--output-dir``.
     """
 
-    @click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
+    @options.models_argument
     @jobs_option
     @functools.wraps(function)
     def command(
@@ -69,11 +64,10 @@ def several_models(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-output_folder = click.option(
+output_folder = options.file_option(
     "--output-dir",
-    type=options.file_path,
+    text="Folder for the results of several models, which keep their names.",
     metavar="DIR",
-    help="Folder for the results of several models, which keep their names.",
 )
 
 

@@ -23,7 +23,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 @click.command(name="bench")
-@click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
+@options.models_argument
 @click.option(
     "--runtime",
     type=options.Word(_RUNTIMES),
@@ -39,22 +39,8 @@ def _setting(text: str) -> tuple[str, str]:
     show_default=True,
     help="Threads of the runtime.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Batch size, where the models leave it open.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=21,
-    show_default=True,
-    help="Turns of each model.",
-)
+@options.number_option("--batch", text="Batch size, where the models leave it open.", default=1)
+@options.number_option("--rounds", text="Turns of each model.", default=21)
 @options.shape_option("Shape of an input, such as NAME:1,3,224,224.")
 @click.option(
     "--option",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -13,11 +14,14 @@ from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
 from qgraph.cli.documents import show_document
-from qgraph.cli.files import Views, planned, some_batches, view_options
+from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options, probes_option
 from qgraph.cli.output import Talk
 from qgraph.cli.pairs import pairs_of_models
 from qgraph.cli.progress import ProgressBar
+
+_BATCHES = 4
+"""Number of batches in which codes of activations are counted for pictures."""
 
 Limits = Sequence[tuple[str | None, float]]
 
@@ -41,25 +45,20 @@ Limits = Sequence[tuple[str | None, float]]
     help="Maximum loss of the metric; values may differ if there is no other tolerance.",
 )
 @options.backend_option
-@click.option(
+@options.flag(
     "--runtimes",
-    is_flag=True,
-    help="Separate differences of the models from those of runtimes and their options.",
+    text="Separate differences of the models from those of runtimes and their options.",
 )
-@click.option(
-    "--tensors",
-    is_flag=True,
-    help="Compare the tensors that both models have, even if no output differs.",
+@options.flag(
+    "--tensors", text="Compare the tensors that both models have, even if no output differs."
 )
 @bounding_options(question=False)
 @options.report_option
 @options.table_options()
 @options.timeout_option
-@click.option(
+@options.file_option(
     "--witness",
-    type=options.file_path,
-    metavar="FILE",
-    help="Write the first batch of inputs on which outputs differ or a bound is violated (.npz).",
+    text="Write the first batch of inputs on which outputs differ or a bound is violated (.npz).",
 )
 @view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
@@ -145,8 +144,8 @@ def command(
             document = result.to_json()
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
-                batches = some_batches(first, feeds, inputs)
-                views.write(document, (first, second), outputs, batches)
+                batches = islice(arrays.batches(first, feeds, inputs), _BATCHES)
+                views.write(document, (first, second), outputs, list(batches))
         if report is not None:
             outputs.write_text(report, json_text(document))
         show_document(talk, document, page_of, (reference, candidate), inputs.words)

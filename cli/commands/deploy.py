@@ -20,9 +20,7 @@ from qgraph.cli.several import output_folder, several_models
 @click.command(name="deploy")
 @several_models
 @output_folder
-@click.option(
-    "-o", "--output", "out", type=options.file_path, metavar="OUT", help="Model to write."
-)
+@options.output_option
 @click.option(
     "--target",
     required=True,
@@ -59,40 +57,32 @@ from qgraph.cli.several import output_folder, several_models
     help="speed: use integer kernels, except for forms that the profile marks as slower; size: "
     "keep weights of 4 bits or fewer packed.",
 )
-@click.option(
+@options.flag(
     "--tune",
-    is_flag=True,
-    help="Measure both forms of each distinct layer on this machine, and take the fastest.",
+    text="Measure both forms of each distinct layer on this machine, and take the fastest.",
 )
 @options.shape_option("Shape of an input for --tune and --measure, such as NAME:1,128.")
-@click.option(
-    "--inputs",
-    type=options.file_path,
-    metavar="FILE",
-    help="Arrays of all inputs (.npz), on which MODEL and the result are compared.",
+@options.file_option(
+    "--inputs", text="Arrays of all inputs (.npz), on which MODEL and the result are compared."
 )
 @click.option(
     "--labels",
     metavar="FILE|NAME",
     help="Labels of the rows of --inputs: a file (.npy), or a name in --inputs.",
 )
-@click.option(
-    "--require-all", is_flag=True, help="Exit with 1, and write nothing, if a layer stays in float."
-)
+@options.flag("--require-all", text="Exit with 1, and write nothing, if a layer stays in float.")
 @click.option(
     "--explain",
     metavar="LAYER",
     shell_complete=completion.nodes,
     help="Show why a layer has its kernel, or none.",
 )
-@click.option("--measure", is_flag=True, help="Time MODEL and the result in the runtime.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write no model.")
+@options.flag("--measure", text="Time MODEL and the result in the runtime.")
+@options.flag("--dry-run", text="Show what would be done; write no model.")
 @options.report_option
 @options.timeout_option
 @options.table_options()
-@click.option(
-    "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
-)
+@options.file_option("--certificate", text="Write the certificate (JSON).")
 @view_options("html", "markdown")
 @options.talk_options
 @click.pass_obj

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="lint")
-@click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
+@options.models_argument
 @lint_options
 @options.table_options("text", "github")
 @options.report_option
@@ -133,11 +133,7 @@ def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: InputOptions) -> 
 def _batches(talk: Talk, model: Model, inputs: InputOptions) -> Iterable[Any]:
     """Return the batches that the user asked for; none if nothing was said of inputs."""
     from qgraph.cli import arrays
-    from qgraph.execution.prepare import Batches, RandomBatches
 
     if not (inputs.files or inputs.bundle or inputs.random):
         return ()
-    feeds = arrays.feeds(talk, inputs, model)
-    if feeds is None:
-        return RandomBatches(model.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
-    return Batches(model.ir.graph, feeds, inputs.batch)
+    return arrays.batches(model, arrays.feeds(talk, inputs, model), inputs)

@@ -19,32 +19,11 @@ from qgraph.text import counted
 
 
 @click.command(name="lock")
-@click.argument("models", type=options.file_path, nargs=-1, required=True, metavar="MODEL...")
-@click.option(
-    "-o",
-    "--output",
-    "out",
-    type=options.file_path,
-    metavar="FILE",
-    help="Lock file to write [print it].",
-)
-@click.option(
-    "--check",
-    "lock",
-    type=options.file_path,
-    metavar="FILE",
-    help="Compare MODEL with this lock file.",
-)
-@click.option(
-    "--check-beside",
-    is_flag=True,
-    help="Compare each MODEL with the lock file MODEL.lock next to it.",
-)
-@click.option(
-    "--write-beside",
-    is_flag=True,
-    help="Write MODEL.lock next to each MODEL.",
-)
+@options.models_argument
+@options.file_option("-o", "--output", "out", text="Lock file to write [print it].")
+@options.file_option("--check", "lock", text="Compare MODEL with this lock file.")
+@options.flag("--check-beside", text="Compare each MODEL with the lock file MODEL.lock next to it.")
+@options.flag("--write-beside", text="Write MODEL.lock next to each MODEL.")
 @options.keep_inputs_option
 @options.talk_options
 @click.pass_obj

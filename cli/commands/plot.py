@@ -23,26 +23,16 @@ _FORMATS = (".svg", ".png")
     shell_complete=completion.nodes,
     help="Name of a node of the quantizer.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "out",
-    type=options.file_path,
-    required=True,
-    metavar="FILE.svg|png",
-    help="Picture to write.",
+@options.file_option(
+    "-o", "--output", "out", text="Picture to write.", metavar="FILE.svg|png", required=True
 )
-@click.option(
+@options.file_option(
     "--compare",
-    type=options.file_path,
+    text="Model whose quantizer at the same position is drawn too, with the differences.",
     metavar="OTHER",
-    help="Model whose quantizer at the same position is drawn too, with the differences.",
 )
-@click.option(
-    "--channel",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Index of the channel to draw [the one that differs most, else 0].",
+@options.number_option(
+    "--channel", text="Index of the channel to draw [the one that differs most, else 0].", least=0
 )
 @options.talk_options
 @click.pass_obj

@@ -55,20 +55,14 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
     help="What counts as equal; bits: also NaN and the sign of zero.",
 )
 @bounding_options(question=True)
-@click.option(
-    "--certificate", type=options.file_path, metavar="FILE", help="Write the certificate (JSON)."
+@options.file_option("--certificate", text="Write the certificate (JSON).")
+@options.file_option(
+    "--witness", text="Search for an input on which the outputs differ and write it (.npz)."
 )
-@click.option(
-    "--witness",
-    type=options.file_path,
-    metavar="FILE",
-    help="Search for an input on which the outputs differ and write it (.npz).",
-)
-@click.option(
+@options.file_option(
     "--verify",
-    type=options.file_path,
+    text="Check a certificate of the two models. The prover is run for parts left unchecked only.",
     metavar="CERTIFICATE",
-    help="Check a certificate of the two models. The prover is run for parts left unchecked only.",
 )
 @options.table_options()
 @options.timeout_option

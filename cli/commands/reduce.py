@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 @click.command(name="reduce")
 @click.argument("reference", type=options.file_path)
 @click.argument("candidate", type=options.file_path)
-@click.option(
+@options.file_option(
     "-o",
     "--output",
     "folder",
-    type=options.file_path,
+    text="Folder for both parts and their inputs.",
     metavar="FOLDER",
     required=True,
-    help="Folder for both parts and their inputs.",
 )
 @input_options
 @probes_option

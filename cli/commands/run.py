@@ -19,14 +19,7 @@ from qgraph.cli.progress import ProgressBar
 @click.command(name="run")
 @options.model_argument
 @input_options
-@click.option(
-    "-o",
-    "--output",
-    "out",
-    type=options.file_path,
-    metavar="FILE",
-    help="Write the outputs (.npz).",
-)
+@options.file_option("-o", "--output", "out", text="Write the outputs (.npz).")
 @options.backend_option
 @click.option(
     "--tap",
@@ -35,14 +28,10 @@ from qgraph.cli.progress import ProgressBar
     multiple=True,
     help="Tensor to show with the outputs; repeat for others.",
 )
-@click.option(
-    "--tap-all",
-    is_flag=True,
-    help="Show the tensors that all nodes compute; the default backend is numpy then.",
+@options.flag(
+    "--tap-all", text="Show the tensors that all nodes compute; the default backend is numpy then."
 )
-@click.option(
-    "--stats", is_flag=True, help="Show statistics of the quantizers: used codes, clipping rate."
-)
+@options.flag("--stats", text="Show statistics of the quantizers: used codes, clipping rate.")
 @options.table_options()
 @view_options("html", "markdown")
 @options.talk_options
@@ -66,7 +55,7 @@ def command(
     """
     from qgraph.cli import arrays
     from qgraph.execution.executor import Backend
-    from qgraph.execution.prepare import Batches, RandomBatches, prepare, run_batches
+    from qgraph.execution.prepare import prepare, run_batches
     from qgraph.inventory.statistics import Statistics
     from qgraph.model import load
     from qgraph.quantizers.standardize import standardize
@@ -85,11 +74,7 @@ def command(
                 raise click.UsageError(
                     "--batch is for arrays from files. Give the size of random batches by --shape."
                 )
-            batches = (
-                RandomBatches(loaded.inputs, inputs.random or 1, inputs.seed, inputs.shapes)
-                if feeds is None
-                else Batches(loaded.ir.graph, feeds, inputs.batch)
-            )
+            batches = arrays.batches(loaded, feeds, inputs)
             total = len(batches)
             if tap_all and backend == Backend.AUTO:
                 backend = Backend.NUMPY
