@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from qgraph import conditions as kinds
 from qgraph.bound import Bound, Bounding, is_within
-from qgraph.conditions import reworded
+from qgraph.conditions import Condition
 from qgraph.deprecated import renamed
 from qgraph.display import Displayed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
@@ -137,7 +138,7 @@ class RegionVerdict(Verdict):
     counted: bool = False
     channels: int = 1
     differing_channels: tuple[tuple[int, int], ...] = ()
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     boxes: tuple[Division, ...] = ()
     cases: tuple[Cases, ...] = ()
     bound: Bound | None = None
@@ -190,7 +191,7 @@ class RegionVerdict(Verdict):
                 "channel": self.witness_channel,
             },
             "bound": None if self.bound is None else self.bound.to_json(),
-            "conditions": list(self.conditions),
+            "conditions": [condition.to_json() for condition in self.conditions],
             "reason": None if self.reason is None else str(self.reason),
             "reason_id": self.reason_id,
             "boxes": [boxes.to_json() for boxes in self.boxes],
@@ -250,7 +251,7 @@ class Certificate(Displayed):
     reference: Identity
     candidate: Identity
     regions: tuple[RegionVerdict, ...]
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     notes: tuple[str, ...] = ()
     counterexample: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     kept_inputs: bool = False
@@ -293,7 +294,7 @@ class Certificate(Displayed):
             "candidate": dict(vars(self.candidate)),
             "keep_inputs": self.kept_inputs,
             **self.bounding.to_json(),
-            "conditions": list(self.conditions),
+            "conditions": [condition.to_json() for condition in self.conditions],
             "notes": list(self.notes),
             "counterexample_found": bool(self.counterexample),
             "facts": [fact.to_json() for fact in self.facts],
@@ -303,16 +304,15 @@ class Certificate(Displayed):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Certificate:
-        """Return the certificate that a file of schema 1 or 2 holds.
+        """Return the certificate that a file holds.
 
         Raises:
-            ModelError: something is missing, or of another type, schema or semantics.
+            ModelError: something is missing, or of another type or semantics.
         """
-        document = _current(document)
-        if document.get("semantics", SEMANTICS) != SEMANTICS:
+        if (stated := document.get("semantics")) != SEMANTICS:
             raise ModelError(
-                f"The certificate rests on version {document['semantics']!r:.20} of the "
-                f"definitions of operators, expected {SEMANTICS}. Write it again."
+                f"The certificate was written by another version of qgraph: its semantics is "
+                f"{stated!r:.20}, expected {SEMANTICS}. Run 'qgraph prove' again."
             )
         nothing = {"path": None, "sha256": None}
         models = {name: document.get(name, nothing) for name in ("reference", "candidate")}
@@ -370,25 +370,27 @@ class Certificate(Displayed):
             )
 
 
+def conditions_of(regions: Sequence[RegionVerdict], frozen: int) -> list[Condition]:
+    """Return the conditions that follow from what regions state.
+
+    Args:
+        regions: the regions.
+        frozen: number of initializers that are also graph inputs and count as constants.
+    """
+    counts = (
+        (frozen, kinds.NOT_FED),
+        (sum(region.nan_differs for region in regions), kinds.NO_NAN),
+        (sum(region.zero_sign_inputs > 0 for region in regions), kinds.ZERO_SIGNS),
+    )
+    own = [kinds.AS_WRITTEN, kinds.EQUAL_OPERATORS, *(kind(n) for n, kind in counts if n)]
+    differs = any(region.verdict is ProofVerdict.DIFFERENT for region in regions)
+    return [*own, kinds.AFTER_DIFFERENCE] if differs else own
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of certificates, draft 2020-12."""
     text = resources.files("qgraph").joinpath("certificate.schema.json").read_text("utf-8")
     return dict(json.loads(text))
-
-
-def _current(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a certificate with the fields that schema 1 lacks, and with the present conditions."""
-    if document.get("schema") != 1 or not isinstance(regions := document.get("regions"), list):
-        return document
-    new: dict[str, Any] = {"bound": None, "reason_id": None}
-    current = {
-        **Bounding().to_json(),
-        **document,
-        "regions": [{**new, **region} for region in regions],
-    }
-    if isinstance(conditions := document.get("conditions"), list):
-        current["conditions"] = [reworded(condition) for condition in conditions]
-    return current
 
 
 def place_of(nodes: Sequence[str]) -> str:

@@ -1,84 +1,224 @@
-"""What proofs take for granted, in the words of certificates."""
+"""What proofs take for granted: kinds of conditions, and their texts.
+
+A condition is a text that has a kind, and values such as names and counts. Certificates are
+compared by kinds and values, so a text may be reworded.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
-BIAS_LAST = "the bias is added last, with one rounding"
+from qgraph.text import read_json
+
+_Values = tuple[int | str, ...]
+
+
+class Condition(str):
+    """The text of a condition.
+
+    Attributes:
+        kind: stable name of what it says.
+        values: the names and numbers in it.
+    """
+
+    __slots__ = ("kind", "values")
+    kind: str
+    values: _Values
+
+    def __new__(cls, kind: str, values: _Values = ()) -> Self:
+        """Return the condition of a kind.
+
+        Raises:
+            ValueError: there is no such kind, or it has another number of values.
+        """
+        if kind not in _KINDS or _KINDS[kind].text.count("{}") != len(values):
+            raise ValueError(f"condition {kind!r:.60} with {len(values)} values")
+        condition = super().__new__(cls, _KINDS[kind].text.format(*values))
+        condition.kind, condition.values = kind, values
+        return condition
+
+    def __getnewargs__(self) -> tuple[str, _Values]:  # type: ignore[override]
+        return self.kind, self.values
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the condition as it stands in a certificate; the text is for readers."""
+        return {"kind": self.kind, "values": list(self.values), "text": str(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Return what :meth:`to_json` gave; the text may be another one."""
+        kind, values = document["kind"], document["values"]
+        return cls(read_json(str, kind), read_json(_Values, values))
+
+
+@dataclass(frozen=True)
+class ConditionKind:
+    """A kind of condition; called with values, it gives the condition.
+
+    Attributes:
+        name: stable name.
+        text: with ``{}`` for each value.
+    """
+
+    name: str
+    text: str
+
+    def __call__(self, *values: int | str) -> Condition:
+        """Return the condition with these values."""
+        return Condition(self.name, values)
+
+    def is_of(self, condition: Condition) -> bool:
+        """Return whether a condition is of this kind."""
+        return condition.kind == self.name
+
+
+_KINDS: dict[str, ConditionKind] = {}
+
+
+def _kind(name: str, text: str) -> ConditionKind:
+    return _KINDS.setdefault(name, ConditionKind(name, text))
+
+
+def _condition(name: str, text: str) -> Condition:
+    return _kind(name, text)()
+
+
+def texts_of(conditions: Iterable[Any]) -> list[str]:
+    """Return the texts of the conditions of a JSON report, in which they may be texts alone."""
+    return [str(each["text"] if isinstance(each, dict) else each) for each in conditions]
+
+
+BIAS_LAST = _condition(
+    "bias-last",
+    "the bias is added last, with one rounding",
+)
 """The condition of a proof that is printed with its verdict."""
-
-AS_WRITTEN = (
+AS_WRITTEN = _condition(
+    "as-written",
     "every operator computes as written: one IEEE 754 operation at a time in the type of its "
-    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise"
+    "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise",
 )
-NOT_FED = "initializers that are also graph inputs keep the values of the file ({})"
-NO_NAN = "no NaN reaches regions that treat NaN differently in the two models ({})"
-ZERO_SIGNS = (
+NOT_FED = _kind(
+    "inputs-not-fed",
+    "initializers that are also graph inputs keep the values of the file ({})",
+)
+NO_NAN = _kind(
+    "no-nan",
+    "no NaN reaches regions that treat NaN differently in the two models ({})",
+)
+ZERO_SIGNS = _kind(
+    "zero-signs",
     "-0 counts as equal to +0: regions may change the sign of a zero ({}), and no operator after "
-    "them distinguishes -0 from +0"
+    "them distinguishes -0 from +0",
 )
-WHOLE_SUMS = (
+WHOLE_SUMS = _condition(
+    "whole-sums",
     "sums of products of codes that stay below 2**24 are computed without rounding, in any order "
-    "of additions"
+    "of additions",
 )
-OPEN_BOUNDS = (
+OPEN_BOUNDS = _condition(
+    "open-clip",
     "no infinity reaches a Clip without an upper or a lower bound; ONNX does not define whether it "
-    "stays infinite or becomes the largest finite number"
+    "stays infinite or becomes the largest finite number",
 )
-AFTER_DIFFERENCE = "after a difference, values were assumed equal to find later differences"
-EQUAL_OPERATORS = "equal operators on equal operands have equal results"
-SUMMED_ALIKE = (
+AFTER_DIFFERENCE = _condition(
+    "after-difference",
+    "after a difference, values were assumed equal to find later differences",
+)
+EQUAL_OPERATORS = _condition(
+    "equal-operators",
+    "equal operators on equal operands have equal results",
+)
+SUMMED_ALIKE = _condition(
+    "summed-alike",
     "MatMulNBits and Gemm add their products in the order of MatMul, which ONNX does not define, "
-    "and add the bias to the finished sum"
+    "and add the bias to the finished sum",
 )
-DATA_NOT_ROUNDED = (
+DATA_NOT_ROUNDED = _condition(
+    "data-not-rounded",
     "MatMulNBits multiplies its data as they are; accuracy_level 4 allows a runtime to round them "
-    "to 8 bits first"
+    "to 8 bits first",
 )
-ROUNDED_ONCE = (
+ROUNDED_ONCE = _kind(
+    "constants-rounded-once",
     "constants computed by {} are the exact results, rounded once; ONNX does not define their last "
-    "bits"
+    "bits",
 )
-OPEN_SIZES = "symbolic dimensions of the inputs ({}) and their products are below 2**40"
-LIMITED_SIZE = (
+OPEN_SIZE = _kind(
+    "open-size",
+    "symbolic dimension {} of the inputs, and its products with the others, are below 2**40",
+)
+LIMITED_SIZE = _kind(
+    "limited-size",
     "symbolic dimension {} is at most {}: with larger ones the operands of an operator of the "
-    "reference do not broadcast"
+    "reference do not broadcast",
 )
-ONE_SIZE = "dimensions of the same name are equal: {} is the size of {}"
-NO_NAN_AT_MAXIMA = "no NaN reaches maxima that were exchanged with functions ({})"
-ZEROS_REWRITTEN = (
+ONE_SIZE = _kind(
+    "one-size",
+    "dimensions of the same name are equal: {} is the size of {}",
+)
+NO_NAN_AT_MAXIMA = _kind(
+    "no-nan-at-maxima",
+    "no NaN reaches maxima that were exchanged with functions ({})",
+)
+ZEROS_REWRITTEN = _condition(
+    "zeros-rewritten",
     "-0 counts as equal to +0: the normal form may change the sign of a zero, and no operator "
-    "after the rewritten ones distinguishes -0 from +0"
+    "after the rewritten ones distinguishes -0 from +0",
 )
-SUMS_OF_CODES = (
-    "sums of codes that stay below 2**24 are computed without rounding, in any order of additions"
+SUMS_OF_CODES = _condition(
+    "sums-of-codes",
+    "sums of codes that stay below 2**24 are computed without rounding, in any order of additions",
 )
-
 FUNCTION_ERROR = 2.0**-20
 """Largest error of an approximated function, absolute and relative."""
-CURVES_WITHIN = (
+CURVES_WITHIN = _condition(
+    "curves-within",
     f"Sigmoid, Tanh, Erf, Exp and their like are computed within {FUNCTION_ERROR:.1g} of the "
-    "function, absolute and relative"
+    "function, absolute and relative",
 )
-VARIANCE_OF_DIFFERENCES = (
-    "normalizations compute the variance as the mean of the squared differences from the mean"
+VARIANCE_OF_DIFFERENCES = _condition(
+    "variance-of-differences",
+    "normalizations compute the variance as the mean of the squared differences from the mean",
 )
-LARGEST_FIRST = "Softmax and its like subtract the largest element first"
-GIVEN_CODES = (
+LARGEST_FIRST = _condition(
+    "largest-first",
+    "Softmax and its like subtract the largest element first",
+)
+GIVEN_CODES = _condition(
+    "given-codes",
     "bounds hold for each segment by itself: given equal codes at its start, the codes at its end "
-    "differ by no more than stated; they do not say how differences grow from segment to segment"
+    "differ by no more than stated; they do not say how differences grow from segment to segment",
 )
-ANY_ORDER = (
+ANY_ORDER = _condition(
+    "any-order",
     "sums are added in any order, with or without fused operations, but one term at a time: "
-    "no Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate"
+    "no Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate",
 )
-IN_CHUNKS = "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence"
-ACCUMULATED = "sums of 16-bit types are added in float32"
-NO_SPECIALS = "no NaN and no infinity enters a segment, and inputs lie in the ranges given"
+IN_CHUNKS = _kind(
+    "in-chunks",
+    "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence",
+)
+ACCUMULATED = _condition(
+    "accumulated",
+    "sums of 16-bit types are added in float32",
+)
+NO_SPECIALS = _condition(
+    "no-specials",
+    "no NaN and no infinity enters a segment, and inputs lie in the ranges given",
+)
+WRAPPED_SUM = _kind(
+    "wrapped-sum",
+    "an int32 sum wraps around: in channel {} it is {} where codes less their zero point are {} "
+    "for positive weights and {} for others",
+)
 
 
-def of_bounds(chunk: int | None, accumulate: str, others: Iterable[str] = ()) -> list[str]:
+def of_bounds(
+    chunk: int | None, accumulate: str, others: Iterable[Condition] = ()
+) -> list[Condition]:
     """Return what all bounds take for granted, and what some operators add to it.
 
     Args:
@@ -86,53 +226,30 @@ def of_bounds(chunk: int | None, accumulate: str, others: Iterable[str] = ()) ->
         accumulate: type in which sums of 16-bit types are added: own or float32.
         others: conditions of operators.
     """
-    order = ANY_ORDER if chunk is None else IN_CHUNKS.format(chunk)
+    order = ANY_ORDER if chunk is None else IN_CHUNKS(chunk)
     conditions = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
     return conditions + ([ACCUMULATED] if accumulate != "own" else [])
 
 
-def of_segments(conditions: Iterable[str]) -> list[str]:
+def of_equal_segments(chunk: int | None, accumulate: str) -> list[Condition]:
+    """Return what is taken for granted where all segments are equal: sums of codes are exact."""
+    return [each for each in of_bounds(chunk, accumulate) if each != GIVEN_CODES]
+
+
+def of_sizes(used: Collection[str], shared: Mapping[str, str]) -> list[Condition]:
+    """Return what is taken for granted where operators compute with open sizes.
+
+    Args:
+        used: the names of these sizes.
+        shared: by name, the dimensions of the inputs that have one size, where these are several.
+    """
+    alike = [ONE_SIZE(name, shared[name]) for name in sorted(used) if name in shared]
+    return [*map(OPEN_SIZE, sorted(used)), *alike]
+
+
+def of_segments(conditions: Iterable[Condition]) -> list[Condition]:
     """Return the conditions of a proof without those that count its regions.
 
     Segments take the place of the regions. They hold numbers, so zeros of both signs are equal.
     """
-    counted = _pattern(NO_NAN), _pattern(ZERO_SIGNS)
-    return [c for c in conditions if not any(each.fullmatch(c) for each in counted)]
-
-
-def _pattern(template: str) -> re.Pattern[str]:
-    """Return what matches a condition with its counts and names."""
-    return re.compile(re.escape(template).replace(r"\{\}", "(.+)"))
-
-
-_ZEROS = "zeros count as equal whatever their sign; "
-_SCHEMA_1: Mapping[str, str] = {
-    "{} initializers that could be fed as inputs too are not fed": NOT_FED,
-    "no NaN reaches the {} regions that do not keep it": NO_NAN,
-    _ZEROS + "{} regions do not keep it, and nothing after them sees it": ZERO_SIGNS,
-    "sums of products of codes that stay below 2**24 are computed without rounding, in whatever "
-    "order they are added": WHOLE_SUMS,
-    "no infinity reaches a Clip that lacks a bound; ONNX leaves open whether it stays infinite or "
-    "becomes the largest finite number": OPEN_BOUNDS,
-    "after a difference the values were taken for equal": AFTER_DIFFERENCE,
-    "MatMulNBits and Gemm sum their products in the order of MatMul, which ONNX leaves open, and "
-    "add the bias to the finished sum": SUMMED_ALIKE,
-    "constants that {} compute are the exact results, rounded once; ONNX leaves their last bits "
-    "open": ROUNDED_ONCE,
-    "open sizes of the inputs ({}) and their products are below 2**40": OPEN_SIZES,
-    "dimensions of one name are equal: {} is the size of {}": ONE_SIZE,
-    _ZEROS + "the normal form does not keep it, and nothing after the operators that it rewrote "
-    "distinguishes it": ZEROS_REWRITTEN,
-    "sums of codes that stay below 2**24 are computed without rounding, in whatever order they are "
-    "added": SUMS_OF_CODES,
-}
-"""The conditions as schema 1 words them, and as they are worded now."""
-
-
-def reworded(condition: object) -> object:
-    """Return a condition of schema 1 in the present words."""
-    for old, new in _SCHEMA_1.items():
-        match = _pattern(old).fullmatch(str(condition))
-        if match is not None:
-            return new.format(*match.groups())
-    return condition
+    return [c for c in conditions if not (NO_NAN.is_of(c) or ZERO_SIGNS.is_of(c))]

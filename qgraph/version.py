@@ -12,8 +12,8 @@ SCHEMA = 2
 READABLE = (1, 2)
 """Versions that can be read."""
 
-SEMANTICS = 1
-"""Version of the definitions of operators and of the rules for bounds that certificates rest on."""
+SEMANTICS = 2
+"""Version of what certificates rest on: definitions of operators, rules for bounds, conditions."""
 
 
 def head(command: str) -> dict[str, Any]:

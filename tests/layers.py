@@ -19,8 +19,8 @@ FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph
 
 ORDER = (
     ("errors", "version", "deprecated", "display"),
-    ("effort", "text", "reasons", "conditions"),
-    ("exactness", "evidence", "bound"),
+    ("effort", "text", "reasons"),
+    ("exactness", "evidence", "bound", "conditions"),
     ("numerics", "registry", "certificate", "reporting"),
     ("graph",),
     ("reports", "targets", "storage", "ops"),

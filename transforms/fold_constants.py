@@ -10,13 +10,13 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.edit import Editor, Region
+from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.operators import RESHAPING
 from qgraph.quantizers.movement import axis_before, axis_of
 from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus

@@ -8,33 +8,32 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from qgraph.certificate import Certificate, Identity, ProofVerdict, RegionVerdict
+from qgraph.certificate import (
+    Certificate,
+    Identity,
+    ProofVerdict,
+    RegionVerdict,
+    conditions_of,
+)
 from qgraph.conditions import (
-    AFTER_DIFFERENCE,
-    AS_WRITTEN,
     BIAS_LAST,
-    DATA_NOT_ROUNDED,
-    EQUAL_OPERATORS,
-    NO_NAN,
-    NOT_FED,
     OPEN_BOUNDS,
     ROUNDED_ONCE,
-    SUMMED_ALIKE,
     WHOLE_SUMS,
-    ZERO_SIGNS,
+    Condition,
 )
 from qgraph.effort import is_over
 from qgraph.errors import OptionError, member
 from qgraph.evidence import Division
-from qgraph.exactness import Exactness, Method
+from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
-from qgraph.ops.integer.definitions import conditions
+from qgraph.ops.integer import definitions
+from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
 from qgraph.proof.functions.decide import Key, PairOutcome
 from qgraph.proof.functions.search import boxes
-from qgraph.proof.matching.composites import has_packed_products, has_rounded_products
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, normalised_models
 from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
@@ -138,12 +137,11 @@ def certify(
         Identity(None, None),
         tuple(regions),
         (
-            *dict.fromkeys([*_conditions(regions, sides), *conditions(sides[0].defined)]),
+            *dict.fromkeys(_conditions(regions, sides)),
             *(() if form is None else form.conditions),
             *_of_constants(matching),
             *of_sizes,
-            *([SUMMED_ALIKE] if any(map(has_packed_products, (reference, candidate))) else ()),
-            *([DATA_NOT_ROUNDED] if any(map(has_rounded_products, (reference, candidate))) else ()),
+            *mat_mul_n_bits.conditions([*reference.graph, *candidate.graph]),
         ),
         (*matching.notes, *(() if form is None else (form.note,))),
         kept_inputs=keep_inputs,
@@ -379,22 +377,20 @@ def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exa
     return min([*levels, Exactness.BITS if form is None else form.exactness])
 
 
-def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> list[str]:
-    conditions: tuple[tuple[int, str], ...] = (
-        (True, AS_WRITTEN),
-        (max(side.frozen for side in sides), NOT_FED),
-        (sum(region.nan_differs for region in regions), NO_NAN),
+def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Condition]:
+    """Yield what the matching and the regions take for granted."""
+    yield from conditions_of(regions, max(side.frozen for side in sides))
+    for is_needed, condition in (
         (any(side.has_common_sums for side in sides), WHOLE_SUMS),
         (any(side.bias_sums for side in sides), BIAS_LAST),
         (sides[0].open_clips != sides[1].open_clips, OPEN_BOUNDS),
-        (sum(bool(region.zero_sign_inputs) for region in regions), ZERO_SIGNS),
-        (any(r.verdict is ProofVerdict.DIFFERENT for r in regions), AFTER_DIFFERENCE),
-        (any(r.method is Method.CONGRUENCE for r in regions), EQUAL_OPERATORS),
-    )
-    return [text.format(count) for count, text in conditions if count]
+    ):
+        if is_needed:
+            yield condition
+    yield from definitions.conditions(sides[0].defined)
 
 
-def _of_constants(matching: Matching) -> list[str]:
+def _of_constants(matching: Matching) -> list[Condition]:
     """Return the condition on computed constants whose last bits ONNX does not define."""
     operators = matching.reference.known.inexact | matching.candidate.known.inexact
-    return [ROUNDED_ONCE.format(", ".join(sorted(operators)))] if operators else []
+    return [ROUNDED_ONCE(", ".join(sorted(operators)))] if operators else []

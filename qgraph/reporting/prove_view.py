@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qgraph.conditions import BIAS_LAST
+from qgraph.conditions import BIAS_LAST, texts_of
 from qgraph.exactness import apart, difference, is_constant, is_counted, region_name
 from qgraph.reporting.bounds_view import (
     beyond,
@@ -104,7 +104,7 @@ def _sentence(document: Mapping[str, Any], number: Mapping[str, int]) -> str:
         case "proved":
             equality = "bit for bit" if document["exactness"] == "bits" else "in value"
             how = f"{regions} compared" if document["regions"] else "they have the same form"
-            only_if = f", if {BIAS_LAST}" if BIAS_LAST in document["conditions"] else ""
+            only_if = f", if {BIAS_LAST}" if BIAS_LAST in texts_of(document["conditions"]) else ""
             return f"The outputs are equal {equality} for every input{only_if}: {how}."
         case "different":
             return f"The models differ in {number['different']} of {regions}."
@@ -146,7 +146,7 @@ def _sections(document: Mapping[str, Any], regions: Sequence[Region]) -> Iterato
         ]
         yield Section("Proved equal", tables=[Table("regions proved equal", columns, rows, MANY)])
     yield from codes_section(charts, document.get("quantizers", ()))
-    if points := [*document["conditions"], *document["notes"]]:
+    if points := [*texts_of(document["conditions"]), *document["notes"]]:
         yield Section("Conditions of the verdict", points=points)
 
 

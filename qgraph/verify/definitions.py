@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qgraph import conditions as schema
+from qgraph.conditions import Condition
 from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.graph.constants import constant_elements
 from qgraph.graph.edit import Draft, Operand
@@ -20,10 +20,11 @@ from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import nodes_of
 from qgraph.ops.composite import composite_of, differing, write_composite, write_out
 from qgraph.ops.integer import definitions
-from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
+from qgraph.ops.kernels import mat_mul_n_bits
+from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 
 
-def replaced(models: Sequence[ir.Model], stated: Collection[str]) -> frozenset[OpKey]:
+def replaced(models: Sequence[ir.Model], stated: Collection[Condition]) -> frozenset[OpKey]:
     """Return the operators with definitions that not all models have equally often.
 
     Args:
@@ -32,12 +33,8 @@ def replaced(models: Sequence[ir.Model], stated: Collection[str]) -> frozenset[O
             none is replaced.
     """
     keys = differing(models, _writer)
-    needed = definitions.conditions(keys)
-    for node in (node for model in models for node in nodes_of(model.graph)):
-        if OpKey.of(node) in keys and is_mat_mul_n_bits(node):
-            needed.append(schema.SUMMED_ALIKE)
-            if node.attributes.get_int("accuracy_level", 0) == ROUNDS_DATA:
-                needed.append(schema.DATA_NOT_ROUNDED)
+    nodes = [node for model in models for node in nodes_of(model.graph) if OpKey.of(node) in keys]
+    needed = [*definitions.conditions(keys), *mat_mul_n_bits.conditions(nodes)]
     return keys if set(needed) <= set(stated) else frozenset()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
+from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.approximation import granules
@@ -18,7 +19,6 @@ from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
-from qgraph.verify.reading import RESHAPING
 from qgraph.verify.traces import Trace
 
 
@@ -137,10 +137,10 @@ def _movements(
         attributes: of the node, to be replaced.
     """
     data = node.inputs if parameters is None else node.inputs[:1]
-    before = [trace.known_shape(value) for value in data]
+    before = [trace.shape_of(trace.shape(value)) for value in data]
     starts = np.cumsum([0, *(shape.places.size for shape in before)]).tolist()
     numbers = [shape.places + start for shape, start in zip(before, starts, strict=False)]
-    after = [trace.known_shape(value) for value in node.outputs]
+    after = [trace.shape_of(trace.shape(value)) for value in node.outputs]
     if node.op_type in RESHAPING:
         results = [numbers[0].reshape(after[0].lengths)]
     else:

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import freeze_inputs
-from qgraph.graph.inference.walk import infer, open_interface
+from qgraph.graph.inference.reshaped import RESHAPING, reshaped_sizes
+from qgraph.graph.inference.walk import Interface, infer
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
@@ -23,7 +24,6 @@ from qgraph.verify.definitions import with_definitions
 from qgraph.verify.operators import graphs_of, is_apart, meaning, names
 
 QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
-RESHAPING = names("Flatten Reshape Squeeze Unsqueeze")
 MOVING = RESHAPING | names(
     "Compress DepthToSpace Expand Gather GatherElements GatherND Resize Slice SpaceToDepth Split "
     "Tile Transpose"
@@ -40,10 +40,14 @@ class Reading:
         defined: operators to replace by their definitions.
 
     Attributes:
+        model: the copy, without definitions of operators.
         graph: the main graph. Its values have the types and shapes that the checker reads.
         imports: domains and their versions.
         frozen: number of initializers that are also graph inputs and count as constants.
         nodes: all nodes, with those of subgraphs.
+        sizes: the shapes that are inferred, with open sizes.
+        primes: stand for the open sizes of the inputs.
+        open_sizes: the open sizes that operators compute with.
     """
 
     def __init__(
@@ -53,8 +57,12 @@ class Reading:
         copy = model.clone()
         inline_functions(copy)
         self.frozen = 0 if keep_inputs else freeze_inputs(copy)
+        self.model = copy
         copy = with_definitions(copy, defined) if defined else copy
-        self._model, self.graph = copy, copy.graph
+        self.graph = copy.graph
+        self.sizes: dict[ir.Value, Sizes] = {}
+        self.primes: dict[str, int] = {}
+        self.open_sizes: frozenset[str] = frozenset()
         self.imports = versions_of(copy.opset_imports)
         self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
@@ -80,12 +88,12 @@ class Reading:
             for inner in graphs_of(node):
                 self._enter(inner)
 
-    def shapes(self) -> tuple[dict[ir.Value, Sizes], dict[str, int]]:
-        """Return the inferred shapes, and primes that stand for the open sizes of the inputs."""
-        interface = open_interface(self._model)
-        facts = infer(self._model, interface)
-        shapes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
-        return shapes, primes_of(interface.values())
+    def infer(self, interface: Interface) -> None:
+        """Infer all shapes from those of the inputs."""
+        facts = infer(self.model, interface)
+        self.open_sizes = reshaped_sizes(facts)
+        self.sizes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
+        self.primes = primes_of(map(tuple, interface.values()))
 
     def executed(
         self, node: ir.Node, operands: Sequence[Array | None], attributes: Mapping[str, str]

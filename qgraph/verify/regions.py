@@ -157,7 +157,7 @@ def _check_nodes(region: RegionVerdict, parts: Parts, *, as_written: bool) -> No
 
 def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> _Recomputed:
     if not all(side.has(value) for side, value in zip(sides, exit_, strict=True)):
-        raise _OtherFormError("its values are not constant")
+        raise UnsupportedError("the checker does not know its values to be constant")
     a, b = (side.array(value) for side, value in zip(sides, exit_, strict=True))
     if a is None or b is None or a.dtype.kind in "OSU":
         raise UnsupportedError("the checker cannot compute a constant")

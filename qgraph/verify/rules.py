@@ -12,7 +12,6 @@ import onnx_ir as ir
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
-from qgraph.ops.moved_elements import Shape
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
@@ -263,7 +262,7 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) == 1:
         return result
     sizes_kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    movement = Shape(sizes_kept, trace.primes).reshaped(trace.shape(node.outputs[0]))
+    movement = trace.shape_of(sizes_kept).reshaped(trace.shape(node.outputs[0]))
     return moved(trace, movement, result)
 
 

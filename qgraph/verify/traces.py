@@ -65,7 +65,6 @@ class Trace:
 
     Attributes:
         roundings: by their results; first that of the model, then those of moved elements.
-        primes: stand for the open sizes of the inputs.
         weak: why errors of values may be larger here than by the rules of the prover.
     """
 
@@ -82,7 +81,6 @@ class Trace:
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._ends = ends
-        self._shapes, self.primes = side.shapes()
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -170,14 +168,14 @@ class Trace:
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
-        shape = None if value is None else self._shapes.get(value)
+        shape = None if value is None else self._side.sizes.get(value)
         if shape is None:
             raise UnsupportedError("the rank of a tensor is not known")
         return shape
 
-    def known_shape(self, value: ir.Value | None) -> Shape:
-        """Return the shape of a value, in numbers too."""
-        return Shape(self.shape(value), self.primes)
+    def shape_of(self, sizes: Sizes) -> Shape:
+        """Return sizes as a shape, in numbers too."""
+        return Shape(sizes, self._side.primes)
 
     def executed(
         self, node: ir.Node, operands: Sequence[ir.Value | Array | None], **attributes: str

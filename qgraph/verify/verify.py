@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
 from qgraph import conditions as schema
-from qgraph.certificate import Certificate, ListedFact, ProofVerdict, RegionVerdict
+from qgraph.certificate import Certificate, ListedFact, ProofVerdict, conditions_of
+from qgraph.conditions import Condition
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
-from qgraph.graph.interface import Interface, are_equal_defaults, conflict, interface
+from qgraph.graph.interface import (
+    Interface,
+    are_equal_defaults,
+    common_domain,
+    conflict,
+    interface,
+)
 from qgraph.numerics.float32 import check_float_environment
+from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.reasons import VERDICT_NOT_CHECKED
 from qgraph.verify.bounds import BoundCheck
 from qgraph.verify.definitions import replaced
@@ -53,6 +61,9 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         and not any(node.op_type in ("Shape", "Size") for node in nodes)
     )
     paired = interface(one.graph, other.graph)
+    domain = common_domain(one.model, other.model)
+    for side, shapes in zip(sides, domain.interfaces, strict=True):
+        side.infer(shapes)
     findings, claims = list[PartFinding](), list[Equality]()
     bounds = BoundCheck(certificate, sides, paired) if is_bound else None
     for region in regions:
@@ -67,10 +78,16 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         outputs = _conclude(certificate, sides, claims, paired)
     else:
         outputs = _refuted_by(bounds.problem())
-    statements = _refuted_by(next(iter(_overclaims(certificate, sides, paired)), None))
+    needed = [
+        *mat_mul_n_bits.conditions(node for model in models for node in model.graph),
+        *conditions_of(regions, max(side.frozen for side in sides)),
+        *schema.of_sizes(one.open_sizes | other.open_sizes, domain.shared),
+        *_conditions_of_bounds(certificate),
+    ]
+    statements = _refuted_by(next(_overclaims(certificate, sides, paired, needed), None))
     check_float_environment()
     verdict = ProofVerdict.UNDECIDED
-    if all(finding.status is Status.CHECKED for finding in (*findings, outputs)):
+    if all(finding.status is Status.CHECKED for finding in (*findings, outputs, statements)):
         bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
         verdict = ProofVerdict.BOUNDED if bounded else ProofVerdict.PROVED
     return Verification(verdict, tuple(findings), outputs, statements)
@@ -97,8 +114,11 @@ def _conclude(
 
 
 def _overclaims(
-    certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
-) -> Iterable[str]:
+    certificate: Certificate,
+    sides: tuple[Reading, Reading],
+    paired: Interface,
+    needed: Sequence[Condition],
+) -> Iterator[str]:
     """Yield statements of a certificate that its regions and the models do not support."""
     regions = certificate.regions
     verdicts = {region.verdict for region in regions}
@@ -116,23 +136,9 @@ def _overclaims(
     for (name, *_), count in counts.items():
         if count > 1:
             yield f"{count} of its regions are about {name!r}, expected one"
-    frozen = max(side.frozen for side in sides)
-    nan = sum(region.nan_differs for region in regions)
-    signs = sum(region.zero_sign_inputs > 0 for region in regions)
-    needed = {
-        schema.AS_WRITTEN: True,
-        schema.NOT_FED.format(frozen): frozen,
-        schema.NO_NAN.format(nan): nan,
-        schema.ZERO_SIGNS.format(signs): signs,
-        schema.AFTER_DIFFERENCE: certificate.verdict is ProofVerdict.DIFFERENT,
-        schema.EQUAL_OPERATORS: any(map(_is_congruent, regions)),
-    }
-    if ProofVerdict.BOUNDED in verdicts:
-        bounding = certificate.bounding
-        needed |= dict.fromkeys(schema.of_bounds(bounding.chunk, bounding.accumulate), True)
-    for condition, is_needed in needed.items():
-        if is_needed and condition not in certificate.conditions:
-            yield f"the condition {condition!r} is missing"
+    for condition in needed:
+        if condition not in certificate.conditions:
+            yield f"the condition {str(condition)!r} is missing"
     for note in paired.notes:
         if note not in certificate.notes:
             yield f"the note {note!r} is missing"
@@ -142,9 +148,13 @@ def _overclaims(
             yield f"{fact.tensor!r} of the {fact.model} has another type or shape"
 
 
-def _is_congruent(region: RegionVerdict) -> bool:
-    is_shown = region.method is Method.BOUND and region.verdict is ProofVerdict.PROVED
-    return is_shown or region.method is Method.CONGRUENCE
+def _conditions_of_bounds(certificate: Certificate) -> Sequence[Condition]:
+    bounding, regions = certificate.bounding, certificate.regions
+    if any(region.verdict is ProofVerdict.BOUNDED for region in regions):
+        return schema.of_bounds(bounding.chunk, bounding.accumulate)
+    if any(region.method is Method.BOUND for region in regions):
+        return schema.of_equal_segments(bounding.chunk, bounding.accumulate)
+    return ()
 
 
 def _agrees(fact: ListedFact, value: ir.Value) -> bool:

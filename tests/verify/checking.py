@@ -26,6 +26,17 @@ def certificate(ours: Model, theirs: Model) -> dict[str, Any]:
     return document
 
 
+def texts(document: dict[str, Any]) -> list[str]:
+    """The texts of the conditions of a certificate."""
+    return [condition["text"] for condition in document["conditions"]]
+
+
+def without(document: dict[str, Any], *texts: str) -> dict[str, Any]:
+    """A certificate without conditions of these texts."""
+    kept = [each for each in document["conditions"] if each["text"] not in texts]
+    return document | {"conditions": kept}
+
+
 def checked(document: dict[str, Any], ours: Model, theirs: Model) -> Verification:
     """What the checker alone says."""
     sides = [qgraph.load(model).ir for model in (ours, theirs)]

@@ -21,8 +21,8 @@ FREE = {
 }
 """Entries of a certificate that ``verify`` does not look at."""
 
-HOW = {"boxes", "cases", "reason"}
-"""How the prover divided inputs, and the wording of its reasons."""
+HOW = {"boxes", "cases", "reason", "text"}
+"""How the prover divided inputs, and the wording of reasons and conditions."""
 
 RUNGS = [None, "bits", "values", "codes", "near", "different", "bounded"]
 VERDICTS = ["proved", "bounded", "different", "undecided"]

@@ -15,6 +15,7 @@ from qgraph.conditions import AFTER_DIFFERENCE, AS_WRITTEN, EQUAL_OPERATORS, ZER
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.proof.functions import enumeration
 from qgraph.text import json_text
+from qgraph.version import SEMANTICS
 from tests.verify.checking import checked, confirmed, verify
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'
@@ -56,13 +57,14 @@ def region(nodes: tuple[list[str], list[str]], values: tuple[str, str], **change
 
 def document(*regions: dict, **changes: Any) -> dict:
     return {
+        "semantics": SEMANTICS,
         "verdict": "proved",
         "exactness": "bits",
         "keep_inputs": False,
         "limits": [],
         "against": "execution",
         "order": "any",
-        "conditions": [AS_WRITTEN, EQUAL_OPERATORS],
+        "conditions": [AS_WRITTEN.to_json(), EQUAL_OPERATORS.to_json()],
         "notes": [],
         "shown_by": None,
         "facts": [],
@@ -152,7 +154,7 @@ def test_a_difference_has_to_concern_the_outputs():
         reason="the inputs that differ are not counted: as is said",
     )
     made = document(apart, verdict="different", exactness="different")
-    made["conditions"].append(AFTER_DIFFERENCE)
+    made["conditions"].append(AFTER_DIFFERENCE.to_json())
     refused(made, ours, theirs, "does not decide", outright=False)
 
 
@@ -282,7 +284,7 @@ def test_operators_that_see_the_sign_of_zeros():
 @pytest.mark.parametrize("made", [{}, {"regions": 3}, {"regions": [{}]}, {"verdict": "certain"}])
 def test_what_is_no_certificate(made):
     ours = model("[y] y = Exp(x)")
-    whole = {} if not made else document() | made
+    whole = {"semantics": SEMANTICS} if not made else document() | made
     with pytest.raises(ModelError, match="cannot be read"):
         verify(whole, ours, ours)
 
@@ -324,7 +326,10 @@ def test_operands_that_may_be_swapped():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"conditions": [EQUAL_OPERATORS]}, "the condition 'every operator computes as written"),
+        (
+            {"conditions": [EQUAL_OPERATORS.to_json()]},
+            "the condition 'every operator computes as written",
+        ),
         ({"exactness": "codes"}, "its verdict is proved, but its level is codes"),
         ({"verdict": "undecided"}, "its regions give the verdict proved"),
         (
@@ -372,7 +377,7 @@ SIGNED: dict[str, Any] = {
 def signs(**changes: Any) -> dict:
     """A certificate for a value that is -0 in one model and +0 in the other."""
     part = region((["d", "n"], ["d", "n"]), ("a", "a"), **SIGNED | changes)
-    conditions = [AS_WRITTEN, EQUAL_OPERATORS, ZERO_SIGNS.format(1)]
+    conditions = [c.to_json() for c in (AS_WRITTEN, EQUAL_OPERATORS, ZERO_SIGNS(1))]
     return document(part, conditions=conditions, exactness=part["exactness"])
 
 

@@ -261,6 +261,10 @@ def _claims(region: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in region.items() if k not in free} | {"bound": bound}
 
 
+def _conditions(document: dict[str, Any]) -> set[Any]:
+    return {(each["kind"], *each["values"]) for each in document["conditions"]}
+
+
 def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
     """Whether a region says what another one says; one channel may stand for all if it is worst."""
     if claims["bound"] and original["bound"] and len(claims["bound"]["channels"]) == 1:
@@ -281,7 +285,8 @@ def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
     return (
         all(changed.get(name, document[name]) == document[name] for name in same)
         and all(changed[side] == document[side] for side in ("reference", "candidate"))
-        and all(set(document[name]) <= set(changed[name]) for name in ("conditions", "notes"))
+        and _conditions(document) <= _conditions(changed)
+        and set(document["notes"]) <= set(changed["notes"])
         and set(changed["limits"]) in (set(), set(document["limits"]))
         and all(any(_is_like(claims, each) for each in regions) for claims in kept)
         and (document["verdict"] != "bounded" or len(kept) == len(regions))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.conditions import SUMS_OF_CODES, WHOLE_SUMS
+from qgraph.conditions import SUMS_OF_CODES, WHOLE_SUMS, Condition
 from qgraph.errors import OperatorError, where
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT, OpKey
@@ -58,7 +58,7 @@ def define(models: Sequence[ir.Model]) -> frozenset[OpKey]:
     return keys
 
 
-def conditions(operators: Iterable[OpKey]) -> list[str]:
+def conditions(operators: Iterable[OpKey]) -> list[Condition]:
     """Return the conditions under which operators are equal to their definitions."""
     keys = set(operators)
     operators_of = {WHOLE_SUMS: SIGNATURES.keys(), SUMS_OF_CODES: _AVERAGES}

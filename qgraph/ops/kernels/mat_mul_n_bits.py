@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.conditions import DATA_NOT_ROUNDED, SUMMED_ALIKE, Condition
 from qgraph.errors import UnsupportedError, where
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.streaming import Stream
@@ -27,6 +29,14 @@ ROUNDS_DATA = 4
 def is_mat_mul_n_bits(node: ir.Node) -> bool:
     """Return whether ``node`` is a MatMulNBits."""
     return (node.domain, node.op_type) == (MICROSOFT, "MatMulNBits")
+
+
+def conditions(nodes: Iterable[ir.Node]) -> list[Condition]:
+    """Return the conditions under which those of MatMulNBits are products with decoded weights."""
+    products = list(filter(is_mat_mul_n_bits, nodes))
+    levels = {node.attributes.get_int("accuracy_level", 0) for node in products}
+    own = [SUMMED_ALIKE] if products else []
+    return own + ([DATA_NOT_ROUNDED] if ROUNDS_DATA in levels else [])
 
 
 def mat_mul_n_bits(node: ir.Node) -> Kernel:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from qgraph.conditions import Condition
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FEW_NUMBERS, ZERO, product, zero
 
@@ -158,7 +159,7 @@ class Atoms:
     """
 
     def __init__(self) -> None:
-        self.conditions: set[str] = set()
+        self.conditions: set[Condition] = set()
         self._known: dict[Hashable, Atom] = {}
 
     def make(

@@ -17,7 +17,13 @@ import onnx_ir as ir
 
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict, RegionVerdict
-from qgraph.conditions import AFTER_DIFFERENCE, EQUAL_OPERATORS, NO_SPECIALS, of_bounds, of_segments
+from qgraph.conditions import (
+    AFTER_DIFFERENCE,
+    Condition,
+    of_bounds,
+    of_equal_segments,
+    of_segments,
+)
 from qgraph.effort import is_over
 from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
@@ -49,7 +55,7 @@ def bounded_regions(
     *,
     keep_inputs: bool = False,
     evidence: bool = False,
-) -> tuple[list[RegionVerdict], list[str]]:
+) -> tuple[list[RegionVerdict], list[Condition]]:
     """Return a region for each segment of two models, and the conditions of their bounds.
 
     Args:
@@ -174,9 +180,7 @@ def with_bounds(
     has_cause |= is_open and bool(request.limits)
     if not is_bounded and not has_cause and (is_open or level is not Exactness.VALUES):
         return certificate
-    if ProofVerdict.PROVED in verdicts:
-        conditions.insert(0, EQUAL_OPERATORS)
-    stated = (*of_segments(certificate.conditions), *conditions, NO_SPECIALS)
+    stated = (*of_segments(certificate.conditions), *conditions)
     return replace(
         certificate,
         verdict=next(v for v in _WORST_FIRST if v in verdicts),
@@ -191,13 +195,15 @@ _WORST_FIRST = ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED, ProofVerdict.PROVED
 
 
 def _conditions(
-    regions: Iterable[RegionVerdict], request: Bounding, others: Iterable[str]
-) -> list[str]:
+    regions: Iterable[RegionVerdict], request: Bounding, others: Iterable[Condition]
+) -> list[Condition]:
     is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
-    return bound_conditions(request, others) if is_bounded else []
+    if is_bounded:
+        return bound_conditions(request, others)
+    return of_equal_segments(request.chunk, request.accumulate)
 
 
-def bound_conditions(request: Bounding, others: Iterable[str]) -> list[str]:
+def bound_conditions(request: Bounding, others: Iterable[Condition]) -> list[Condition]:
     """Return what all bounds take for granted, and what some operators add to it."""
     return of_bounds(request.chunk, request.accumulate, others)
 

@@ -108,7 +108,7 @@ class NodeCall:
                 limit = self.limits.get(size)
                 if limit is None:
                     raise Undecidable(_OPEN)
-                self.tracer.atoms.conditions.add(LIMITED_SIZE.format(size, limit))
+                self.tracer.atoms.conditions.add(LIMITED_SIZE(size, limit))
                 size = limit
             count *= size
         return count

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.conditions import EQUAL_OPERATORS
+from qgraph.conditions import EQUAL_OPERATORS, Condition
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
@@ -166,7 +166,7 @@ class Pairing:
         return equal
 
     @property
-    def conditions(self) -> set[str]:
+    def conditions(self) -> set[Condition]:
         """What the bounds take for granted besides the order of additions."""
         return self._atoms.conditions
 

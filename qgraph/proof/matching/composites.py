@@ -25,7 +25,7 @@ from qgraph.graph.constants import constant_elements
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of
 from qgraph.ops.composite import composite_of, differing, write_out
-from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
+from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.packed_rows import PackedRows
 
@@ -56,12 +56,6 @@ def unfold(models: Sequence[ir.Model]) -> bool:
 def has_packed_products(model: ir.Model) -> bool:
     """Return whether a model contains a MatMulNBits."""
     return any(is_mat_mul_n_bits(node) for node in model.graph)
-
-
-def has_rounded_products(model: ir.Model) -> bool:
-    """Return whether a model contains a MatMulNBits whose data a runtime may round to 8 bits."""
-    products = filter(is_mat_mul_n_bits, model.graph)
-    return any(node.attributes.get_int("accuracy_level", 0) == ROUNDS_DATA for node in products)
 
 
 def write_products(model: ir.Model) -> None:

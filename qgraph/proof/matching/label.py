@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
+from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.history import is_known
 from qgraph.graph.opset.versions import OLDEST, changes_of
@@ -16,7 +17,6 @@ from qgraph.graph.schema import attribute_values
 from qgraph.ops.determined import is_random
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.operator import operator_of
-from qgraph.proof.matching.operators import RESHAPING
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr"})
 """Operators whose operands may be swapped without changing a bit of the result."""

@@ -14,16 +14,16 @@ and shapes for a certificate:
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from qgraph.certificate import ListedFact
-from qgraph.conditions import ONE_SIZE, OPEN_SIZES
+from qgraph.conditions import Condition, of_sizes
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
+from qgraph.graph.inference.reshaped import names_in, reshaped_sizes
 from qgraph.graph.inference.walk import infer, write_all
 from qgraph.graph.interface import Domain, common_domain, stated_shape
 from qgraph.graph.opset.versions import declare_domains, require
@@ -65,6 +65,7 @@ class NormalisedModel:
         open_clips: names of the results of each Clip of real numbers that lacks a bound.
         has_open_sums: whether nothing says that those sums are whole and bounded.
         defined: operators on codes that were replaced by their definitions, in both models.
+        sizes: names of open sizes that operators of the model as written compute with.
     """
 
     model: ir.Model
@@ -77,6 +78,7 @@ class NormalisedModel:
     open_clips: frozenset[str] = frozenset()
     has_open_sums: bool = False
     defined: frozenset[OpKey] = frozenset()
+    sizes: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> ir.Graph:
@@ -123,9 +125,10 @@ def normalised_models(
     for copy in copies:
         freeze_static_parameters(copy)
     domain = common_domain(*copies)
-    fixed = []
+    fixed, sizes = [], []
     for copy, interface in zip(copies, domain.interfaces, strict=True):
         facts = infer(copy, interface)
+        sizes.append(reshaped_sizes(facts))
         fixed.append(fix_static_values(copy.graph, facts))
         write_all(copy, infer(copy, interface) if fixed[-1] else facts)
     is_unfolded = unfold(copies)
@@ -160,6 +163,7 @@ def normalised_models(
                 frozenset(_open_clips(copy)),
                 has_open_sums,
                 defined,
+                sizes[index],
             )
         )
     return normalised[0], normalised[1]
@@ -201,7 +205,7 @@ def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
 
 def listed_facts(
     sides: Sequence[NormalisedModel], names: Sequence[Collection[str]]
-) -> tuple[list[ListedFact], list[str]]:
+) -> tuple[list[ListedFact], list[Condition]]:
     """Return the types and shapes that a proof depends on, and the conditions for them.
 
     Args:
@@ -209,7 +213,7 @@ def listed_facts(
         names: for each of them, the names of the values in regions.
     """
     facts: dict[ListedFact, None] = {}
-    used: set[str] = set()
+    used = set().union(*(side.sizes for side in sides))
     for side, wanted in zip(sides, names, strict=True):
         own = {value.name: value for value in side.graph.inputs}
         facts.update(dict.fromkeys(_fact(side, value) for value in own.values()))
@@ -218,15 +222,12 @@ def listed_facts(
             for value in _compared(side, node) if node in live else ():
                 fact = _fact(side, value)
                 facts[fact] = None
-                used |= _open_sizes(fact)
+                texts = [size for size in fact.shape or () if isinstance(size, str)]
+                used.update(*map(names_in, texts))
             for value in node.outputs:
                 if value.name in wanted:
                     facts[_fact(side, value)] = None
-    conditions = [OPEN_SIZES.format(", ".join(sorted(used)))] if used else []
-    for size, inputs in sorted(sides[0].domain.shared.items()):
-        if size in used:
-            conditions.append(ONE_SIZE.format(size, inputs))
-    return list(facts), conditions
+    return list(facts), of_sizes(used, sides[0].domain.shared)
 
 
 def _compared(side: NormalisedModel, node: ir.Node) -> Iterator[ir.Value]:
@@ -252,8 +253,3 @@ def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
 
 def _type_name(dtype: ir.DataType) -> str:
     return "string" if dtype is ir.DataType.STRING else str(dtype.numpy())
-
-
-def _open_sizes(fact: ListedFact) -> set[str]:
-    texts = [size for size in fact.shape or () if isinstance(size, str)]
-    return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)} - {"floor", "min"}

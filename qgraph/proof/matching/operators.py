@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
+from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
@@ -30,9 +31,6 @@ _MOVES = KEEP_ALL | {
     *("Split", "Tile"),
 }
 """Operators whose results are some or all elements of their first operand."""
-
-RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that change the shape alone."""
 
 _OF_TWO_CODES = frozenset({"QLinearAdd", "QLinearMul"})
 _OF_ONE_CODE = frozenset({"QLinearLeakyRelu", "QLinearSigmoid"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from qgraph.conditions import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN
+from qgraph.conditions import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN, Condition
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.schema import MICROSOFT
@@ -100,7 +100,7 @@ class NormalForm:
     sides: tuple[NormalisedModel, NormalisedModel]
     exactness: Exactness
     note: str
-    conditions: tuple[str, ...]
+    conditions: tuple[Condition, ...]
 
 
 def normalise(
@@ -115,7 +115,7 @@ def normalise(
     Returns: None if no rule applies, or if the models would grow too large.
     """
     used: Counter[str] = Counter()
-    others: set[str] = set()
+    others: set[Condition] = set()
     exchanged, exactness, normalised = 0, Exactness.BITS, []
     kept = codes.shared_operators([side.model for side in sides])
     for side in sides:
@@ -137,7 +137,7 @@ def normalise(
         return None
     conditions = sorted(others)
     if exchanged:
-        conditions.append(NO_NAN_AT_MAXIMA.format(exchanged))
+        conditions.append(NO_NAN_AT_MAXIMA(exchanged))
     if exactness is Exactness.VALUES:
         conditions.append(ZEROS_REWRITTEN)
     note = f"{NORMAL_FORM}, by rules that keep {level}: {', '.join(sorted(used))}"

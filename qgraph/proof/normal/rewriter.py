@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.conditions import Condition
 from qgraph.exactness import Exactness
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name
@@ -133,7 +134,7 @@ class Rewriter:
     used: Counter[str] = field(default_factory=Counter)
     exchanged: int = 0
     loses_zero_signs: bool = False
-    conditions: set[str] = field(default_factory=set)
+    conditions: set[Condition] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.graph = self.model.graph

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.conditions import WRAPPED_SUM
 from qgraph.graph.schema import OpKey
 from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.proof.bounds.combination import Combination
@@ -74,13 +75,10 @@ def _wrapped(call: NodeCall, total: Quantity, data: Quantity) -> Quantity:
     is_low = -ends[0] > ends[1] + 1
     first, last = (float(pick(end)) for pick, end in ((np.min, data.low), (np.max, data.high)))
     where = (first, last) if is_low else (last, first)
-    text = (
-        f"an int32 sum wraps around: in channel {row} it is {ends[not is_low]:.0f} where codes "
-        f"less their zero point are {where[0]:g} for positive weights and {where[1]:g} for others"
-    )
-    atoms.conditions.add(text)
+    wrapped = WRAPPED_SUM(row, int(ends[not is_low]), *(f"{code:g}" for code in where))
+    atoms.conditions.add(wrapped)
     ends = -np.full((), _HALF), np.full((), _HALF - 1)
-    atom = atoms.make("wrapped", text, (total.meant,), ends, slope=np.inf)
+    atom = atoms.make("wrapped", str(wrapped), (total.meant,), ends, slope=np.inf)
     return Quantity(Combination.of(atom), *ends, unit=np.ones(()))
 
 

@@ -10,8 +10,9 @@ import pytest
 
 import qgraph
 from qgraph.certificate import ProofVerdict
+from qgraph.conditions import ONE_SIZE, OPEN_SIZE
 from qgraph.errors import EquivalenceError
-from tests.verify.checking import verify
+from tests.verify.checking import texts, verify
 
 CONSTANTS = "int64[1] rest = {-1}, int64 zero = {0}, int64[1] first = {0}, int64[1] second = {1}"
 
@@ -210,10 +211,7 @@ def test_a_certificate_lists_what_a_proof_rests_on() -> None:
             "because": "Reshape of x, w",
         },
     ]
-    assert (
-        "symbolic dimensions of the inputs (N) and their products are below 2**40"
-        in document["conditions"]
-    )
+    assert OPEN_SIZE("N") in texts(document)
 
 
 def test_values_that_sizes_determine_are_listed() -> None:
@@ -237,12 +235,9 @@ def test_a_size_that_one_model_fixes_is_listed() -> None:
 def test_dimensions_of_one_name_are_a_condition_where_they_matter() -> None:
     inputs, body = "float[N,3] x, float[N,3] z", "s = Shape ({}) y = Reshape (x, s)"
     document = proved(model(inputs, body.format("x")), model(inputs, body.format("z")))
-    assert (
-        "dimensions of the same name are equal: N is the size of x[0], z[0]"
-        in document["conditions"]
-    )
+    assert ONE_SIZE("N", "x[0], z[0]") in texts(document)
     document = proved(model(inputs, "y = Add (x, z)"), model(inputs, "y = Add (z, x)"))
-    assert not any("same name" in condition for condition in document["conditions"])
+    assert not any("same name" in text for text in texts(document))
 
 
 def test_a_fact_that_is_changed_is_refused() -> None:
