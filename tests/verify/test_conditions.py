@@ -43,7 +43,6 @@ def defined(name: str) -> Pair:
 STEPS = "float s = {0.25}, uint8 z = {3}, float t = {0.7}"
 QUANTIZED = "q = QuantizeLinear({}, s, z) {} = DequantizeLinear(q, s, z) "
 WEIGHTS = "float[2,2,1,1] w = {1, -0.5, 0.75, 1}, float[2] b = {0.1, -0.2}"
-ROWS = "float[6,2] w = {1, -0.7, 0.3, 2, 1, -0.7, 0.3, 2, 1, -0.7, 0.3, 2}, int64[2] k = {-1, 6}"
 POOL = "MaxPool <kernel_shape = [2, 2]>"
 DECODED = "a = DequantizeLinear(x, s, z) "
 HALF = (
@@ -93,13 +92,7 @@ PAIRS: dict[ConditionKind | Condition, Callable[[], Pair]] = {
     conditions.ROUNDED_ONCE: lambda: pair(
         "float c = {0.3}, float e = {1.3498589}", "e0 = Exp(c) y = Add(x, e0)", "y = Add(x, e)"
     ),
-    conditions.OPEN_SIZE: lambda: pair(
-        f"{STEPS}, {ROWS}",
-        DECODED + "r = Reshape(a, k) p = MatMul(r, w) y = QuantizeLinear(p, t, z)",
-        DECODED + "r = Flatten(a) p = Gemm(r, w) y = QuantizeLinear(p, t, z)",
-        x="uint8[N,2,3] x",
-        y="uint8[N,2] y",
-    ),
+    conditions.OPEN_SIZE: lambda: test_tampering.pair(test_tampering.OPEN),
     conditions.ONE_SIZE: lambda: pair(
         "",
         "s = Shape (x) y = Reshape (x, s)",
