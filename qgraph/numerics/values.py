@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qgraph.numerics import Array, Mask
+from qgraph.numerics import Array, Float64, Mask
 
 _PIECE = 1 << 20
 """Elements that are compared at a time."""
 
 _LAST_BITS = 2.0**-20
 """Share of the largest value; far below a step of any quantizer of up to 16 bits."""
+
+_EXACT_FACTOR = 2.0**26
+"""Products of two whole numbers below it are exact in float64."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,18 @@ def is_nan(array: Array) -> Mask:
     if array.dtype.kind in "iub":
         return np.zeros(array.shape, np.bool_)
     return np.asarray(array != array)
+
+
+def ratios_of_rows(one: Float64, other: Float64) -> Float64 | None:
+    """Return the exact ratios of the rows of whole numbers; None if one row is not proportional."""
+    if one.shape != other.shape:
+        return None
+    a, b = (array.reshape(len(array), -1) for array in (one, other))
+    if not all((np.abs(x) < _EXACT_FACTOR).all() and (x == np.rint(x)).all() for x in (a, b)):
+        return None
+    rows, largest = np.arange(len(a)), np.argmax(np.maximum(np.abs(a), np.abs(b)), axis=1)
+    first, second = a[rows, largest][:, None], b[rows, largest][:, None]
+    if not ((a * second == b * first).all() and np.array_equal(first == 0, second == 0)):
+        return None
+    with np.errstate(all="ignore"):
+        return np.where(first == 0, 1.0, second / first)

@@ -19,13 +19,17 @@ import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
+import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.graph.inference.dimensions import Dim, Size
+from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.values import narrowed
+from qgraph.ops.dispatch import Imports, kernel_for
 
 Sizes = tuple[Dim, ...]
 
@@ -158,3 +162,61 @@ class MovedElements:
         """Return the ends of moved data, and of what fills the other elements."""
         low, high = self.of(low), self.of(high)
         return (np.minimum(low, fill), np.maximum(high, fill)) if self.is_padding else (low, high)
+
+
+def movements(
+    node: ir.Node,
+    before: Sequence[Shape],
+    after: Sequence[Shape],
+    parameters: Sequence[Array | None],
+    imports: Imports,
+    **attributes: str,
+) -> list[list[MovedElements]]:
+    """Return, for each result, where its elements come from in each tensor of data.
+
+    Args:
+        node: the operator.
+        before: shapes of its operands that are data, which come first.
+        after: shapes of its results.
+        parameters: its other operands.
+        imports: domains and their versions.
+        attributes: of the node, to be replaced.
+
+    Raises:
+        UnsupportedError: it computes other numbers, or has no kernel.
+    """
+    starts = np.cumsum([0, *(shape.places.size for shape in before)]).tolist()
+    numbers = [shape.places + start for shape, start in zip(before, starts, strict=False)]
+    if node.op_type in RESHAPING:
+        results = [numbers[0].reshape(after[0].lengths)]
+    else:
+        results = executed(node, [*numbers, *parameters], imports, **attributes)
+    return [
+        [
+            MovedElements(shape, whole, np.where((all_ > start) & (all_ <= stop), all_ - start, 0))
+            for shape, (start, stop) in zip(before, pairwise(starts), strict=True)
+        ]
+        for whole, all_ in zip(after, results, strict=True)
+    ]
+
+
+def executed(
+    node: ir.Node, operands: Sequence[Array | None], imports: Imports, **attributes: str
+) -> list[Array]:
+    """Return the results of an operator that moves elements, on arrays; attributes are replaced.
+
+    Raises:
+        UnsupportedError: it computes other numbers, or has no kernel.
+    """
+    if node.op_type == "Resize" and (
+        node.attributes.get_string("mode", "nearest") != "nearest"
+        or "crop" in node.attributes.get_string("coordinate_transformation_mode", "")
+    ):
+        raise UnsupportedError("a Resize that computes numbers between elements")
+    copy = ir.node(
+        node.op_type,
+        [None if array is None else ir.val(f"x{i}") for i, array in enumerate(operands)],
+        {**node.attributes, **attributes},
+        outputs=[ir.val(f"y{i}") for i in range(len(node.outputs))],
+    )
+    return list(kernel_for(copy, imports)(*operands))

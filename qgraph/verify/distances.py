@@ -8,10 +8,10 @@ import numpy as np
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
+from qgraph.numerics.values import ratios_of_rows
 from qgraph.ops.approximation import largest_of, product
 from qgraph.verify.ideals import NOTHING, ULP, Basis, Ideal, rows_of
 
-_WHOLE = 2.0**26
 _ELEMENTWISE = ("limit", "LeakyRelu")
 
 _Term = tuple[Float64, Basis]
@@ -112,23 +112,8 @@ def _share(p: Basis, q: Basis) -> Float64 | None:
         return np.ones(())
     if p.weights is None or q.weights is None or not p.has_inner_of(q):
         return None
-    ratio = _proportion(p.weights, q.weights)
+    ratio = ratios_of_rows(p.weights, q.weights)
     return ratio.reshape(p.low.shape) if ratio is not None and ratio.size == p.low.size else None
-
-
-def _proportion(one: Float64, other: Float64) -> Float64 | None:
-    """Return the exact ratios of the rows of weights, None if one row is not proportional."""
-    if one.shape != other.shape:
-        return None
-    a, b = (array.reshape(len(array), -1) for array in (one, other))
-    if not all((np.abs(x) < _WHOLE).all() and (x == np.rint(x)).all() for x in (a, b)):
-        return None
-    rows, largest = np.arange(len(a)), np.argmax(np.maximum(np.abs(a), np.abs(b)), axis=1)
-    first, second = a[rows, largest][:, None], b[rows, largest][:, None]
-    if not ((a * second == b * first).all() and np.array_equal(first == 0, second == 0)):
-        return None
-    with np.errstate(all="ignore"):
-        return np.where(first == 0, 1.0, second / first)
 
 
 def _apart(first: _Term, second: _Term, noise: float) -> Float64:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +14,7 @@ from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.approximation import granules
-from qgraph.ops.moved_elements import MovedElements
+from qgraph.ops.moved_elements import MovedElements, movements
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
@@ -128,30 +127,15 @@ def _movements(
     parameters: Sequence[ir.Value | None] | None = None,
     **attributes: str,
 ) -> list[list[MovedElements]]:
-    """Return, for each result, where its elements come from in each tensor of data.
-
-    Args:
-        trace: the model.
-        node: the operator.
-        parameters: its operands but the first; None if all operands are data.
-        attributes: of the node, to be replaced.
-    """
+    """Return where elements of results come from; all operands are data without parameters."""
     data = node.inputs if parameters is None else node.inputs[:1]
-    before = [trace.shape_of(trace.shape(value)) for value in data]
-    starts = np.cumsum([0, *(shape.places.size for shape in before)]).tolist()
-    numbers = [shape.places + start for shape, start in zip(before, starts, strict=False)]
-    after = [trace.shape_of(trace.shape(value)) for value in node.outputs]
-    if node.op_type in RESHAPING:
-        results = [numbers[0].reshape(after[0].lengths)]
-    else:
-        results = trace.executed(node, [*numbers, *(parameters or ())], **attributes)
-    return [
-        [
-            MovedElements(shape, whole, np.where((all_ > start) & (all_ <= stop), all_ - start, 0))
-            for shape, (start, stop) in zip(before, pairwise(starts), strict=True)
-        ]
-        for whole, all_ in zip(after, results, strict=True)
-    ]
+    before, after = (
+        [trace.shape_of(trace.shape(value)) for value in values] for values in (data, node.outputs)
+    )
+    # what reshapes is known by its inferred shape, whatever computes it
+    computed = node.op_type not in RESHAPING
+    arrays = trace.arrays(node, parameters or ()) if computed else ()
+    return movements(node, before, after, arrays, trace.imports, **attributes)
 
 
 def moved(trace: Trace, movement: _Moved, x: Executed, fill: float = 0.0) -> Executed:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import freeze_inputs
 from qgraph.graph.inference.reshaped import RESHAPING, reshaped_sizes
 from qgraph.graph.inference.walk import Interface, infer
@@ -15,12 +14,11 @@ from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
-from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.moved_elements import Sizes, primes_of
 from qgraph.ops.operator import OPERATORS
+from qgraph.ops.written_definitions import with_definitions
 from qgraph.verify import shapes
-from qgraph.verify.definitions import with_definitions
 from qgraph.verify.operators import graphs_of, is_apart, meaning, names
 
 QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
@@ -94,29 +92,6 @@ class Reading:
         self.open_sizes = reshaped_sizes(facts)
         self.sizes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
         self.primes = primes_of(map(tuple, interface.values()))
-
-    def executed(
-        self, node: ir.Node, operands: Sequence[Array | None], attributes: Mapping[str, str]
-    ) -> list[Array]:
-        """Return the results of a node on arrays.
-
-        Args:
-            node: a standard operator that does not interpolate.
-            operands: what it is executed on.
-            attributes: to be replaced.
-        """
-        if node.op_type == "Resize" and (
-            node.attributes.get_string("mode", "nearest") != "nearest"
-            or "crop" in node.attributes.get_string("coordinate_transformation_mode", "")
-        ):
-            raise UnsupportedError("a Resize that computes numbers between elements")
-        copy = ir.node(
-            node.op_type,
-            [None if array is None else ir.val(f"x{i}") for i, array in enumerate(operands)],
-            {**node.attributes, **attributes},
-            outputs=[ir.val(f"y{i}") for i in range(len(node.outputs))],
-        )
-        return list(kernel_for(copy, self.imports)(*operands))
 
     def named(self, name: str) -> list[ir.Value]:
         """Return the values of a name; subgraphs may use the same name."""

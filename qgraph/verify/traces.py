@@ -19,7 +19,7 @@ from qgraph.ops.approximation import (
     rounded,
     sum_of,
 )
-from qgraph.ops.moved_elements import Shape, Sizes
+from qgraph.ops.moved_elements import Shape, Sizes, executed
 from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
 from qgraph.verify.ideals import (
@@ -65,6 +65,7 @@ class Trace:
 
     Attributes:
         roundings: by their results; first that of the model, then those of moved elements.
+        imports: domains of the model and their versions.
         weak: why errors of values may be larger here than by the rules of the prover.
     """
 
@@ -80,7 +81,7 @@ class Trace:
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
-        self._ends = ends
+        self._ends, self.imports = ends, side.imports
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -177,31 +178,30 @@ class Trace:
         """Return sizes as a shape, in numbers too."""
         return Shape(sizes, self._side.primes)
 
-    def executed(
-        self, node: ir.Node, operands: Sequence[ir.Value | Array | None], **attributes: str
-    ) -> list[Array]:
-        """Return the results of a node on arrays and constants; attributes are replaced."""
-        arrays = [self._side.array(x) if isinstance(x, ir.Value) else x for x in operands]
+    def arrays(self, node: ir.Node, operands: Sequence[ir.Value | None]) -> list[Array | None]:
+        """Return the arrays of constant operands of a node."""
+        arrays = list(map(self._side.array, operands))
         if any(a is None and x is not None for a, x in zip(arrays, operands, strict=True)):
             raise UnsupportedError(f"a parameter of a {node.op_type} is not constant")
-        return self._side.executed(node, arrays, attributes)
+        return arrays
 
     def _constant(self, value: ir.Value) -> Executed:
         array, node = self._side.array(value), value.producer()
         if array is None or array.dtype.kind not in "iubfV":
             raise UnsupportedError(f"{value.name!r} has no numbers that the checker knows")
-        executed = array.astype(np.float64)
+        numbers = array.astype(np.float64)
         if node is None or not node.inputs:
-            return fixed(executed)
+            return fixed(numbers)
         match node.op_type:
             case "Identity":
                 return self.of(node.inputs[0])
             case name if name in MOVING:
                 data, *others = node.inputs
-                return changed(self.of(data), lambda a: self.executed(node, [a, *others])[0])
+                rest = self.arrays(node, others)
+                return changed(self.of(data), lambda a: executed(node, [a, *rest], self.imports)[0])
             case "Mul" | "Div":
                 a, b = (self.of(v).meant.offset for v in node.inputs)
-                return fixed(executed, a * b if node.op_type == "Mul" else a / b)
+                return fixed(numbers, a * b if node.op_type == "Mul" else a / b)
             case "DequantizeLinear":
                 codes, *parameters = (self.of(v).numbers for v in node.inputs if v)
                 axis = node.attributes.get_int("axis", 1) % max(codes.ndim, 1)
@@ -213,19 +213,19 @@ class Trace:
                     else a.reshape(shape if a.size > 1 else ())
                     for a in (*parameters, NOTHING)[:2]
                 )
-                return fixed(executed, scale * (codes - zero), (scale, codes - zero))
+                return fixed(numbers, scale * (codes - zero), (scale, codes - zero))
             case "Quant" | "IntQuant" | "BipolarQuant":
-                step = np.broadcast_to(self.of(node.inputs[1]).numbers, executed.shape)
-                codes = np.rint(executed / step)
-                if np.array_equal((codes * step).astype(np.float32), executed):
-                    return fixed(executed, codes * step, (step, codes))
+                step = np.broadcast_to(self.of(node.inputs[1]).numbers, numbers.shape)
+                codes = np.rint(numbers / step)
+                if np.array_equal((codes * step).astype(np.float32), numbers):
+                    return fixed(numbers, codes * step, (step, codes))
             case "FakeQuantize":
                 _, _, bottom, top = (self.of(v).numbers for v in node.inputs[1:])
                 last = node.attributes.get_int("levels", 0) - 1
-                codes = np.rint((executed - bottom) / (top - bottom) * last)
-                return fixed(executed, codes / last * (top - bottom) + bottom)
+                codes = np.rint((numbers - bottom) / (top - bottom) * last)
+                return fixed(numbers, codes / last * (top - bottom) + bottom)
         self.weak[value] = f"constants that {node.op_type} computes are taken as they are"
-        return fixed(executed)
+        return fixed(numbers)
 
     def adding(self, node: ir.Node) -> FloatType:
         """Return how a node adds."""

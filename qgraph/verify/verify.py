@@ -21,9 +21,10 @@ from qgraph.graph.interface import (
 )
 from qgraph.numerics.float32 import check_float_environment
 from qgraph.ops.kernels import mat_mul_n_bits
+from qgraph.ops.written_definitions import conditions_of as conditions_of_definitions
+from qgraph.ops.written_definitions import differing_definitions
 from qgraph.reasons import VERDICT_NOT_CHECKED
 from qgraph.verify.bounds import BoundCheck
-from qgraph.verify.definitions import replaced
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality, check
@@ -45,7 +46,9 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     regions = certificate.regions
     is_bound = any(region.method is Method.BOUND for region in regions)
     # a segment of a bound starts and ends at operators as they are written
-    defined = frozenset() if is_bound else replaced(models, certificate.conditions)
+    defined = frozenset() if is_bound else differing_definitions(models)
+    if not set(conditions_of_definitions(models, defined)) <= set(certificate.conditions):
+        defined = frozenset()
     try:
         one, other = (
             Reading(model, keep_inputs=certificate.kept_inputs, defined=defined) for model in models

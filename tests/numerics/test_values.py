@@ -1,4 +1,4 @@
-"""What a comparison of two arrays counts."""
+"""What a comparison of two arrays counts, and which rows are proportional."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qgraph.exactness import Exactness
-from qgraph.numerics.values import compare_values
+from qgraph.numerics.values import compare_values, ratios_of_rows
 
 NAN, INF = float("nan"), float("inf")
 
@@ -42,3 +42,21 @@ def test_values_are_counted(
 def test_numbers_without_a_sign_of_zero(dtype: type[Any]) -> None:
     found = compare_values(np.array([0, 1, 1], dtype), np.array([0, 1, 0], dtype))
     assert (found.differing, found.zero_sign, found.index) == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([[2, 4], [3, -9]], [[3, 6], [-1, 3]], [[1.5], [-1 / 3]]),
+        ([[0, 0], [1, 2]], [[0, 0], [1, 2]], [[1], [1]]),
+        ([[2, 4]], [[3, 5]], None),
+        ([[2, 0]], [[2, 1]], None),
+        ([[2, 0]], [[0, 0]], None),
+        ([[0.5, 1]], [[1, 2]], None),  # not whole
+        ([[2.0**26, 1]], [[2.0**26, 1]], None),  # products may be rounded
+        ([[1, 2]], [[1], [2]], None),
+    ],
+)
+def test_rows_are_proportional_or_not(one, other, expected):
+    ratios = ratios_of_rows(*(np.array(rows, np.float64) for rows in (one, other)))
+    assert (None if ratios is None else ratios.tolist()) == expected

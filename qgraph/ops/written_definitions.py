@@ -1,7 +1,7 @@
 """Replace operators by their definitions, for two models of which one has the definitions.
 
-A definition is a graph of standard operators in ``qgraph.ops``. All nodes of an operator are
-replaced in both models, or none. A MatMulNBits becomes a MatMul with its decoded weights.
+A definition is a graph of standard operators. A MatMulNBits becomes a MatMul with its decoded
+weights.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 
 
-def replaced(models: Sequence[ir.Model], stated: Collection[Condition]) -> frozenset[OpKey]:
-    """Return the operators with definitions that not all models have equally often.
+def differing_definitions(models: Sequence[ir.Model]) -> frozenset[OpKey]:
+    """Return the operators with definitions that not all models have equally often."""
+    return differing(models, _writer)
 
-    Args:
-        models: the models.
-        stated: conditions. If one is missing under which an operator is equal to its definition,
-            none is replaced.
-    """
-    keys = differing(models, _writer)
-    nodes = [node for model in models for node in nodes_of(model.graph) if OpKey.of(node) in keys]
-    needed = [*definitions.conditions(keys), *mat_mul_n_bits.conditions(nodes)]
-    return keys if set(needed) <= set(stated) else frozenset()
+
+def conditions_of(models: Sequence[ir.Model], operators: Collection[OpKey]) -> list[Condition]:
+    """Return the conditions under which operators of models are equal to their definitions."""
+    nodes = (node for model in models for node in nodes_of(model.graph))
+    replaced = [node for node in nodes if OpKey.of(node) in operators]
+    return [*definitions.conditions(operators), *mat_mul_n_bits.conditions(replaced)]
 
 
 def with_definitions(model: ir.Model, defined: Collection[OpKey]) -> ir.Model:
