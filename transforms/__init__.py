@@ -8,6 +8,7 @@ at first use.
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,47 +86,26 @@ __all__ = [
     "rewrite",
 ]
 
-_HOMES = {
-    "MoveQuantizers": "move_quantizers",
-    "CanonicalOperators": "canonical_operators",
-    "WidenCodes": "widen_codes",
-    "WidenFloats": "widen_floats",
-    "SymmetricWeights": "symmetric_weights",
-    "ShiftZeroPoints": "shift_zero_points",
-    "PlainPairs": "plain_pairs",
-    "MoveChannelScales": "move_channel_scales",
-    "MergeActivation": "merge_activation",
-    "FoldConstants": "fold_constants",
+_ELSEWHERE = {
     "ConvertDialect": "convert",
-    "DropRounding": "drop_rounding",
-    "FloatSums": "float_sums",
-    "FoldBatchNorm": "fold_batch_norm",
     "FoldWeights": "convert",
-    "FuseOutputScale": "fuse_output_scale",
     "LowerIntegerOperators": "integer_operators",
-    "LowerMatMulNBits": "lower_mat_mul_n_bits",
     "LowerMicrosoft": "microsoft",
-    "LowerPointwise": "lower_pointwise",
-    "LowerVendorOperators": "lower_vendor_operators",
-    "MakePortable": "make_portable",
-    "SplitFakeQuantize": "split_fake_quantize",
-    "SplitGemm": "split_gemm",
-    "SplitZeroPoints": "split_zero_points",
-    "QuantizeBias": "quantize_bias",
-    "QuantizeWeights": "quantize_weights",
-    "Repack": "repack",
     "RaiseIntegerOperators": "integer_operators",
-    "RaiseMatMulNBits": "raise_mat_mul_n_bits",
     "RaiseMicrosoft": "microsoft",
     "StripFunctions": "make_portable",
     "TRANSFORMS": "base",
     "Transform": "base",
-    "TuneRanges": "tune_ranges",
+    "Writing": "rewriting",
     "describe": "base",
     "parse_spec": "base",
-    "Writing": "rewriting",
     "rewrite": "rewriting",
 }
+"""Modules of names that differ from those of their modules."""
+
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+_HOMES = {name: _ELSEWHERE.get(name) or _WORD.sub("_", name).lower() for name in __all__}
 
 
 def __getattr__(name: str) -> object:

@@ -28,7 +28,7 @@ from qgraph.registry import Registry
 from qgraph.reports import Report
 from qgraph.targets.reader import profile_of
 from qgraph.targets.rules import weight_form
-from qgraph.transforms.weights.shifted_pairs import keep_unsigned
+from qgraph.transforms.integers.shifted_chains import keep_unsigned
 
 _BOOLEANS = {"true": True, "false": False}
 _NONE = "none"

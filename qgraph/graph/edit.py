@@ -354,11 +354,18 @@ class Editor:
             if value is not None and (value in draft.constants or value in draft.tensors):
                 placed = self._placed.get((id(graph), value))
                 if placed is None or placed.graph is None:
-                    key = id(graph), _content(draft, value)
-                    if key not in self._shared or self._shared[key].graph is None:
-                        self._shared[key] = self.place(value, anchor, graph, stem)
-                    placed = self._placed[id(graph), value] = self._shared[key]
+                    placed = self.share(value, _content(draft, value), anchor, graph, stem)
+                    self._placed[id(graph), value] = placed
                 node.replace_input_with(index, placed)
+
+    def share(
+        self, value: ir.Value, content: object, anchor: ir.Node, graph: Any, stem: str
+    ) -> ir.Value:
+        """Return the constant in ``graph`` with this content, placed unless an edit has done so."""
+        key = id(graph), content
+        if key not in self._shared or self._shared[key].graph is None:
+            self._shared[key] = self.place(value, anchor, graph, stem)
+        return self._shared[key]
 
     def place(self, value: ir.Value, anchor: ir.Node, graph: Any, stem: str) -> ir.Value:
         """Return a constant in ``graph``, visible from ``anchor``, equal to ``value``.

@@ -6,7 +6,7 @@ codes: the zero point is added after rounding. MaxPool and data movement give th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.numerics.values import fingerprint
 from qgraph.ops.steps import code_type
 from qgraph.quantizers.movement import MOVES
 from qgraph.reasons import (
@@ -37,6 +38,11 @@ _SHIFTED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 
 
 _MIDDLE = 128
+_UNSIGNED = "UINT8"
+_WHY_UNSIGNED = (
+    "at opset 21 or later, ONNX Runtime refuses signed codes if an operator that moves values "
+    "follows"
+)
 
 _KEPT = (MOVES - {"Concat"}) | {"Clip", "Relu"}
 """Operators that hand on what codes stand for."""
@@ -105,25 +111,30 @@ class CodeChain:
                 )
         return step
 
-    def shift(self, type_name: str, editor: Editor, step: int | None = None) -> None:
+    def shift(
+        self, type_name: str, editor: Editor, step: int | None = None, *, shares: bool = False
+    ) -> None:
         """Add a number to all codes and store them in another type.
 
         Args:
             type_name: the type.
             editor: makes constants.
             step: the number; None for half of the range, which changes signed to unsigned or back.
+            shares: whether equal constants become one, for graphs without functions.
         """
         if step is None:
             step = int(FORMATS[type_name].lo - FORMATS[self.kind].lo)
         for node in (*self.encoders, *self.decoders):
-            _put(node, 2, _moved(_points(node), step, type_name), "zero_point", editor)
+            moved = _moved(_points(node), step, type_name)
+            _put(node, 2, moved, "zero_point", editor, shares=shares)
             if node in self.encoders:
                 node.attributes.pop("output_dtype", None)
         for node in self.movers or ():
             for index in (1, 2) if node.op_type == "Clip" else ():
                 bound = constant_expression(_operand(node, index))
                 if bound is not None:
-                    _put(node, index, _moved(bound, step, type_name), "bound", editor)
+                    moved = _moved(bound, step, type_name)
+                    _put(node, index, moved, "bound", editor, shares=shares)
         for value in self.values:
             value.type = ir.TensorType(ir.DataType[type_name])
 
@@ -262,7 +273,9 @@ def _moved(array: Array, step: int, type_name: str) -> Array:
     return (array.astype(np.int32) + np.int32(step)).astype(numpy_dtype(type_name))
 
 
-def _put(node: ir.Node, index: int, array: Array, name: str, editor: Editor) -> None:
+def _put(
+    node: ir.Node, index: int, array: Array, name: str, editor: Editor, *, shares: bool
+) -> None:
     """Give a node another constant operand."""
     tensor, old = ir.Tensor(array), _operand(node, index)
     value = ir.Value(
@@ -270,7 +283,8 @@ def _put(node: ir.Node, index: int, array: Array, name: str, editor: Editor) -> 
     )
     stem = node.outputs[0].name or "codes"
     node.resize_inputs(max(len(node.inputs), index + 1))
-    node.replace_input_with(index, editor.place(value, node, node.graph, stem))
+    content = fingerprint(array) if shares else value
+    node.replace_input_with(index, editor.share(value, content, node, node.graph, stem))
     if old is not None:
         remove_constant(old)
 
@@ -282,6 +296,27 @@ def is_same_width(one: str, other: str) -> bool:
         return False
     first, second = (form for form in forms if isinstance(form, IntFormat))
     return first.bits == second.bits and first.signed != second.signed
+
+
+def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -> None:
+    """Change signed codes to unsigned codes with the same values.
+
+    Args:
+        model: is changed.
+        decoders: the DequantizeLinear nodes whose codes are changed, if they can be.
+        report: gets a note of how many were changed.
+    """
+    editor, changed = Editor(model.ir), 0
+    for chain in list(code_chains(model)) if decoders else ():
+        wanted = {*chain.decoders}.intersection(decoders)
+        if wanted and chain.obstacle is None and is_same_width(chain.kind, _UNSIGNED):
+            chain.shift(_UNSIGNED, editor, shares=not model.ir.functions)
+            changed += len(wanted)
+    if changed:
+        report.notes.append(
+            f"signed codes with a zero point became unsigned in {changed} "
+            f"{'place' if changed == 1 else 'places'}, with the same values: {_WHY_UNSIGNED}"
+        )
 
 
 def shift_activations(
