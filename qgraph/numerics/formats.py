@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Float32
-from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat, cast_e8m0, decode
+from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat, cast_e8m0
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
 __all__ = [
@@ -25,14 +25,11 @@ __all__ = [
     "numpy_dtype",
 ]
 
-Codes = npt.NDArray[np.unsignedinteger]
-
 
 class NumberFormat(Protocol):
     """A finite set of values with bit patterns.
 
-    ``snap`` is the arithmetic of a quantizer: it saturates, and NaN stays NaN. ``to_codes`` is the
-    arithmetic of storing, where a format without NaN needs a rule; each format states its own.
+    ``snap`` is the arithmetic of a quantizer: it saturates, and NaN stays NaN.
     """
 
     @property
@@ -44,10 +41,6 @@ class NumberFormat(Protocol):
         """Width of a code in bits."""
 
     @property
-    def storage(self) -> str | None:
-        """ONNX DataType name of the type with exactly these values, or None."""
-
-    @property
     def lo(self) -> float:
         """Smallest finite value."""
 
@@ -57,12 +50,6 @@ class NumberFormat(Protocol):
 
     def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
         """Values of the format near ``x``, ``[*shape]``, saturating."""
-
-    def to_codes(self, values: npt.ArrayLike) -> Codes:
-        """Bit patterns ``[*shape]`` of the values nearest to ``values``."""
-
-    def from_codes(self, codes: npt.ArrayLike) -> Float32:
-        """Values ``[*shape]`` of bit patterns."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +75,6 @@ class IntFormat:
         """``INT4``, ``UINT3``, ``INT8 narrow``."""
         return f"{'' if self.signed else 'U'}INT{self.bits}{' narrow' if self.narrow else ''}"
 
-    @property
-    def storage(self) -> str | None:
-        """None for narrow ranges too."""
-        return self.name if self.name in FORMATS else None
-
     def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
         """round(clamp(x, lo, hi)) in float32, the bounds rounded once; NaN stays NaN."""
         values = np.asarray(x, np.float32)
@@ -100,49 +82,12 @@ class IntFormat:
         with np.errstate(invalid="ignore"):  # signalling NaN
             return round_to_integer(q, rounding, out=q)
 
-    def to_codes(self, values: npt.ArrayLike) -> Codes:
-        """Two's complement in the low ``bits`` bits; nearest, saturating, NaN to ``lo``.
-
-        NaN goes where QuantizeLinear implementations send it.
-
-        Raises: ValueError above 32 bits.
-        """
-        container = self._container()
-        numbers = np.asarray(values)
-        # float32 cannot hold the upper bound of wide integers
-        real = np.float64 if self.bits > 24 or numbers.dtype.kind in "iu" else np.float32
-        lo, hi = real(self.lo), real(self.hi)
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            q = numbers.astype(real)
-            np.clip(q, lo, hi, out=q)
-            np.rint(q, out=q)
-        np.copyto(q, lo, where=np.isnan(q))
-        whole = q.astype(np.int64) if self.bits > 24 else q.astype(np.int32)
-        codes = whole.astype(container)  # wraps
-        np.bitwise_and(codes, container((1 << self.bits) - 1), out=codes)
-        return codes
-
-    def from_codes(self, codes: npt.ArrayLike) -> Float32:
-        """Values of the low ``bits`` bits; integers beyond 2**24 are rounded to float32."""
-        q = np.asarray(codes).astype(np.int64) & ((1 << self.bits) - 1)
-        if self.signed:
-            sign = 1 << (self.bits - 1)
-            q = (q ^ sign) - sign
-        return np.asarray(q, np.float32)
-
-    def _container(self) -> type[np.unsignedinteger]:
-        if self.bits > 32:
-            msg = f"{self.name} has no codes; expected at most 32 bits. Keep its values as floats"
-            raise ValueError(msg)
-        return np.uint8 if self.bits <= 8 else np.uint16 if self.bits <= 16 else np.uint32
-
 
 @dataclass(frozen=True)
 class E8M0:
     """Powers of two from 2**-127 to 2**127 and NaN: the scales of microscaling blocks."""
 
     name = "FLOAT8E8M0"
-    storage = "FLOAT8E8M0"
     bits = 8
     lo = 2.0**-127
     hi = 2.0**127
@@ -162,14 +107,6 @@ class E8M0:
             case _:
                 msg = f"{self.name} cannot round with {rounding}; use ROUND, UP or DOWN"
                 raise ValueError(msg)
-
-    def to_codes(self, values: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-        """Biased exponents (bias 127) of the nearest powers of two; 255 is NaN."""
-        return np.asarray(self.snap(values).view(np.uint32) >> np.uint32(23), np.uint8)
-
-    def from_codes(self, codes: npt.ArrayLike) -> Float32:
-        """2**(code - 127), NaN for 255."""
-        return decode(np.asarray(codes, np.uint8).view(DTYPES[self.name]))
 
 
 _INTEGERS = [IntFormat(b, signed) for b in (2, 4, 8, 16) for signed in (False, True)]

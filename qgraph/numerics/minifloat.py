@@ -77,11 +77,6 @@ class Minifloat:
         positive = ((top + self.bias) << self.mantissa_bits) + steps
         return 2 * positive + (2 if self.has_negative_zero else 1)
 
-    @property
-    def storage(self) -> str | None:
-        """The ONNX DataType with exactly these values, if there is one."""
-        return self.name if MINIFLOATS.get(self.name) == self else None
-
     def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
         """Grid points near ``x``, ``[*shape]``; infinities saturate, NaN stays NaN."""
         values = np.asarray(x, np.float32)
@@ -89,24 +84,6 @@ class Minifloat:
         if not self.has_negative_zero:
             q += _ZERO  # -0 + 0 is +0
         return q
-
-    def to_codes(self, values: npt.ArrayLike) -> Codes:
-        """Bit patterns ``[*shape]`` of a saturating cast, see :func:`encode`."""
-        return encode(values, self._storage()).view(np.uint8)
-
-    def from_codes(self, codes: npt.ArrayLike) -> Float32:
-        """Values ``[*shape]`` of bit patterns."""
-        return decode(np.asarray(codes, np.uint8).view(DTYPES[self._storage()]))
-
-    def _storage(self) -> str:
-        if self.storage is None:
-            msg = (
-                f"{self.name} with {self.exponent_bits} exponent bits, {self.mantissa_bits} "
-                f"mantissa bits, bias {self.bias} and maximum {self.max_value} has no defined bit "
-                f"patterns; expected one of {', '.join(MINIFLOATS)}. Keep its values as floats"
-            )
-            raise ValueError(msg)
-        return self.storage
 
 
 MINIFLOATS: dict[str, Minifloat] = {

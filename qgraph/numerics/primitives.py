@@ -12,7 +12,7 @@ exact for every type of up to 16 bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -21,19 +21,7 @@ from qgraph.numerics import Array, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.rounding import Rounding, power, round_to_integer
 
-V_co = TypeVar("V_co", covariant=True)
-
 _ZERO = np.float32(0)
-
-
-class Ops(Protocol[V_co]):
-    """Whatever can trace a definition: one method for each primitive, named as in ONNX.
-
-    Operands are what an earlier call returned, inputs of the definition, or Python numbers, which
-    stand for float32 constants.
-    """
-
-    def __getattr__(self, name: str) -> Callable[..., V_co]: ...
 
 
 def cast(

@@ -35,7 +35,7 @@ class Operator:
     Attributes:
         schema: inputs, attributes, domains.
         define: ``define(op, *inputs, **arguments)`` writes the meaning in primitives
-            (:class:`qgraph.numerics.primitives.Ops`); the proof engine and function bodies use it.
+            (:mod:`qgraph.numerics.primitives`); the proof engine and function bodies use it.
         kernel: ``kernel(*arrays, **attributes)`` computes the same bits, fast.
         resolve: what ``define`` has to know beyond the attributes, such as the type of a
             zero point.

@@ -54,7 +54,7 @@ def _clipped_pairs() -> Iterator[Quantizer]:
     for granularity, zero, width in product(["tensor", "axis"], ZEROS[1:], range(2, 9)):
         for signed, narrow in product([True, False], repeat=2):
             form = IntFormat(width, signed, narrow)
-            if form.storage is None or width < 8:
+            if form.name not in FORMATS or width < 8:
                 yield _pair("Q+Clip+DQ", granularity, form.name, zero, (form.lo, form.hi))
     for kind, zero in product(["INT8", "UINT8"], ZEROS[1:]):
         yield _pair("Q+Clip+DQ", "tensor", f"{kind} from 3 to 77", zero, (3, 77))

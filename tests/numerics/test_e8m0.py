@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from qgraph.numerics.formats import FORMATS
-from qgraph.numerics.minifloat import cast_e8m0
+from qgraph.numerics.formats import FORMATS, numpy_dtype
+from qgraph.numerics.minifloat import cast_e8m0, decode
 from qgraph.numerics.rounding import Rounding
 
 LOW, TOP = 2.0**-127, 2.0**127
@@ -53,13 +53,12 @@ def test_cast_is_what_the_runtime_computes(mode, saturate, finite, specials):
     np.testing.assert_array_equal(cast_e8m0(x, mode, saturate), session.run(None, {"x": x})[0])
 
 
-def test_every_code_decodes_to_its_power_and_back():
+def test_every_code_decodes_to_its_power():
     f = FORMATS["FLOAT8E8M0"]
     codes = np.arange(256, dtype=np.uint8)
-    values = f.from_codes(codes)
+    values = decode(codes.view(numpy_dtype(f.name)))
     expected = np.float32([math.ldexp(1, int(c) - 127) for c in codes[:-1]] + [math.nan])
     np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(f.to_codes(values), codes)
     np.testing.assert_array_equal(f.snap(values), values)
 
 

@@ -279,8 +279,6 @@ class _ParameterWriter:
 def scale_codes(scale: Float32, scheme: Scheme, unit: np.float32) -> Array:
     """Return scales in the type in which they are stored, which holds each of them exactly."""
     counted = scale / unit if scheme.scales == quantization.E4M3 else scale
-    if scheme.scales in FORMATS:
-        return FORMATS[scheme.scales].to_codes(counted)
     return counted.astype(numpy_dtype(scheme.scales), copy=False)
 
 
