@@ -9,16 +9,19 @@ another tensor::
                             3 6
 
 Movements with equal numbers are one, whatever operators they are made of. Movements in sequence are
-one, too. A prime stands for each open size. No open size may get lost: operators with constant
-parameters take all elements along an axis of open size then.
+one, too. A prime stands for each open size. Movements of open sizes are compared with other primes
+again: a Reshape to ``[3, N]`` and a Transpose do the same where N is 3. No open size may get lost:
+operators with constant parameters take all elements along an axis of open size then.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -33,7 +36,8 @@ from qgraph.ops.dispatch import Imports, kernel_for
 
 Sizes = tuple[Dim, ...]
 
-_PRIMES = 3, 5, 7, 11, 13, 17
+PRIMES = (3, 5, 7, 11, 13, 17), (11, 13, 17, 19, 23, 29)
+"""Numbers that stand for open sizes. A size may happen to be that of another axis."""
 
 
 class Shape:
@@ -46,7 +50,7 @@ class Shape:
     Attributes:
         sizes: see the arguments.
         lengths: the sizes in numbers.
-        atoms: the open sizes that they are made of.
+        degrees: how often each open size is a factor of the number of elements.
 
     Raises:
         UnsupportedError: a size is not known.
@@ -55,12 +59,15 @@ class Shape:
     def __init__(self, sizes: Sizes, primes: Mapping[str, int]) -> None:
         known = [size for size in sizes if size is not None]
         self.sizes, self._primes = sizes, primes
-        self.atoms = {a for size in known if isinstance(size, Size) for a in size.atoms}
-        if len(known) < len(sizes) or not self.atoms <= primes.keys():
+        self.degrees = Counter[str]()
+        for size in known:
+            terms = size.terms if isinstance(size, Size) else ()
+            self.degrees += functools.reduce(operator.or_, map(Counter, terms), Counter())
+        if len(known) < len(sizes) or not self.degrees.keys() <= primes.keys():
             raise UnsupportedError("a shape is not known")
         self.lengths = tuple(n.at(primes) if isinstance(n, Size) else n for n in known)
 
-    @cached_property
+    @functools.cached_property
     def places(self) -> Array:
         """The numbers of all elements."""
         count = int(np.prod(self.lengths, dtype=np.int64))
@@ -78,10 +85,10 @@ class Shape:
         return MovedElements(self, after, self.places.reshape(after.lengths))
 
 
-def primes_of(interface: Iterable[Sizes]) -> dict[str, int]:
+def primes_of(interface: Iterable[Sizes], primes: Sequence[int]) -> dict[str, int]:
     """Return primes that stand for the open sizes of the inputs of a model."""
     sizes = [str(size) for shape in interface for size in shape if isinstance(size, Size)]
-    return dict(zip(dict.fromkeys(sizes), _PRIMES, strict=False))
+    return dict(zip(dict.fromkeys(sizes), primes, strict=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,18 +112,18 @@ class MovedElements:
     likes: Array | None = None
 
     def __post_init__(self) -> None:
-        if not self.before.atoms <= self.after.atoms:
+        if not self.before.degrees <= self.after.degrees:
             raise UnsupportedError("elements are taken along an axis of open size")
         if self.places.shape != self.after.lengths:
             raise ValueError("the numbers of elements do not fit the result")
 
-    @cached_property
+    @functools.cached_property
     def kind(self) -> tuple[Hashable, ...]:
         """A key that is equal for equal movements."""
         digest = hashlib.blake2b(self.places.astype(np.int32).tobytes(), digest_size=16).digest()
         return "moved", self.before.sizes, self.after.sizes, digest
 
-    @cached_property
+    @functools.cached_property
     def fills(self) -> bool:
         """Whether some elements of the result are none of the data."""
         return not self.places.all()

@@ -22,6 +22,7 @@ from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Statu
 from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
+from qgraph.ops.moved_elements import PRIMES
 from qgraph.verify.figures import Figures, of_output, of_roundings, problem_of
 from qgraph.verify.ideals import ENDLESS, UNKNOWN, Basis, Executed, Ideal, TracedRounding
 from qgraph.verify.outputs import EqualValues
@@ -60,6 +61,24 @@ class _Segment(NamedTuple):
         return 0 if self.region.bound is None else self.region.bound.code_shift
 
 
+def check_bounds(
+    certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
+) -> tuple[list[PartFinding], str | None]:
+    """Return the findings about the regions of a certificate with bounds.
+
+    Returns: the findings, and why the regions do not cover the models; None if they do.
+    """
+    checks = [BoundCheck(certificate, sides, paired, PRIMES[0])]
+    if checks[0].is_open:
+        checks.append(BoundCheck(certificate, sides, paired, PRIMES[1]))
+    findings = []
+    for region in certificate.regions:
+        each = (check.check(region) for check in checks)
+        wrong = (finding for finding in each if finding.status is not Status.CHECKED)
+        findings.append(next(wrong, PartFinding(Status.CHECKED)))
+    return findings, checks[0].problem()
+
+
 class BoundCheck:
     """Checks the regions of a certificate with bounds.
 
@@ -67,10 +86,15 @@ class BoundCheck:
         certificate: the certificate.
         sides: the models.
         paired: their inputs and outputs.
+        primes: numbers that stand for open sizes.
     """
 
     def __init__(
-        self, certificate: Certificate, sides: tuple[Reading, Reading], paired: Interface
+        self,
+        certificate: Certificate,
+        sides: tuple[Reading, Reading],
+        paired: Interface,
+        primes: Sequence[int],
     ) -> None:
         self._certificate, self._sides, self._paired = certificate, sides, paired
         self._segments: dict[int, _Segment] = {}
@@ -83,9 +107,9 @@ class BoundCheck:
         order = bounding.chunk, bounding.accumulate
         self._ends = [{s.ends[side] for s in self._exits} for side in (0, 1)]
         inputs = {a: _input(a, bounding.ranges.get(str(a.name))) for a, _ in paired.inputs}
-        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES, self._ends[0])
+        self._one = Trace(sides[0], inputs, lambda *_: None, order, RULES, self._ends[0], primes)
         inputs = {b: inputs[a] for a, b in paired.inputs}
-        self._other = Trace(sides[1], inputs, self._settled, order, RULES, self._ends[1])
+        self._other = Trace(sides[1], inputs, self._settled, order, RULES, self._ends[1], primes)
         self._runs = (sides[0], self._one), (sides[1], self._other)
         claims = [Equality(p, (), False, True) for s in self._exits for p in self._equal_codes(s)]
         self._equal = EqualValues(sides, claims, paired.inputs)
@@ -136,6 +160,11 @@ class BoundCheck:
         if limits[0] != limits[1]:
             return False  # codes are those that limits behind leave
         return self._is_same(values) or are_decoded_alike(codes, segment.ends, values, self._runs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the models have open sizes."""
+        return bool(self._one.primes or self._other.primes)
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import freeze_inputs
-from qgraph.graph.inference.reshaped import RESHAPING, reshaped_sizes
-from qgraph.graph.inference.walk import Interface, infer
+from qgraph.graph.inference.reshaped import RESHAPING
+from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
@@ -43,9 +43,6 @@ class Reading:
         imports: domains and their versions.
         frozen: number of initializers that are also graph inputs and count as constants.
         nodes: all nodes, with those of subgraphs.
-        sizes: the shapes that are inferred, with open sizes.
-        primes: stand for the open sizes of the inputs.
-        open_sizes: the open sizes that operators compute with.
     """
 
     def __init__(
@@ -58,9 +55,6 @@ class Reading:
         self.model = copy
         copy = with_definitions(copy, defined) if defined else copy
         self.graph = copy.graph
-        self.sizes: dict[ir.Value, Sizes] = {}
-        self.primes: dict[str, int] = {}
-        self.open_sizes: frozenset[str] = frozenset()
         self.imports = versions_of(copy.opset_imports)
         self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
@@ -86,12 +80,15 @@ class Reading:
             for inner in graphs_of(node):
                 self._enter(inner)
 
-    def infer(self, interface: Interface) -> None:
-        """Infer all shapes from those of the inputs."""
+    def shapes(self, primes: Sequence[int]) -> tuple[dict[ir.Value, Sizes], dict[str, int]]:
+        """Return the inferred shapes, and primes that stand for the open sizes of the inputs.
+
+        Each open size is one of its own, as runtimes do not check that those of one name are equal.
+        """
+        interface = open_interface(self.model)
         facts = infer(self.model, interface)
-        self.open_sizes = reshaped_sizes(facts)
-        self.sizes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
-        self.primes = primes_of(map(tuple, interface.values()))
+        shapes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
+        return shapes, primes_of(interface.values(), primes)
 
     def named(self, name: str) -> list[ir.Value]:
         """Return the values of a name; subgraphs may use the same name."""

@@ -19,7 +19,7 @@ from qgraph.ops.approximation import (
     rounded,
     sum_of,
 )
-from qgraph.ops.moved_elements import Shape, Sizes, executed
+from qgraph.ops.moved_elements import PRIMES, Shape, Sizes, executed
 from qgraph.ops.operator import operator_of
 from qgraph.reasons import Undecidable
 from qgraph.verify.ideals import (
@@ -62,10 +62,12 @@ class Trace:
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: by operator, what it executes and means.
         ends: ends of segments. Where one has no bound, all of its codes are taken to occur.
+        primes: numbers that stand for open sizes.
 
     Attributes:
         roundings: by their results; first that of the model, then those of moved elements.
         imports: domains of the model and their versions.
+        primes: by open size of the inputs.
         weak: why errors of values may be larger here than by the rules of the prover.
     """
 
@@ -77,11 +79,13 @@ class Trace:
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
         ends: Collection[ir.Value],
+        primes: Sequence[int] = PRIMES[0],
     ) -> None:
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
         self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._ends, self.imports = ends, side.imports
+        self._shapes, self.primes = side.shapes(primes)
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -169,14 +173,14 @@ class Trace:
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
-        shape = None if value is None else self._side.sizes.get(value)
+        shape = None if value is None else self._shapes.get(value)
         if shape is None:
             raise UnsupportedError("the rank of a tensor is not known")
         return shape
 
     def shape_of(self, sizes: Sizes) -> Shape:
         """Return sizes as a shape, in numbers too."""
-        return Shape(sizes, self._side.primes)
+        return Shape(sizes, self.primes)
 
     def arrays(self, node: ir.Node, operands: Sequence[ir.Value | None]) -> list[Array | None]:
         """Return the arrays of constant operands of a node."""

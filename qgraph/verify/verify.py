@@ -12,6 +12,8 @@ from qgraph.certificate import Certificate, ListedFact, ProofVerdict, conditions
 from qgraph.conditions import Condition
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
+from qgraph.graph.inference.reshaped import reshaped_sizes
+from qgraph.graph.inference.walk import infer
 from qgraph.graph.interface import (
     Interface,
     are_equal_defaults,
@@ -24,7 +26,7 @@ from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.ops.written_definitions import conditions_of as conditions_of_definitions
 from qgraph.ops.written_definitions import differing_definitions
 from qgraph.reasons import VERDICT_NOT_CHECKED
-from qgraph.verify.bounds import BoundCheck
+from qgraph.verify.bounds import check_bounds
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading
 from qgraph.verify.regions import Equality, check
@@ -65,26 +67,22 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     )
     paired = interface(one.graph, other.graph)
     domain = common_domain(one.model, other.model)
-    for side, shapes in zip(sides, domain.interfaces, strict=True):
-        side.infer(shapes)
-    findings, claims = list[PartFinding](), list[Equality]()
-    bounds = BoundCheck(certificate, sides, paired) if is_bound else None
-    for region in regions:
-        finding, claim = (
-            check(region, sides, as_written=as_written)
-            if bounds is None
-            else (bounds.check(region), None)
-        )
-        findings.append(finding)
-        claims += [] if claim is None else [claim]
-    if bounds is None or certificate.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
-        outputs = _conclude(certificate, sides, claims, paired)
+    if is_bound:
+        claims = list[Equality]()
+        findings, problem = check_bounds(certificate, sides, paired)
     else:
-        outputs = _refuted_by(bounds.problem())
+        checked = [check(region, sides, as_written=as_written) for region in regions]
+        findings, claims = [f for f, _ in checked], [c for _, c in checked if c is not None]
+    if is_bound and certificate.verdict in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
+        outputs = _refuted_by(problem)
+    else:
+        outputs = _conclude(certificate, sides, claims, paired)
+    pairs = zip(sides, domain.interfaces, strict=True)
+    sizes = frozenset().union(*(reshaped_sizes(infer(side.model, own)) for side, own in pairs))
     needed = [
         *mat_mul_n_bits.conditions(node for model in models for node in model.graph),
         *conditions_of(regions, max(side.frozen for side in sides)),
-        *schema.of_sizes(one.open_sizes | other.open_sizes, domain.shared),
+        *schema.of_sizes(sizes, domain.shared),
         *_conditions_of_bounds(certificate),
     ]
     statements = _refuted_by(next(_overclaims(certificate, sides, paired, needed), None))

@@ -145,3 +145,54 @@ def test_movements_of_other_elements_are_others(one, other, size):
     pair = layer(one, folded=False, size=size), layer(one, folded=True, size=size)
     result = checked(stated(pair), pair[0], layer(other, folded=True, size=size))
     assert str(result.regions[0].status) != "checked"
+
+
+OPEN = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[SIZES] x) => (uint8[] y)
+    <float s = {0.25}, float t = {STEP}, uint8 z = {3}, int64 last = {-1}, int64 third = {2},
+     int64[3] before = {2, 3, -1}, int64[3] behind = {2, -1, 3}, float[K,2] w = {WEIGHTS}> {
+        a = DequantizeLinear (x, s, z)
+        MOVE
+        p = MatMul (r, w)
+        y = QuantizeLinear (p, t, z) }"""
+
+
+def open_model(sizes: str, move: str, *, rows: int, step: str = "0.7") -> ir.Model:
+    weights = ", ".join(["1", "-0.7", "0.3", "2", "3", "0.1"][: 2 * rows])
+    texts = {"SIZES": sizes, "MOVE": move, "K": str(rows), "STEP": step, "WEIGHTS": weights}
+    text = OPEN
+    for name, value in texts.items():
+        text = text.replace(name, value)
+    return ir.from_onnx_text(text)
+
+
+PLANE = "c = Transpose <perm = [2, 0, 1]> (a) "
+OUTER = "b = Transpose <perm = [1, 0, 2]> (a) c = Add (a, b) "
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "one", "other"),
+    [
+        (
+            "N,3,2",
+            3,
+            PLANE + "b = Reshape (c, before) r = Transpose <perm = [0, 2, 1]> (b)",
+            PLANE + "b = Transpose <perm = [0, 2, 1]> (c) r = Reshape (b, behind)",
+        ),
+        ("N,N,2", 2, "r = Gather (a, last)", "r = Gather (a, third)"),
+        ("N,1,2", 2, OUTER + "r = Gather (c, last)", OUTER + "r = Gather (c, third)"),
+    ],
+)
+def test_movements_that_are_one_for_three_samples_are_not_one(sizes, rows, one, other):
+    """Where N is 3, a Reshape to ``[3, N]`` is a matrix itself, and the last of N is the third."""
+    ours, theirs, forged = (
+        open_model(sizes, move, rows=rows, step=step)
+        for move, step in ((one, "0.7"), (one, "0.70000005"), (other, "0.70000005"))
+    )
+    x = np.arange(5 * 6, dtype=np.uint8).reshape(5, 3, 2) * 7
+    if sizes == "N,3,2":
+        runs = [qgraph.load(model).run({"x": x})["y"].astype(int) for model in (ours, forged)]
+        assert np.abs(runs[1] - runs[0]).max() > 5
+    document = stated((ours, theirs))
+    document["conditions"].append(OPEN_SIZE("N").to_json())
+    assert str(checked(document, ours, forged).verdict) == "undecided"
