@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from qgraph.comparison.metrics import same
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import input_grid
@@ -22,7 +23,6 @@ from qgraph.graph.scopes import node_name
 from qgraph.model import Model
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
-from qgraph.numerics.values import is_nan
 from qgraph.ops.operator import Operator, operator_of
 
 _NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
@@ -105,7 +105,7 @@ def thresholds_above(quantizer: DataQuantizer, data: Float32) -> tuple[Keys, npt
     high, exists = _beyond(quantizer, data, code)
 
     def is_beyond(middle: Keys) -> npt.NDArray[np.bool_]:
-        return _apart(quantizer.quantize(from_keys(middle)), code)
+        return ~same(quantizer.quantize(from_keys(middle)), code)
 
     return bisected(to_keys(data), high, exists, is_beyond)[1], exists
 
@@ -140,7 +140,7 @@ def _beyond(
     exists = np.zeros(data.shape, np.bool_)
     for further in _tries(quantizer, data):
         usable = np.isfinite(further) & (further > data) & np.isfinite(data)
-        fresh = usable & ~exists & _apart(quantizer.quantize(further), code)
+        fresh = usable & ~exists & ~same(quantizer.quantize(further), code)
         high = np.where(fresh, to_keys(further), high)
         exists |= fresh
         if exists.all():
@@ -157,11 +157,6 @@ def _tries(quantizer: DataQuantizer, data: Float32) -> Iterator[Float32]:
             return
         for reach in _RELATIVE_REACHES:
             yield (data + np.abs(data) * np.float32(reach)).astype(np.float32)
-
-
-def _apart(x: Array, y: Array) -> npt.NDArray[np.bool_]:
-    differs: npt.NDArray[np.bool_] = np.asarray(x != y) & ~(is_nan(x) & is_nan(y))
-    return differs
 
 
 Row = dict[str, Array]

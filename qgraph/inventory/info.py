@@ -18,7 +18,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.scopes import node_name, producer_of
 from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.numerics import Float32, blocks
-from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat
+from qgraph.numerics.formats import FORMATS, IntFormat, find_minifloat, holding
 from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.layout import layout_of
@@ -132,11 +132,8 @@ def _integer(
     ends = [low, high]
     if zero_point is not None and (zero_point == np.rint(zero_point)).all():
         ends += [float(zero_point.min()), float(zero_point.max())]
-    for type_name in SIGNED if min(ends) < 0 else UNSIGNED:
-        form = FORMATS[type_name]
-        if QDQ_SINCE[type_name] <= opset and form.lo <= min(ends) and max(ends) <= form.hi:
-            return type_name
-    return None
+    kinds = SIGNED if min(ends) < 0 else UNSIGNED
+    return holding(min(ends), max(ends), [kind for kind in kinds if QDQ_SINCE[kind] <= opset])
 
 
 def _unused(nodes: set[ir.Node]) -> set[ir.Node]:

@@ -15,7 +15,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.scopes import graphs_of, input_of, nodes_of, owners
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.formats import IntFormat
+from qgraph.numerics.formats import FORMATS, holding
 from qgraph.ops.operator import is_defined
 from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
@@ -36,12 +36,7 @@ _ON_CODES = _MOVES | {"Clip", "Max", "Min", "Relu"}
 ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
 """Operators that limit data: before a quantizer, they are no part of it here."""
 _MOST_LEVELS = 256
-_LIMITS = {
-    f"{'' if signed else 'U'}INT{bits}": (IntFormat(bits, signed).lo, IntFormat(bits, signed).hi)
-    for bits in (2, 4, 8, 16)
-    for signed in (True, False)
-}
-_NARROW = tuple(_LIMITS)
+_NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16")
 _MIDDLES = {"UINT2": 2, "UINT4": 8, "UINT8": 128}
 _NOISE = 1e-4
 
@@ -141,11 +136,11 @@ class OperandReader:
         if read is None:
             return None
         zero = constant_expression(input_of(decode, 2))
-        least, most = _LIMITS[read.operand.codes]
+        form = FORMATS[read.operand.codes]
         ends = -math.inf, math.inf
         if read.scale is not None:
             point = np.zeros((), np.float32) if zero is None else zero.astype(np.float32)
-            low, high = (least - point) * read.scale, (most - point) * read.scale
+            low, high = (form.lo - point) * read.scale, (form.hi - point) * read.scale
             ends = float(np.max(low)), float(np.min(high))
         written = "+".join([*names, "DequantizeLinear"])
         return replace(read, operand=replace(read.operand, written=written)), ends
@@ -255,7 +250,7 @@ def _of_site(site: Site) -> ReadOperand | None:
     if not levels <= _MOST_LEVELS:
         return None
     array = np.asarray(scale, np.float32)
-    type_name = _narrowest(float(lo.min()), float(hi.max()))
+    type_name = holding(float(lo.min()), float(hi.max()), _NARROW) or "INT16"
     operand = CodedOperand(
         type_name,
         "+".join(node.op_type for node in site.nodes),
@@ -312,15 +307,6 @@ def _zero(zero: Array | None, type_name: str, *, has_input: bool) -> ZeroPoint:
     return ZeroPoint.MIDDLE if values.flat[0] == _MIDDLES.get(type_name) else ZeroPoint.EQUAL
 
 
-def _narrowest(low: float, high: float) -> str:
-    """Return the narrowest integer type of ONNX for codes."""
-    for name in _NARROW:
-        least, most = _LIMITS[name]
-        if least <= low and high <= most:
-            return name
-    return "INT16"
-
-
 def _code_limits(site: Site) -> tuple[Float32, Float32] | None:
     """Return the limits of the type of the codes of a pair; None without one."""
     decode = site.nodes[-1]
@@ -329,8 +315,8 @@ def _code_limits(site: Site) -> tuple[Float32, Float32] | None:
     type_name = type_of_codes(decode)
     if type_name not in _NARROW:
         return None
-    least, most = _LIMITS[type_name]
-    return np.asarray(least, np.float32), np.asarray(most, np.float32)
+    form = FORMATS[type_name]
+    return np.asarray(form.lo, np.float32), np.asarray(form.hi, np.float32)
 
 
 def _moved_axis(axis: int | None, moves: list[ir.Node]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -22,6 +22,7 @@ __all__ = [
     "Minifloat",
     "NumberFormat",
     "find_minifloat",
+    "holding",
     "numpy_dtype",
 ]
 
@@ -159,6 +160,11 @@ def find_minifloat(
         if is_same and max_value in (None, f.max_value):
             return f
     return None
+
+
+def holding(lo: float, hi: float, kinds: Iterable[str]) -> str | None:
+    """Return the first of ``kinds`` that has all codes from ``lo`` to ``hi``."""
+    return next((k for k in kinds if FORMATS[k].lo <= lo and hi <= FORMATS[k].hi), None)
 
 
 Bytes = npt.NDArray[np.uint8]

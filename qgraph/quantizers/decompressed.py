@@ -27,7 +27,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import LATEST
 from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.numerics import Array
-from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.formats import FORMATS, IntFormat, holding
 from qgraph.numerics.minifloat import Minifloat
 from qgraph.ops.dispatch import Environment, compute
 from qgraph.quantizers.dialects.layout import Layout, layout_of
@@ -150,11 +150,8 @@ class _WeightReader:
         if codes is None or not codes.size:
             return None
         ends = [codes.min(), codes.max(), *(() if zero is None else (zero.min(), zero.max()))]
-        for name in _NARROW:
-            form = FORMATS[name]
-            if QDQ_SINCE[name] <= self.limit and form.lo <= min(ends) and max(ends) <= form.hi:
-                return name
-        return None
+        kinds = (name for name in _NARROW if QDQ_SINCE[name] <= self.limit)
+        return holding(min(ends), max(ends), kinds)
 
     def _only_user(self, node: ir.Node, name: str, shape: tuple[int, ...]) -> ir.Node | None:
         """Return the one node ``name`` that uses the result of ``node``, and keeps its shape."""

@@ -14,7 +14,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import array_of
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.numerics import Array
-from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.formats import holding, numpy_dtype
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import (
     SCHEMA,
@@ -37,7 +37,6 @@ from qgraph.quantizers.dialects.parts import (
     ZERO,
     clip,
     dequantize,
-    holding,
     quantize,
 )
 from qgraph.quantizers.dialects.qonnx_forms import codes_holding, quant

@@ -22,7 +22,7 @@ from qgraph.errors import Choice
 from qgraph.graph.edit import HALF_TYPES, Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.formats import FORMATS, numpy_dtype
+from qgraph.numerics.formats import FORMATS, holding, numpy_dtype
 from qgraph.ops.steps import clamp
 from qgraph.quantizers.dialects.layout import Layout
 from qgraph.quantizers.quantizer import Affine, Ranged, Recipe, Truncating
@@ -246,11 +246,6 @@ def clip_codes(draft: Draft, codes: Operand, lo: float, hi: float, type_name: st
         draft.constant(np.array(bound, numpy_dtype(type_name)), "bound") for bound in (lo, hi)
     ]
     return draft.node("Clip", [codes, *bounds], dtype=ir.DataType[type_name])
-
-
-def holding(lo: float, hi: float, kinds: tuple[str, ...]) -> str | None:
-    """Return the first of ``kinds`` that has all codes from ``lo`` to ``hi``."""
-    return next((k for k in kinds if FORMATS[k].lo <= lo and hi <= FORMATS[k].hi), None)
 
 
 def is_whole(zero_point: Float32) -> bool:
