@@ -169,11 +169,7 @@ def _moved(
         if zero_point is not None:
             operands = [*operands[:2], zero_point]
         dtype = node.outputs[0].dtype
-        output = draft.node(node.op_type, operands, domain=domain, dtype=dtype)
-        producer = output.producer()
-        if producer is not None:
-            producer.attributes.update(attributes)
-        return output
+        return draft.node(node.op_type, operands, attributes, domain=domain, dtype=dtype)
 
     return write
 

@@ -154,7 +154,7 @@ def _decoded(
     def write(draft: Draft) -> ir.Value:
         data = [each(draft) for each in writers if each is not None]
         operands = [*data, *node.inputs[len(parts) :]]
-        return _copy(draft, node, operands, dtype)
+        return draft.node(node.op_type, operands, dict(node.attributes), dtype=dtype)
 
     return write
 
@@ -205,20 +205,9 @@ def _product(sizes: tuple[Dim, ...]) -> int:
 def _decode(
     draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis, dtype: ir.DataType
 ) -> ir.Value:
-    y = _copy(draft, decode, [codes, *decode.inputs[1:]], dtype)
-    maker = y.producer()
-    if maker is not None and axis is not None:
-        maker.attributes["axis"] = ir.AttrInt64("axis", axis)
-    elif maker is not None:
-        maker.attributes.pop("axis", None)
-    return y
-
-
-def _copy(
-    draft: Draft, node: ir.Node, operands: list[ir.Value | None], dtype: ir.DataType
-) -> ir.Value:
-    y = draft.node(node.op_type, operands, domain=node.domain, dtype=dtype)
-    maker = y.producer()
-    if maker is not None:
-        maker.attributes.update(node.attributes)
-    return y
+    attributes: dict[str, object] = dict(decode.attributes)
+    attributes["axis"] = axis
+    if axis is None:
+        del attributes["axis"]
+    operands = [codes, *decode.inputs[1:]]
+    return draft.node(decode.op_type, operands, attributes, domain=decode.domain, dtype=dtype)
