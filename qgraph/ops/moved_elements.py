@@ -140,8 +140,9 @@ class MovedElements:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the result is the data."""
-        return np.array_equal(self.places, self.before.places)
+        """Whether the result is the data, in its shape."""
+        is_kept = self.before.sizes == self.after.sizes
+        return is_kept and np.array_equal(self.places, self.before.places)
 
     def then(self, other: MovedElements) -> MovedElements:
         """Return both movements in sequence, with broadcasting between them."""

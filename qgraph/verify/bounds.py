@@ -22,7 +22,7 @@ from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Statu
 from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
-from qgraph.ops.moved_elements import PRIMES
+from qgraph.ops.moved_elements import PRIMES, Sizes
 from qgraph.verify.figures import Figures, of_output, of_roundings, problem_of
 from qgraph.verify.ideals import ENDLESS, UNKNOWN, Basis, Executed, Ideal, TracedRounding
 from qgraph.verify.outputs import EqualValues
@@ -30,6 +30,7 @@ from qgraph.verify.reading import Reading, agree
 from qgraph.verify.regions import Equality, not_decided, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
 from qgraph.verify.seen import are_decoded_alike, check_seen
+from qgraph.verify.shapes import Shape, merged
 from qgraph.verify.traces import FAILURES, Trace, range_of_codes
 
 _NOISE = 2.0**-24
@@ -178,6 +179,8 @@ class BoundCheck:
         """Return the finding about a region."""
         if region.method is not Method.BOUND:  # equal where its entries are, which no segment shows
             return not_decided(region)
+        if region.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
+            return not_decided(region)
         try:
             if id(region) not in self._segments:
                 raise UnsupportedError("there is no value of its name, or several")
@@ -206,8 +209,25 @@ class BoundCheck:
                 raise EquivalenceError("it states no bound")
             with np.errstate(all="ignore"):
                 self._see(segment, self._compare(segment, region.bound))
-        elif not self._is_congruent(segment) or region.exactness is not Exactness.VALUES:
+            return
+        if segment.code_shift:
+            raise EquivalenceError("code shift: equal codes have none")
+        self._expect_one_shape(segment)
+        if not self._is_congruent(segment) or region.exactness is not Exactness.VALUES:
             raise UnsupportedError("the checker does not find its two sides to be one function")
+
+    def _expect_one_shape(self, segment: _Segment, pair: _Pair | None = None) -> None:
+        """Check that both ends have one shape, or the codes that one model moves."""
+        shapes = list[Shape | None]()
+        for end, (_, trace), rounding in zip(
+            segment.ends, self._runs, pair or (None, None), strict=True
+        ):
+            sizes: Sizes | None = trace.shape(end)
+            if rounding is not None and rounding.is_moved:
+                sizes = None if rounding.movement is None else rounding.movement.after.sizes
+            texts = () if sizes is None else (n if isinstance(n, int) else str(n) for n in sizes)
+            shapes.append(None if sizes is None else tuple(texts))
+        merged(*shapes)
 
     def _entries(self, segment: _Segment) -> set[tuple[str, str]]:
         """Return the names of the pairs of codes and inputs that a segment starts from."""
@@ -285,11 +305,14 @@ class BoundCheck:
         if segment.is_output:
             ours, is_whole = self._one.of(x), any(map(_is_whole, segment.ends))
             span = np.asarray(np.max(ours.high - ours.low)) if widest else ours.high - ours.low
+            self._expect_one_shape(segment)
             return [of_output(ours, self._other.of(y), bound, span, is_whole)]
         self._one.expect_rounding(x)
         self._other.expect_rounding(y)
         if not pairs:
             raise UnsupportedError("the models compute it by different operators")
+        for pair in pairs:
+            self._expect_one_shape(segment, pair)
         return [of_roundings(*pair, bound) for pair in pairs]
 
 

@@ -1,0 +1,63 @@
+"""Certificates with bounds that are changed on purpose, so that they fit another candidate."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from tests.verify.checking import checked
+from tests.verify.test_tampering import certificate
+
+LAYER = """<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (uint8[] y)
+    <float s = {0.25}, float t = {STEP}, uint8 z = {3}, uint8 v = {ZERO}, float[2,1,1] o = {0, 0},
+     float[4,2] w = {1, -0.7, 0.3, 2, 0.1, 0.2, 0.3, 0.4}> {
+        [qx] c = QuantizeLinear(x, s, z)  [dx] a = DequantizeLinear(c, s, v)
+        [sum] m = MatMul(a, w)  [more] p = MORE
+        [last] y = QuantizeLinear(p, t, z) }"""
+
+
+def layer(step: str, *, zero: int = 3, more: str = "Identity(m)") -> ir.Model:
+    texts = {"STEP": step, "ZERO": str(zero), "MORE": more}
+    text = LAYER
+    for name, value in texts.items():
+        text = text.replace(name, value)
+    return ir.from_onnx_text(text)
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """A certificate of two scales that nearly agree."""
+    made = copy.deepcopy(certificate((layer("0.7"), layer("0.70000005")), "1step"))
+    assert [region["verdict"] for region in made["regions"]] == ["proved", "bounded", "proved"]
+    return made | {"facts": []}
+
+
+def test_equal_codes_are_not_shifted(document):
+    """The candidate decodes equal codes to numbers that are 5 steps less."""
+    others = layer("0.7"), layer("0.70000005", zero=8)
+    assert str(checked(document, *others).verdict) == "undecided"
+    bound = copy.deepcopy(document["regions"][1]["bound"]) | {"code_shift": 5, "channels": []}
+    document["regions"][0]["bound"] = bound
+    result = checked(document, *others)
+    assert result.regions[0].reason == "code shift: equal codes have none"
+    assert str(result.verdict) == "undecided"
+
+
+def test_outputs_of_other_shapes_are_not_bounded(document):
+    """To add zeros with another axis repeats all elements."""
+    others = layer("0.7"), layer("0.70000005", more="Add(m, o)")
+    result = checked(document, *others)
+    assert result.is_refuted
+    assert result.regions[1].reason == "equal values have the shapes [2, 2] and [2, 2, 2]"
+
+
+def test_segments_that_are_undecided_are_not_checked(document):
+    document["regions"][0] |= {"verdict": "undecided", "exactness": None, "reason": "who knows"}
+    document["regions"][0]["reason_id"] = None
+    document |= {"verdict": "undecided", "exactness": None}
+    result = checked(document, layer("0.7"), layer("0.70000005"))
+    assert str(result.verdict) == "undecided"
+    assert str(result.regions[0].status) == "unchecked"
