@@ -238,8 +238,8 @@ def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | 
     moves: list[ir.Node] = []
     value = node.inputs[data[0]]
     while value is not None and len(value.uses()) == 1 and not value.is_graph_output():
-        before = value.producer()
-        if before is None or before.op_type not in _MOVES or before.domain:
+        before = producer_of(value, *_MOVES)
+        if before is None:
             break
         moves.insert(0, before)
         value = before.inputs[0]

@@ -17,7 +17,7 @@ from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.ops.known_values import KnownValues
-from qgraph.quantizers.movement import axis_before, axis_of
+from qgraph.quantizers.movement import axis_before, axis_of, is_linear, linear_producer
 from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.layer import LAYERS
@@ -29,7 +29,6 @@ from qgraph.transforms.weights.scaled_weights import present
 from qgraph.transforms.weights.weighted_sums import OPERATORS
 
 _DECODER = "DequantizeLinear"
-_LINEAR = (_DECODER, "QuantizeLinear")
 _MOVES = RESHAPING | {"Identity", "Transpose"}
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _STORED = Verdict(Exactness.BITS, Method.CONSTANT)
@@ -94,7 +93,7 @@ class FoldConstants(Transform):
 
     def _is_stored(self, node: ir.Node) -> bool:
         """Return whether what a node decodes is to be stored as numbers."""
-        if node.op_type != _DECODER or node.domain not in LINEAR_DOMAINS:
+        if not is_linear(node, _DECODER):
             return False
         users = {user.op_type for user in node.outputs[0].consumers()}
         is_recurrent = self.recurrent and not users.isdisjoint(_RECURRENT)
@@ -117,12 +116,13 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
         for index, value in enumerate(node.inputs):
             if value is None or constant_tensor(value) is not None or not known.has(value):
                 continue
-            is_linear = node.op_type in _LINEAR and node.domain in LINEAR_DOMAINS
+            is_coder = is_linear(node, _DECODER, "QuantizeLinear")
             is_bias = node.op_type in OPERATORS and index == 2 and value in moved
-            if (is_linear and value not in decoded) or is_bias:
+            if (is_coder and value not in decoded) or is_bias:
                 yield value
-        gives_codes = node.op_type == "QuantizeLinear" and node.domain in LINEAR_DOMAINS
-        if not gives_codes and (_decodes(node) or not decoded.isdisjoint(node.inputs)):
+        if not is_linear(node, "QuantizeLinear") and (
+            _decodes(node) or not decoded.isdisjoint(node.inputs)
+        ):
             decoded.update(node.outputs)
         elif node.op_type in _MOVES and not node.domain:
             source = node.inputs[0]
@@ -132,7 +132,7 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
 
 def _is_wide(node: ir.Node) -> bool:
     """Return whether a node decodes INT32 codes."""
-    codes = node.inputs[0] if node.op_type == _DECODER and node.domain in LINEAR_DOMAINS else None
+    codes = node.inputs[0] if is_linear(node, _DECODER) else None
     return codes is not None and codes.dtype is ir.DataType.INT32
 
 
@@ -143,12 +143,10 @@ def _decodes(node: ir.Node) -> bool:
 
 def _moved_decoder(node: ir.Node) -> ir.Node | None:
     """Return the DequantizeLinear of constant codes whose result a node moves."""
-    if node.op_type not in _MOVES or node.domain or node.inputs[0] is None:
+    if node.op_type not in _MOVES or node.domain:
         return None
-    decode = node.inputs[0].producer()
-    if decode is None or decode.op_type != _DECODER or decode.domain not in LINEAR_DOMAINS:
-        return None
-    return decode if constant_tensor(decode.inputs[0]) is not None else None
+    decode = linear_producer(node.inputs[0], _DECODER)
+    return decode if decode and constant_tensor(decode.inputs[0]) is not None else None
 
 
 def _put_before(

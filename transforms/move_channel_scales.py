@@ -12,12 +12,12 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
-from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import code_type
+from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform
@@ -65,7 +65,7 @@ class MoveChannelScales(Transform):
 
 def _pair(encode: ir.Node) -> tuple[ir.Node, ...] | None:
     """Return the nodes of a pair of QuantizeLinear with several scales; None for other nodes."""
-    if encode.op_type != "QuantizeLinear" or encode.domain not in LINEAR_DOMAINS:
+    if not is_linear(encode, "QuantizeLinear"):
         return None
     scale = constant_expression(encode.inputs[1])
     if scale is None or scale.ndim != 1 or scale.size == 1:

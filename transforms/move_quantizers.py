@@ -19,7 +19,13 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_type
-from qgraph.quantizers.movement import MOVES, axis_before, axis_of, keeps_order
+from qgraph.quantizers.movement import (
+    axis_before,
+    axis_of,
+    keeps_order,
+    linear_producer,
+    moved_operands,
+)
 from qgraph.reasons import USED_ELSEWHERE
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
@@ -81,8 +87,8 @@ class _Mover:
 
     def _decoders(self, node: ir.Node) -> tuple[list[ir.Node], int | None]:
         """Return what decodes the data that a node moves, if it is equal, and the axis behind."""
-        parts = _parts(node)
-        decoders = [None if v is None else _maker(v, _DQ) for v in parts]
+        parts = moved_operands(node)
+        decoders = [linear_producer(value, _DQ) for value in parts]
         present = [each for each in decoders if each is not None]
         if len(present) < len(parts) or not present or node.outputs[0].is_graph_output():
             return [], None
@@ -131,7 +137,7 @@ class _Mover:
 
     def _decode_parts(self, node: ir.Node) -> None:
         """Split codes instead of what they decode to."""
-        decode = None if node.inputs[0] is None else _maker(node.inputs[0], _DQ)
+        decode = linear_producer(node.inputs[0], _DQ)
         rank = self._facts.get(node.outputs[0], UNKNOWN).rank
         if decode is None or not rank or any(y.is_graph_output() for y in node.outputs):
             return
@@ -175,7 +181,7 @@ class _Mover:
         """Exchange a QuantizeLinear and the movement before it."""
         value = encode.inputs[0]
         node = producer_of(value)
-        parts = [] if node is None else _parts(node)
+        parts = [] if node is None else moved_operands(node)
         makers = [producer_of(v) for v in parts]
         if value is None or node is None or not parts or None in makers:
             return
@@ -207,7 +213,7 @@ class _Mover:
 
     def drop(self, encode: ir.Node) -> None:
         """Replace a QuantizeLinear by the codes that it only repeats."""
-        decode = None if encode.inputs[0] is None else _maker(encode.inputs[0], _DQ)
+        decode = linear_producer(encode.inputs[0], _DQ)
         codes = None if decode is None else decode.inputs[0]
         y = encode.outputs[0]
         if decode is None or codes is None or y.is_graph_output() or _differ(decode, encode):
@@ -245,19 +251,6 @@ class _Mover:
     def _commit(self, draft: Draft, moved: ir.Value, node: ir.Node, verdict: Verdict) -> None:
         self._facts[moved] = self._facts.get(draft.region.y, UNKNOWN)
         replace_node(node, draft.giving(moved), verdict, self._report)
-
-
-def _parts(node: ir.Node) -> list[ir.Value | None]:
-    """Return the data that a node moves; none if it does more."""
-    if node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
-        return []
-    return list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
-
-
-def _maker(value: ir.Value, name: str) -> ir.Node | None:
-    node = value.producer()
-    is_linear = node is not None and node.domain in LINEAR_DOMAINS
-    return node if node is not None and is_linear and node.op_type == name else None
 
 
 def _parameters(node: ir.Node) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from qgraph.lint.seen import Observation
 from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters, static_parameters
 from qgraph.quantizers.dialects.dialect import Refusal, Site
-from qgraph.quantizers.movement import MOVES
+from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import sites
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, ProductAxis
@@ -31,8 +31,6 @@ from qgraph.targets.rules import type_of_codes
 
 QUANTIZE, DECODE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", MICROSOFT)
-_MOST_STEPS = 64
-"""Operators that are followed from a value to where its elements come from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,18 +152,6 @@ class ModelFacts:
         uses = self.readers(value)
         return uses[0] if len(uses) == 1 and not value.is_graph_output() else None
 
-    @staticmethod
-    def before_moves(value: ir.Value | None) -> ir.Value | None:
-        """Return the value whose elements a value has, before operators that move data."""
-        for _ in range(_MOST_STEPS):
-            node = producer_of(value)
-            if node is None or node.op_type not in MOVES or node.domain or not node.inputs:
-                break
-            if node.op_type == "Concat":
-                break
-            value = node.inputs[0]
-        return value
-
     # Quantizers
 
     @cached_property
@@ -221,7 +207,7 @@ class ModelFacts:
 
     def decoder_of(self, value: ir.Value | None) -> Coder | None:
         """Return the DequantizeLinear that gives the elements of a value, or None."""
-        source = self.before_moves(value)
+        source = unmoved(value)
         node = producer_of(source)
         is_coder = node is not None and node.op_type == DECODE and node.domain in _DOMAINS
         return self.coder(node) if is_coder and node is not None else None
@@ -240,7 +226,7 @@ class ModelFacts:
 
     def is_quantized(self, value: ir.Value | None) -> bool:
         """Return whether the elements of a value come from a quantizer, through movements."""
-        source = self.before_moves(value)
+        source = unmoved(value)
         return source is not None and (
             source in self.site_ending or self.decoder_of(source) is not None
         )

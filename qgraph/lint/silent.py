@@ -16,6 +16,7 @@ from qgraph.inventory.row_sums import row_sums
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
+from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
 from qgraph.targets.engine import KernelMatch
 from qgraph.targets.layer import LAYERS
@@ -122,7 +123,7 @@ def data_gets_quantized(facts: ModelFacts) -> Iterator[Found]:
 def average_rounds(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO rounds the mean of an AveragePool without a quantizer to codes."""
     for node in facts.of("AveragePool"):
-        source = facts.before_moves(node.inputs[0])
+        source = unmoved(node.inputs[0])
         site = None if source is None else facts.site_ending.get(source)
         if site is None or not isinstance(site.quantizer, Affine | Ranged | Truncating):
             continue
@@ -144,7 +145,7 @@ def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
             continue
         makers = [_layer_before_quantizer(facts, value) for value in sources]
         if all(maker is not None and maker.op_type == "Conv" for maker in makers):
-            first = facts.before_moves(node.inputs[0])
+            first = unmoved(node.inputs[0])
             site = None if first is None else facts.site_ending.get(first)
             nodes = (node,) if site is None else (node, *nodes_of_site(site))
             text = "both operands are quantized convolutions: the first is clamped, not rounded"
@@ -338,7 +339,7 @@ def _after_moves(facts: ModelFacts, node: ir.Node) -> Iterator[ir.Node]:
 
 def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
     """Return the layer whose quantized result a value is, with activations between at most."""
-    source = facts.before_moves(value)
+    source = unmoved(value)
     site = None if source is None else facts.site_ending.get(source)
     data = None if site is None else site.x
     while data is not None and (node := data.producer()) is not None:
@@ -350,9 +351,9 @@ def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Nod
 
 def _concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
     """Return the Concat that gives a value, before activations and moves of data."""
-    source = facts.before_moves(value)
+    source = unmoved(value)
     while source is not None and (node := source.producer()) is not None:
         if node.op_type not in _ACTIVATIONS:
             return node if node.op_type == "Concat" else None
-        source = facts.before_moves(node.inputs[0])
+        source = unmoved(node.inputs[0])
     return None

@@ -11,6 +11,7 @@ from qgraph.inventory.layers import FoundLayer, product_role
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
+from qgraph.quantizers.movement import unmoved
 from qgraph.targets.engine import KernelMatch, NoKernel
 from qgraph.targets.layer import LAYERS, Granularity, ProductAxis, ZeroPoint
 
@@ -142,7 +143,7 @@ def data_scaled_by_channel(facts: ModelFacts) -> Iterator[Found]:
     """Data of a layer has a scale for each channel."""
     for layer in facts.layers:
         if layer.description.x.granularity is Granularity.AXIS:
-            source = facts.before_moves(layer.node.inputs[0])
+            source = unmoved(layer.node.inputs[0])
             site = None if source is None else facts.site_ending.get(source)
             nodes = (layer.node,) if site is None else nodes_of_site(site, layer.node)
             text = "no integer kernel takes scales of channels of data; weights can take them"
@@ -309,7 +310,7 @@ def blocks_along_outputs(facts: ModelFacts) -> Iterator[Found]:
 def quantized_hard_swish(facts: ModelFacts) -> Iterator[Found]:
     """The parts of x * HardSigmoid(x) are quantized."""
     for node in facts.of("Mul"):
-        sources = [facts.before_moves(value) for value in node.inputs]
+        sources = [unmoved(value) for value in node.inputs]
         sites = [facts.site_ending.get(value) if value is not None else None for value in sources]
         makers = [site.x.producer() if site is not None else None for site in sites]
         for maker, other in zip(makers, reversed(sources), strict=True):

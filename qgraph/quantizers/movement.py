@@ -80,7 +80,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         (node, codes)
         for owner in owners(model)
         for node in nodes_of(owner)
-        if _is_linear(node, "DequantizeLinear")
+        if is_linear(node, "DequantizeLinear")
         if (codes := node.inputs[0]) is not None
         if (maker := codes.producer()) is not None and maker.op_type in MOVES
         if constant_stream(codes) is None
@@ -97,29 +97,39 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
 
 def encoder_of(codes: ir.Value | None) -> ir.Node | None:
     """Return the QuantizeLinear of one scale whose codes ``codes`` are, moved or not."""
-    start = _unmoved(codes)
-    node = producer_of(start)
-    return node if node is not None and _is_linear(node, "QuantizeLinear") else None
+    return linear_producer(unmoved(codes), "QuantizeLinear")
 
 
-def _is_linear(node: ir.Node, name: str) -> bool:
-    return node.op_type == name and node.domain in LINEAR_DOMAINS
+def is_linear(node: ir.Node, *names: str) -> bool:
+    """Return whether a node is one of these: QuantizeLinear, DequantizeLinear."""
+    return node.op_type in names and node.domain in LINEAR_DOMAINS
+
+
+def linear_producer(value: ir.Value | None, name: str) -> ir.Node | None:
+    """Return the QuantizeLinear or DequantizeLinear that gives a value; None if another does."""
+    node = producer_of(value)
+    return node if node is not None and is_linear(node, name) else None
 
 
 def moves_constant(decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes constant codes that other operators move."""
-    start = _unmoved(decode.inputs[0])
-    is_decoder = _is_linear(decode, "DequantizeLinear")
+    start = unmoved(decode.inputs[0])
+    is_decoder = is_linear(decode, "DequantizeLinear")
     return is_decoder and start is not decode.inputs[0] and constant_stream(start) is not None
 
 
-def _unmoved(codes: ir.Value | None) -> ir.Value | None:
-    """Return the value that data movement makes ``codes`` of."""
-    while codes is not None and (node := codes.producer()) is not None:
-        if node.op_type not in MOVES - {"Concat"} or node.domain:
-            break
-        codes = node.inputs[0]
-    return codes
+def unmoved(value: ir.Value | None) -> ir.Value | None:
+    """Return the value whose elements a value has, before operators that move data of one."""
+    while (node := producer_of(value, *MOVES - {"Concat"})) is not None:
+        value = node.inputs[0]
+    return value
+
+
+def moved_operands(node: ir.Node) -> list[ir.Value | None]:
+    """Return the data that a node moves to its one result; none if it does more."""
+    if node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
+        return []
+    return list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
 
 
 def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
@@ -136,12 +146,12 @@ def _decoded(
     node = codes.producer()
     if decode.attributes.get_int("block_size", 0) > 0:
         return None
-    is_encoded = node is not None and _is_linear(node, "QuantizeLinear")
+    is_encoded = node is not None and is_linear(node, "QuantizeLinear")
     if is_encoded or constant_stream(codes) is not None:
         return lambda draft: _decode(draft, decode, codes, axis, dtype)
-    if node is None or node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
+    parts = [] if node is None else moved_operands(node)
+    if node is None or not parts:
         return None
-    parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
     before = None if axis is None else axis_before(node, axis, facts)
     if (before is None) != (axis is None) or not keeps_order(node, decode, facts):
         return None

@@ -16,14 +16,13 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
-from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.values import fingerprint
 from qgraph.ops.steps import code_type
-from qgraph.quantizers.movement import MOVES
+from qgraph.quantizers.movement import MOVES, is_linear
 from qgraph.reasons import (
     AT_RUN_TIME,
     RUNTIME_FAILS,
@@ -247,7 +246,7 @@ def _chain(encode: ir.Node) -> CodeChain:
 
 def _role(node: ir.Node, index: int) -> str | None:
     """Return what a node does with codes that are its result, or its operand at ``index``."""
-    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in LINEAR_DOMAINS:
+    if is_linear(node, "QuantizeLinear", "DequantizeLinear"):
         return None if index else "encoders" if node.op_type[0] == "Q" else "decoders"
     moves = node.op_type in MOVES or node.op_type == "Clip"
     if not moves or node.domain or len(node.outputs) != 1:
