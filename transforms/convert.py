@@ -15,6 +15,7 @@ from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.schema import QONNX_DOMAINS
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.compare import Comparer
@@ -289,8 +290,8 @@ def _why_not_stored(site: Site) -> ExplainedReason:
 
 def _quantizes_weight(node: ir.Node) -> bool:
     """Return whether a node quantizes a weight, or decodes what such a node gives."""
-    x = node.inputs[0] if node.inputs else None
-    maker = None if x is None else x.producer()
+    x = input_of(node, 0)
+    maker = producer_of(x)
     if node.op_type.endswith("DequantizeLinear"):
         return maker is not None and _quantizes_weight(maker)
     return node.op_type.endswith("QuantizeLinear") and constant_stream(x) is not None

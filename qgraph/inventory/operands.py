@@ -13,7 +13,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
-from qgraph.graph.scopes import graphs_of, input_of, nodes_of, owners
+from qgraph.graph.scopes import graphs_of, input_of, nodes_of, owners, producer_of
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, holding
 from qgraph.ops.operator import is_defined
@@ -98,8 +98,8 @@ class OperandReader:
                 before = tuple(reversed(passed))
                 operand = replace(read.operand, before=before, is_constant=is_constant)
                 return ReadOperand(operand, axis, read.scale)
-            node = value.producer()
-            if node is None or node.op_type not in _MOVES or node.domain or not node.inputs:
+            node = producer_of(value, *_MOVES)
+            if node is None:
                 return None
             passed.append(node.op_type)
             moves.insert(0, node)
@@ -203,11 +203,9 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
     if type_name not in _NARROW:
         return None
     is_pair = names == ["QuantizeLinear", "DequantizeLinear"]
-    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    source = producer_of(node.inputs[0])
     uses = 1 if source is None else len(list(source.outputs[0].uses()))
-    scale, zero = constant_expression(node.inputs[1]), None
-    if len(node.inputs) > 2:
-        zero = constant_expression(node.inputs[2])
+    scale, zero = constant_expression(node.inputs[1]), constant_expression(input_of(node, 2))
     if any(array is not None and not array.size for array in (scale, zero)):
         return None
     block = node.attributes.get_int("block_size", 0) or 0

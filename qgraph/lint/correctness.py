@@ -290,7 +290,7 @@ def fractional_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """A bit width is not a whole number from 1 on."""
     for name, index in (("Quant", 3), ("IntQuant", 3), ("Trunc", 3)):
         for node in facts.in_domain(name, *QONNX_DOMAINS):
-            bits = facts.constant(node.inputs[index]) if len(node.inputs) > index else None
+            bits = facts.constant(input_of(node, index))
             if bits is None or not bits.size:
                 continue
             width = _reals(bits)

@@ -217,9 +217,9 @@ def unreadable_quantizer(facts: ModelFacts) -> Iterator[Found]:
 def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
     """Data behind a Relu has signed codes, half of which are never used."""
     for site in facts.sites:
-        maker = site.x.producer()
         quantizer = site.quantizer
-        if maker is None or maker.op_type != "Relu" or maker.domain or site.weight is not None:
+        maker = producer_of(site.x, "Relu")
+        if maker is None or site.weight is not None:
             continue
         if isinstance(quantizer, Affine) and quantizer.lo.size == quantizer.zero_point.size == 1:
             negative = float(quantizer.zero_point.flat[0] - quantizer.lo.flat[0])

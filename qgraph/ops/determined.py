@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant
 from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import input_of
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.operator import is_defined
@@ -51,6 +52,6 @@ def is_random(node: ir.Node, imports: Imports) -> bool:
         return node.op_type in _RANDOM.get(node.domain, ())
     if node.domain == "" and imports.get("", _DROPOUT_FOR_INFERENCE) < _DROPOUT_FOR_INFERENCE:
         return not node.attributes.get_int("is_test", 0)
-    mode = node.inputs[index] if len(node.inputs) > index else None
+    mode = input_of(node, index)
     array = constant(mode)
     return mode is not None and (array is None or bool(array.any()))

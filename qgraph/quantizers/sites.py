@@ -24,7 +24,7 @@ from qgraph.graph.inference.walk import inferred
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import PORTABLE, nodes_of
+from qgraph.graph.scopes import PORTABLE, nodes_of, producer_of
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
@@ -330,7 +330,7 @@ def parts(site: Site) -> tuple[Site, ...]:
 def _rounding(node: ir.Node) -> Site | None:
     """Return a Round and the Clip to whole numbers next to it as a quantizer of scale 1."""
     x, users = node.inputs[0], list(node.outputs[0].consumers())
-    before = None if x is None else x.producer()
+    before = producer_of(x)
     for clip in (users[0] if len(users) == 1 else None, before):
         if x is None or clip is None or clip.op_type != "Clip" or clip.domain:
             continue

@@ -16,7 +16,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
-from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant
+from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
@@ -130,7 +130,7 @@ class CodeChain:
                 node.attributes.pop("output_dtype", None)
         for node in self.movers or ():
             for index in (1, 2) if node.op_type == "Clip" else ():
-                bound = constant_expression(_operand(node, index))
+                bound = constant_expression(input_of(node, index))
                 if bound is not None:
                     moved = _moved(bound, step, type_name)
                     _put(node, index, moved, "bound", editor, shares=shares)
@@ -140,7 +140,7 @@ class CodeChain:
 
 def _points(node: ir.Node) -> Array:
     """Return the zero points of QuantizeLinear or DequantizeLinear, which are constant."""
-    scale, stored = constant_expression(node.inputs[1]), _operand(node, 2)
+    scale, stored = constant_expression(node.inputs[1]), input_of(node, 2)
     array = None if stored is None else constant_expression(stored)
     return np.zeros(() if scale is None else scale.shape, np.int32) if array is None else array
 
@@ -164,7 +164,7 @@ def _users(value: ir.Value) -> Iterator[ir.Node]:
 
 def _makers(value: ir.Value | None) -> Iterator[ir.Node]:
     """Yield the node that gives a value, and those before it that limits and movement follow."""
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     if node is not None:
         yield node
         if node.op_type in _KEPT:
@@ -186,7 +186,7 @@ def _limits(encode: ir.Node, type_name: str) -> tuple[tuple[float, float], bool]
         return (form.lo, form.hi), False
     ends = [form.lo, form.hi]
     for index in (1, 2):
-        bound = constant_expression(_operand(users[0], index))
+        bound = constant_expression(input_of(users[0], index))
         ends[index - 1] = ends[index - 1] if bound is None else float(bound)
     return (max(ends[0], form.lo), min(ends[1], form.hi)), True
 
@@ -260,12 +260,8 @@ def _moved_operands(node: ir.Node) -> list[ir.Value]:
 
 
 def _are_constant(nodes: Iterable[ir.Node], indices: range) -> bool:
-    operands = [_operand(node, index) for node in nodes for index in indices]
+    operands = [input_of(node, index) for node in nodes for index in indices]
     return all(value is None or constant_expression(value) is not None for value in operands)
-
-
-def _operand(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if len(node.inputs) > index else None
 
 
 def _moved(array: Array, step: int, type_name: str) -> Array:
@@ -276,7 +272,7 @@ def _put(
     node: ir.Node, index: int, array: Array, name: str, editor: Editor, *, shares: bool
 ) -> None:
     """Give a node another constant operand."""
-    tensor, old = ir.Tensor(array), _operand(node, index)
+    tensor, old = ir.Tensor(array), input_of(node, index)
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
     )

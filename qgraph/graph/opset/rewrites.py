@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant
 from qgraph.graph.opset.change import OpsetChange, divide_by_window, rounds_up, start_windows
+from qgraph.graph.scopes import input_of
 
 _RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
 
@@ -131,7 +132,7 @@ def _may_be(node: ir.Node, index: int, types: frozenset[ir.DataType]) -> bool:
 
     The type of a constant and of an input of the model is sure; others are only stated.
     """
-    value = node.inputs[index] if len(node.inputs) > index else None
+    value = input_of(node, index)
     if value is None:
         return False
     tensor = value.const_value

@@ -21,7 +21,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.change import OpsetChange
 from qgraph.graph.opset.history import IR_SINCE, SAME, first_version, is_known, versions_between
 from qgraph.graph.opset.rewrites import ADAPTERS, CONCERNS, SHAPED
-from qgraph.graph.scopes import Body, bodies, nodes_of, owners
+from qgraph.graph.scopes import Body, bodies, input_of, nodes_of, owners
 from qgraph.graph.tensors import slots
 
 OLDEST = 9
@@ -370,7 +370,7 @@ def leave_out_zero_points(nodes: Iterable[ir.Node]) -> None:
 
 
 def _has_signed_point(node: ir.Node) -> bool:
-    point = constant_tensor(node.inputs[2]) if len(node.inputs) > 2 else None
+    point = constant_tensor(input_of(node, 2))
     return point is not None and point.dtype is ir.DataType.INT8 and point.size == 1
 
 
