@@ -102,7 +102,7 @@ __all__ = [
     "why",
 ]
 
-_HOMES = {
+_ELSEWHERE = {
     "BenchReport": "qgraph.comparison.bench.measure",
     "Bounding": "qgraph.bound",
     "Certificate": "qgraph.certificate",
@@ -123,27 +123,15 @@ _HOMES = {
     "WhyReport": "qgraph.comparison.why.report",
     "bench": "qgraph.comparison.bench.measure",
     "check": "qgraph.comparison.check",
-    "check_lock": "qgraph.api",
-    "convert": "qgraph.api",
     "deploy": "qgraph.transforms.deployment.deploy",
-    "diff": "qgraph.api",
-    "explain": "qgraph.api",
-    "fold": "qgraph.api",
-    "info": "qgraph.api",
-    "lint": "qgraph.api",
     "load": "qgraph.model",
-    "lock": "qgraph.api",
-    "passes": "qgraph.api",
-    "plot": "qgraph.api",
     "prove": "qgraph.comparison.prove",
     "reduce": "qgraph.comparison.reduce",
-    "report": "qgraph.api",
-    "targets": "qgraph.api",
     "time_limit": "qgraph.effort",
-    "transform": "qgraph.api",
-    "verify": "qgraph.api",
     "why": "qgraph.comparison.why.why",
 }
+
+_HOMES = {name: _ELSEWHERE.get(name, "qgraph.api") for name in __all__ if name != "__version__"}
 
 
 def __getattr__(name: str) -> object:
