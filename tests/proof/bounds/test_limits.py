@@ -26,7 +26,8 @@ def test_a_certificate_is_the_same_as_if_all_inputs_were_counted(name, exact, mo
     later = qgraph.prove(ours, theirs, **options).to_json()
     assert [r["verdict"] for r in soon["regions"]] == [r["verdict"] for r in later["regions"]]
     # a proof that failed, and is replaced by bounds, needs no condition and no other names
-    assert set(soon.pop("conditions")) <= set(later.pop("conditions"))
+    conditions = later.pop("conditions")
+    assert all(condition in conditions for condition in soon.pop("conditions"))
     assert soon.pop("facts") == later.pop("facts") or name == "kernel"
     assert json_text(soon) == json_text(later)
 
