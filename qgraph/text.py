@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -114,9 +115,15 @@ def read_fields(cls: type[T], known: Mapping[str, Any]) -> T:
         TypeError: a value is of another type.
         ValueError: a value is no member of an enumeration.
     """
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
+    return cls(**{name: read_json(hint, known[name]) for name, hint in hints.items()})
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass by name."""
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: read_json(hints[name], known[name]) for name in names})
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def read_json(hint: Any, value: Any) -> Any:
