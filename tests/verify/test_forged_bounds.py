@@ -46,6 +46,18 @@ def test_equal_codes_are_not_shifted(document):
     assert str(result.verdict) == "undecided"
 
 
+def test_codes_of_another_type_are_not_equal(document):
+    """A zero point of 3 in int8 limits codes to 127, one in uint8 to 255."""
+    candidate = LAYER.replace("uint8 z", "int8 z").replace("uint8 v", "int8 v")
+    candidate = candidate.replace("(p, t, z) }", "(p, t, u) }").replace("> {", ", uint8 u = {3}> {")
+    texts = {"STEP": "0.70000005", "ZERO": "3", "MORE": "Identity(m)"}
+    for name, value in texts.items():
+        candidate = candidate.replace(name, value)
+    result = checked(document, layer("0.7"), ir.from_onnx_text(candidate))
+    assert str(result.regions[0].status) == "unchecked"
+    assert str(result.verdict) == "undecided"
+
+
 def test_outputs_of_other_shapes_are_not_bounded(document):
     """To add zeros with another axis repeats all elements."""
     others = layer("0.7"), layer("0.70000005", more="Add(m, o)")
