@@ -304,9 +304,11 @@ class BoundCheck:
         x, y = segment.ends
         if segment.is_output:
             ours, is_whole = self._one.of(x), any(map(_is_whole, segment.ends))
-            span = np.asarray(np.max(ours.high - ours.low)) if widest else ours.high - ours.low
+            ends = ours.low, ours.high
+            if widest:
+                ends = np.min(ends[0], keepdims=True), np.max(ends[1], keepdims=True)
             self._expect_one_shape(segment)
-            return [of_output(ours, self._other.of(y), bound, span, is_whole)]
+            return [of_output(ours, self._other.of(y), bound, ends, is_whole)]
         self._one.expect_rounding(x)
         self._other.expect_rounding(y)
         if not pairs:

@@ -71,15 +71,15 @@ def _counted(bound: Bound, ours: Float64) -> Float64:
 
 
 def of_output(
-    ours: Executed, theirs: Executed, bound: Bound, span: Float64, is_whole: bool
+    ours: Executed, theirs: Executed, bound: Bound, ends: tuple[Float64, Float64], is_whole: bool
 ) -> Figures:
-    """Return the bound of two outputs, in steps of whole numbers or of the span of the first."""
-    parts = ours.error, theirs.error, distance(ours.meant, theirs.meant)
+    """Return the bound of two outputs, in steps of whole numbers or of the range of the first."""
+    parts, span = (ours.error, theirs.error, distance(ours.meant, theirs.meant)), ends[1] - ends[0]
     unit, levels = np.ones(()), float(np.max(span))
     if not is_whole:
         unit, levels = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
     far = _counted(bound, parts[0]) + parts[1] + parts[2]
-    ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
+    ulps = float(np.max(far / np.spacing(largest_of(*ends).astype(np.float32))))
     steps = min((np.floor if is_whole else np.ceil)(np.max(far / unit)), _MOST_STEPS)
     one, other, shift = (part / unit for part in parts)
     return Figures(one, other, shift, float(steps), levels, float(np.max(far)), ulps)

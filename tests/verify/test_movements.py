@@ -196,3 +196,20 @@ def test_movements_that_are_one_for_three_samples_are_not_one(sizes, rows, one, 
     document = stated((ours, theirs))
     document["conditions"].append(OPEN_SIZE("N").to_json())
     assert str(checked(document, ours, forged).verdict) == "undecided"
+
+
+MIXED = """<ir_version: 10, opset_import: ["": 21]> net (int8[2,3] x) => (float[2,5] y)
+    <float[3] s = {0.04, 0.3, STEP}, int64[4] pads = {0, 1, 0, 1}> {
+        a = DequantizeLinear <axis = 1> (x, s)
+        y = Pad <mode = "edge"> (a, pads)
+    }"""
+
+
+def test_steps_of_the_widest_range_are_not_refuted():
+    """A step of an output whose channels are mixed is one of the range of all of them."""
+    pair = tuple(ir.from_onnx_text(MIXED.replace("STEP", step)) for step in ("0.02", "0.020001"))
+    document = stated(pair) | {"facts": []}
+    assert document["verdict"] == "bounded"
+    (finding,) = (each for each in checked(document, *pair).regions if each.reason)
+    assert str(finding.status) == "unchecked"
+    assert "steps are of the widest range" in str(finding.reason)

@@ -177,3 +177,12 @@ def test_two_negations_are_joined_where_neg_takes_the_type(kind: str, same: bool
         for body in ("n = Neg(x) m = Neg(n) y = Cast <to = 1> (m)", "y = Cast <to = 1> (x)")
     )
     assert is_one(ours, theirs) == same
+
+
+def test_any_number_but_0_leaves_a_reduction_without_axes_out():
+    """ONNX names 0 and 1 alone, so runtimes read other numbers in either way."""
+    ours, theirs = (
+        parse(f"{X} {{ y = ReduceMax <noop_with_empty_axes = {number}> (x) }}")
+        for number in (0, -1)
+    )
+    assert not is_one(ours, theirs)
