@@ -26,8 +26,14 @@ INNER = "q = QuantizeLinear (x, s, z) a = DequantizeLinear (q, s, z)"
 OUTER = "p = QuantizeLinear (r, s, z) y = DequantizeLinear (p, s, z)"
 
 
-def pair(nodes: tuple[str, str], kind: str = "int8", zero: int = 0) -> tuple[ir.Model, ir.Model]:
-    text = MODEL.replace("TYPE", kind).replace("ZERO", str(zero))
+def pair(
+    nodes: tuple[str, str], kind: str = "int8", zero: int = 0, *, constants: str = ""
+) -> tuple[ir.Model, ir.Model]:
+    text = (
+        MODEL.replace("TYPE", kind)
+        .replace("ZERO", str(zero))
+        .replace("<float s", f"<{constants}float s")
+    )
     one, other = (
         ir.from_onnx_text(text.replace("SUM", each).replace("NODES", some))
         for each, some in zip(SUMS, nodes, strict=True)
@@ -84,3 +90,17 @@ def test_other_uses_of_the_codes_keep_them():
     (bound,) = [each.bound for each in certificate.regions if each.reference_value == "q"]
     assert bound is not None
     assert bound.levels == 255
+
+
+def test_a_limit_of_channels_with_several_scales_is_the_widest_of_codes():
+    """Code 60 stands for 6 in the second channel, and for 3 in the others."""
+    parts = "q = QuantizeLinear (x, c, o)", "a = DequantizeLinear (K, c, o) r = Clip (a, zero, six)"
+    nodes = (
+        f"{parts[0]} {parts[1].replace('K', 'q')} {OUTER}",
+        f"{parts[0]} k = Clip (q, none, sixty) {parts[1].replace('K', 'k')} {OUTER}",
+    )
+    constants = "float[3] c = {0.05, 0.1, 0.05}, int8[3] o = {0, 0, 0}, int8 sixty = {60}, "
+    models = pair(nodes, constants=constants)
+    certificate = qgraph.prove(*models, within="1step")
+    assert str(certificate.verdict) != "bounded" or certificate.beyond
+    assert largest(models) > 20

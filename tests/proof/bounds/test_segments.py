@@ -277,3 +277,28 @@ def test_outputs_of_unknown_shape_say_so():
     (region,) = qgraph.prove(*sides, within="1step").regions
     assert region.verdict == "undecided"
     assert str(region.reason) == "the shape of 'y' is not known"
+
+
+@pytest.mark.parametrize(
+    ("kind", "added", "apart"), [("Floor", -0.5, 0), ("Floor", 0.5, 1), ("Ceil", 0.5, 0)]
+)
+def test_roundings_of_two_kinds_are_compared_by_their_thresholds(kind, added, apart):
+    """Floor changes its result at whole numbers, Round halfway between them."""
+
+    def rounded(op: str, number: float) -> ir.Model:
+        return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+            net (int8[1,2] q) => (float[1,2] y)
+            <float s = {{0.37}}, int8 z = {{0}}, float[2,2] w = {{1, -0.7, 0.3, 2}},
+             float b = {{{number}}}, float lo = {{-8}}, float hi = {{7}}, float t = {{0.25}}> {{
+                a = DequantizeLinear (q, s, z)
+                m = MatMul (a, w)
+                d = Add (m, b)
+                r = {op} (d)
+                c = Clip (r, lo, hi)
+                y = Mul (c, t)
+            }}""")
+
+    found = qgraph.prove(rounded(kind, 0.0), rounded("Round", added), within="10step")
+    bound = next(region.bound for region in found.regions if region.bound is not None)
+    assert bound.deviation_steps == pytest.approx(apart, abs=1e-3)
+    assert bound.max_steps > apart
