@@ -11,11 +11,8 @@ import gc
 import importlib
 import io
 import json
-import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +172,9 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
             # What a model leaves behind has references to itself.
             gc.collect(1)
         return
+    # Processes are imported only where they are used.
+    from concurrent.futures.process import BrokenProcessPool
+
     left = list(tasks)
     while left:
         try:
@@ -197,6 +197,9 @@ def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     Raises:
         BrokenProcessPool: one of them has ended.
     """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=tune) as pool:
         futures = [pool.submit(_handled_apart, task) for task in tasks]

@@ -15,7 +15,6 @@ import onnx
 import onnx_ir
 import onnx_ir as ir
 
-from qgraph.certificate import Identity
 from qgraph.display import Displayed
 from qgraph.effort import require_time
 from qgraph.errors import OptionError, QGraphError, require, unexpected
@@ -35,6 +34,7 @@ from qgraph.storage.reading import files_of
 from qgraph.text import counted
 
 if TYPE_CHECKING:
+    from qgraph.certificate import Identity
     from qgraph.execution.prepare import Prepared
 
 
@@ -148,6 +148,8 @@ class Model(Displayed):
         Raises:
             ModelError: the model is too large for a message, or its weights cannot be read.
         """
+        from qgraph.certificate import Identity
+
         origin, digest = self._origin, None
         if origin is not None and not self._lent:
             digest = origin.sha256()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from qgraph.bound import Bound
 from qgraph.deprecated import renamed
 from qgraph.display import Displayed
 from qgraph.errors import Choice, member
@@ -16,7 +15,9 @@ from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.deferred import SizeSummary
 from qgraph.reasons import OTHER, explained
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from qgraph.bound import Bound
+else:
     __getattr__ = renamed(__name__)
 
 

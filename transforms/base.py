@@ -16,19 +16,21 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, TypeVar, dataclass_transform, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, final
 
 import onnx_ir as ir
 
 from qgraph.errors import OptionError, closest, matching, meant, shown
 from qgraph.exactness import Exactness, ProofVerdict
+from qgraph.graph.constants import constant_tensor
 from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.reports import Report
-from qgraph.targets.reader import profile_of
-from qgraph.targets.rules import weight_form
 from qgraph.transforms.integers.shifted_chains import keep_unsigned
+
+if TYPE_CHECKING:
+    from qgraph.targets.rules import LoadRule
 
 _BOOLEANS = {"true": True, "false": False}
 _NONE = "none"
@@ -217,16 +219,26 @@ class Transform(ir.passes.InPlacePass):
             keep_unsigned(whole, decoders, report)
             if (more := _coded_products(whole) - products) > 0:
                 weights = "1 weight" if more == 1 else f"{more} weights"
-                reason = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA).reason
-                report.notes.append(f"{ABOUT_RUNTIME}{reason} ({weights})")
+                report.notes.append(f"{ABOUT_RUNTIME}{_rule().reason} ({weights})")
         return TransformResult(model, report.modified, report.under(self.name))
 
 
 def _coded_products(model: Model) -> int:
     """Return the number of weights for whose products ONNX Runtime may quantize the data."""
-    forms = map(weight_form, model.nodes("DequantizeLinear"))
-    rule = profile_of(_RUNTIME).load_rule(_QUANTIZES_DATA)
-    return sum(form is not None and rule.fits(form) for form in forms)
+    nodes = [n for n in model.nodes("DequantizeLinear") if constant_tensor(n.inputs[0]) is not None]
+    if not nodes:
+        return 0
+    from qgraph.targets.rules import weight_form
+
+    forms = map(weight_form, nodes)
+    return sum(form is not None and _rule().fits(form) for form in forms)
+
+
+def _rule() -> LoadRule:
+    """Return what is known about such weights; it is loaded only for models that have some."""
+    from qgraph.targets.rules import load_rule
+
+    return load_rule(_RUNTIME, _QUANTIZES_DATA)
 
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,11 @@
-"""Whether operands determine the results of a node, and to the last bit."""
+"""Whether operands determine the results of a node, to the last bit, and the sign of zero."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant
@@ -55,3 +59,32 @@ def is_random(node: ir.Node, imports: Imports) -> bool:
     mode = input_of(node, index)
     array = constant(mode)
     return mode is not None and (array is None or bool(array.any()))
+
+
+CHOOSING = frozenset({"Clip", "Max", "Min", "Relu"})
+"""Operators that choose between -0 and +0."""
+
+
+def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
+    """Return whether a node chooses between -0 and +0, as Max does; ONNX leaves the choice open.
+
+    Args:
+        node: any node.
+        known: its operands.
+    """
+    if node.domain != "" or node.op_type not in CHOOSING:
+        return False
+    arrays = [np.asarray(known[value]) for value in node.inputs if value is not None]
+    if any(array.dtype.kind in "iub" for array in arrays):
+        return False
+    if node.op_type == "Relu":
+        arrays.append(np.zeros((), arrays[0].dtype))
+    zeros = [array == 0 for array in arrays]
+    signs = [np.signbit(array.astype(np.float32)) for array in arrays]
+    minus = [np.asarray(zero & sign).any() for zero, sign in zip(zeros, signs, strict=True)]
+    plus = [np.asarray(zero & ~sign).any() for zero, sign in zip(zeros, signs, strict=True)]
+    return any(
+        (minus[one] and plus[other]) or (plus[one] and minus[other])
+        for one in range(len(arrays))
+        for other in range(one)
+    )

@@ -15,6 +15,7 @@ from qgraph.graph.interface import Pair, fixed_sizes
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
+from qgraph.ops.determined import meets_both_zeros
 from qgraph.ops.dispatch import compute
 from qgraph.proof.functions.decide import (
     FunctionPair,
@@ -33,7 +34,6 @@ from qgraph.proof.functions.narrow import NARROW_BITS, NodeSegment, enumerate_va
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
-from qgraph.proof.matching.zero_signs import meets_both_zeros
 from qgraph.reasons import (
     DO_NOT_FIT,
     LEFT_OPEN,

@@ -17,6 +17,7 @@ from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
 from qgraph.numerics import Array
 from qgraph.numerics.values import compare_values
+from qgraph.ops.determined import CHOOSING, meets_both_zeros
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.decide import (
@@ -29,7 +30,6 @@ from qgraph.proof.functions.decide import (
 from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.proof.functions.narrow import NodeSegment, enumerate_values, free_axis
-from qgraph.proof.matching.zero_signs import CHOOSING, meets_both_zeros
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable
 

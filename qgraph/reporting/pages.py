@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
 from qgraph.errors import OptionError
-from qgraph.reporting.bench_view import bench_page
-from qgraph.reporting.check_view import check_page
-from qgraph.reporting.deploy_view import deploy_page
-from qgraph.reporting.lint_view import lint_page
-from qgraph.reporting.model_view import info_page, run_page
-from qgraph.reporting.prove_view import prove_page
-from qgraph.reporting.rewrite_view import rewrite_page
-from qgraph.reporting.theme import require_drawing
 from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
-from qgraph.reporting.why_view import why_page
 from qgraph.text import as_read, markdown, markdown_code, one_line
 
-_PAGES: dict[str, Callable[[Mapping[str, Any]], Page]] = {
-    "bench": bench_page,
-    "check": check_page,
-    "convert": rewrite_page,
-    "deploy": deploy_page,
-    "fold": rewrite_page,
-    "info": info_page,
-    "lint": lint_page,
-    "prove": prove_page,
-    "run": run_page,
-    "transform": rewrite_page,
-    "why": why_page,
+_PAGES = {
+    "bench": "bench_view.bench_page",
+    "check": "check_view.check_page",
+    "convert": "rewrite_view.rewrite_page",
+    "deploy": "deploy_view.deploy_page",
+    "fold": "rewrite_view.rewrite_page",
+    "info": "model_view.info_page",
+    "lint": "lint_view.lint_page",
+    "prove": "prove_view.prove_page",
+    "run": "model_view.run_page",
+    "transform": "rewrite_view.rewrite_page",
+    "why": "why_view.why_page",
 }
+"""The function that makes the page, by command; its module is imported for such a report only."""
 
 
 def page_of(document: Mapping[str, Any]) -> Page:
@@ -45,13 +38,16 @@ def page_of(document: Mapping[str, Any]) -> Page:
         OptionError: it is no report of a command that has a page.
     """
     plain = as_read(dict(document))
-    make = _PAGES.get(plain.get("command"))
-    if make is None:
+    home = _PAGES.get(str(plain.get("command")))
+    if home is None:
         raise OptionError(
             f"The report is of {plain.get('command')!r}, expected one of {', '.join(_PAGES)}. "
             f"Write it with one of these commands."
         )
-    return make(plain)
+    module, name = home.split(".")
+    make = getattr(importlib.import_module(f"qgraph.reporting.{module}"), name)
+    page: Page = make(plain)
+    return page
 
 
 _SIGNS = {Tone.GOOD: "✓", Tone.BAD: "✗", Tone.OPEN: "≈", Tone.PLAIN: "•"}
@@ -67,6 +63,8 @@ def html_page(document: Mapping[str, Any]) -> str:
     Raises:
         OptionError: it is no such report, or the libraries that draw are not installed.
     """
+    from qgraph.reporting.theme import require_drawing
+
     require_drawing("an HTML page")
     from jinja2 import Environment, StrictUndefined
 

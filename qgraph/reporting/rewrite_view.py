@@ -9,7 +9,6 @@ from typing import Any
 
 from qgraph.exactness import Exactness, Method, ProofVerdict, apart, codes_apart
 from qgraph.exactness import noise as noise_of
-from qgraph.reporting.bounds_view import site_bound
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,
@@ -113,7 +112,7 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
         return "not compared", Tone.OPEN, f"{text}; their remarks say why{refused}."
     if bounds and lowest >= Exactness.NEAR:
         others = f"the others are {_EQUALITY[lowest].removeprefix('all ')}; " if levels else ""
-        within = site_bound(max(bounds, key=lambda bound: float(bound["deviation_steps"])))
+        within = _within(max(bounds, key=lambda bound: float(bound["deviation_steps"])))
         text = f"{number} changed; {others}given equal codes before each segment, {within}{refused}"
         return str(ProofVerdict.BOUNDED), Tone.GOOD, f"{text}."
     if lowest is Exactness.NEAR:
@@ -127,6 +126,14 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
     if lowest >= Exactness.VALUES and levels:
         return "partly equal" if refused else "equal", Tone.GOOD, sentence
     return str(lowest), Tone.OPEN, sentence
+
+
+def _within(bound: Mapping[str, Any]) -> str:
+    """Return a bound as part of a sentence."""
+    # Most reports have no bounds.
+    from qgraph.reporting.bounds_view import site_bound
+
+    return site_bound(bound)
 
 
 def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> Iterator[Section]:
@@ -179,7 +186,7 @@ def _site_table(sites: Sequence[Site]) -> Table:
         within = ""
         if site.get("bound"):
             level, over = Cell(str(site["exactness"]), Tone.GOOD), "every input"
-            within = site_bound(site["bound"])
+            within = _within(site["bound"])
         elif site["exactness"] is not None:
             is_equal = Exactness(site["exactness"]) >= Exactness.VALUES
             level = Cell(str(site["exactness"]), Tone.GOOD if is_equal else Tone.OPEN)

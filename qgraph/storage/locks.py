@@ -15,10 +15,10 @@ import errno
 import hashlib
 import logging
 import os
+import platform
 import re
 import secrets
 import shutil
-import socket
 import stat
 import time
 from contextlib import suppress
@@ -104,7 +104,7 @@ class Lock:
         self._close()
 
     def _sign(self) -> None:
-        text = _MARK + f"{os.getpid()} {socket.gethostname()}\n".encode()
+        text = _MARK + f"{os.getpid()} {platform.node()}\n".encode()
         # Another user's left-over file can be locked, but not written.
         with suppress(OSError):
             if self._descriptor is not None:
@@ -183,7 +183,7 @@ def _holder(descriptor: int) -> str:
         words = os.pread(descriptor, _LONGEST, 0).decode(errors="replace").split()
         if len(words) == 3 and words[1].isdigit():
             number, host = int(words[1]), words[2]
-            if host != socket.gethostname() or _is_alive(number):
+            if host != platform.node() or _is_alive(number):
                 return f"process {number} on {host}"
         # The holder has not signed it yet.
         if time.monotonic() > end:
@@ -238,7 +238,7 @@ class Scratch:
 
 
 def _prefix(target: Path) -> str:
-    host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+    host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
     return f".{short(target.name)}.{host}-"
 
 

@@ -254,10 +254,6 @@ class Profile:
         """Return all that is known; null where nothing is, lists without order sorted."""
         return {key: _plain(value) for key, value in vars(self).items()}
 
-    def load_rule(self, name: str) -> LoadRule:
-        """Return the rule with an id."""
-        return next(rule for rule in self.load if rule.id == name)
-
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):

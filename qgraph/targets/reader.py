@@ -6,13 +6,8 @@ import errno
 import functools
 import hashlib
 import os
-import re
 import tomllib
-import types
 import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +15,11 @@ from qgraph.errors import ModelError, OptionError, matching, meant, require
 from qgraph.registry import load_plugins
 from qgraph.targets.contradictions import contradictions
 from qgraph.targets.profile import Profile
-
-UNKNOWN = "unknown"
-Place = tuple[str | int, ...]
-"""Keys and indices that lead to a value of a TOML document."""
+from qgraph.targets.tables import WrongError, line_of, made
 
 _FOLDER = Path(__file__).parent
 _MOST = 1 << 20
 """Bytes of the largest profile that is read; a device may have no end."""
-_DERIVED = ("path", "digest")
-_WORDS = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a number",
-    tuple: "a list", frozenset: "a list", dict: "a table",
-}  # fmt: skip
-
 
 _ADDED: dict[str, Path] = {}
 
@@ -125,17 +111,17 @@ def read_profile(path: Path) -> Profile:
         raise ModelError(f"{path}: this is not TOML: {error}. Correct the file.") from error
     try:
         profile = _checked(document | {"path": str(path)})
-    except _WrongError as error:
-        line = _line(text, error.place)
+    except WrongError as error:
+        line = line_of(text, error.place)
         raise ModelError(f"{path}:{line}: {error}") from error
     return _with_digest(profile, hashlib.sha256(data).hexdigest())
 
 
 def _checked(document: dict[str, Any]) -> Profile:
     """Return the profile of a document of TOML."""
-    profile = typing.cast("Profile", _made(Profile, document, ()))
+    profile = typing.cast("Profile", made(Profile, document, ()))
     for place, what in contradictions(profile):
-        raise _WrongError(place, what)
+        raise WrongError(place, what)
     return profile
 
 
@@ -146,154 +132,3 @@ def _read(path: Path) -> Profile:
 
 def _with_digest(profile: Profile, digest: str) -> Profile:
     return Profile(**(vars(profile) | {"digest": digest}))
-
-
-class _WrongError(Exception):
-    """A value that is wrong: where it stands, and what was expected."""
-
-    def __init__(self, place: Place, what: str) -> None:
-        super().__init__(f"{_spelled(place)}: {what}" if place else what)
-        self.place = place
-
-
-@functools.cache
-def _hints(hint: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(hint)
-
-
-def _made(hint: Any, table: object, place: Place) -> object:
-    """Return a dataclass from a table of TOML."""
-    if not isinstance(table, dict):
-        raise _WrongError(place, f"{table!r} is not a table. Write its keys.")
-    profile_fields = {each.name: each for each in fields(hint)}
-    shown = [name for name in profile_fields if name not in _DERIVED]
-    for key in table:
-        if key not in profile_fields or (key in _DERIVED and place):
-            listed = ", ".join(shown)
-            raise _WrongError(
-                (*place, key), f"unknown key, expected one of {listed}.{meant(key, shown)}"
-            )
-    for name, each in profile_fields.items():
-        if each.default is MISSING and each.default_factory is MISSING and name not in table:
-            raise _WrongError(place, f"{name!r} is missing. Add it.")
-    hints = _hints(hint)
-    values = {key: _value(hints[key], value, (*place, key)) for key, value in table.items()}
-    return hint(**values)
-
-
-def _value(hint: Any, value: object, place: Place) -> object:
-    """Return a value of TOML as a type."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        choices = [each for each in inner if each is not types.NoneType]
-        if value == UNKNOWN and types.NoneType in inner:
-            return None
-        return _chosen(choices, value, place)
-    if origin in (tuple, frozenset):
-        return _list(origin, inner, value, place)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            raise _WrongError(place, f"{value!r} is not a table. Write its keys.")
-        return {key: _value(inner[1], each, (*place, key)) for key, each in value.items()}
-    if is_dataclass(hint):
-        return _made(hint, value, place)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        matched = matching(hint, value)
-        if matched is None:
-            raise _WrongError(place, f"{value!r}, expected one of {', '.join(hint)}.")
-        return hint(matched)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        expected = _WORDS.get(hint, hint.__name__)
-        raise _WrongError(place, f"{value!r}, expected {expected}.")
-    return value
-
-
-def _chosen(choices: list[Any], value: object, place: Place) -> object:
-    """Return a value as the first of several types that it fits; words of enumerations first."""
-    for choice in choices:
-        try:
-            return _value(choice, value, place)
-        except _WrongError as error:
-            last = error
-            enumeration = isinstance(choice, type) and issubclass(choice, StrEnum)
-            # A word that is in no enumeration is a slip, and not just any text.
-            if enumeration and isinstance(value, str) and value != "any":
-                break
-    raise last
-
-
-def _list(origin: Any, inner: tuple[Any, ...], value: object, place: Place) -> object:
-    if not isinstance(value, list):
-        raise _WrongError(place, f"{value!r}, expected a list.")
-    if origin is tuple and inner[-1] is not ...:
-        if len(value) != len(inner):
-            raise _WrongError(place, f"{value!r}, expected {len(inner)} values.")
-        return tuple(_value(k, v, place) for k, v in zip(inner, value, strict=True))
-    return origin(_value(inner[0], each, (*place, i)) for i, each in enumerate(value))
-
-
-def _spelled(place: Place) -> str:
-    """Return a place as people write it: ``kernel[2].x.zero``."""
-    text = ""
-    for part in place:
-        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")
-
-
-@dataclass(frozen=True)
-class _Scan:
-    """Finds where keys stand in the text of a document, which is known to be TOML."""
-
-    text: str
-
-    def keys(self) -> Iterator[tuple[Place, int]]:
-        """Yield the place of each table and key that begins a line, and its line from 1."""
-        prefix: Place = ()
-        counts: dict[Place, int] = {}
-        depth = 0
-        for number, line in enumerate(self.text.splitlines(), 1):
-            header = _HEADER.match(line)
-            if header and depth == 0:
-                prefix = self._header(header, counts)
-                yield prefix, number
-                continue
-            key = _KEY.match(line)
-            if key and depth == 0:
-                yield (*prefix, *_parts(key[1])), number
-            bare = _STRING.sub("", line).split("#")[0]
-            depth += bare.count("[") - bare.count("]")
-
-    @staticmethod
-    def _header(header: re.Match[str], counts: dict[Place, int]) -> Place:
-        """Return the place of a header; elements of arrays of tables are counted."""
-        prefix: Place = ()
-        parts = _parts(header[2])
-        for index, part in enumerate(parts):
-            prefix = (*prefix, part)
-            is_last = index == len(parts) - 1
-            if is_last and header[1] == "[[":
-                counts[prefix] = counts.get(prefix, -1) + 1
-            if prefix in counts:
-                prefix = (*prefix, counts[prefix])
-        return prefix
-
-
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
-_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
-_PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
-
-
-def _parts(name: str) -> list[str]:
-    return [part.strip("\"'") for part in _PART.findall(name)]
-
-
-def _line(text: str, place: Place) -> int:
-    """Return the line of the longest beginning of a place that is written in a line of its own."""
-    lines = dict(reversed(list(_Scan(text).keys())))
-    for length in range(len(place), 0, -1):
-        if place[:length] in lines:
-            return lines[place[:length]]
-    return 1

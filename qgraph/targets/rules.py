@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -17,6 +20,7 @@ from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import element_type, is_standard
 from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity
+from qgraph.targets.tables import made
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _STANDARD = ("", "ai.onnx")
@@ -273,3 +277,16 @@ class LoadRule:
         return all(wanted is None or actual in wanted for wanted, actual in several) and all(
             wanted is None or actual is wanted for wanted, actual in single
         )
+
+
+@functools.cache
+def load_rule(target: str, name: str) -> LoadRule:
+    """Return a rule by its id, without the rest of the profile, which takes longer to read.
+
+    Args:
+        target: name of a target that qgraph has.
+        name: the id.
+    """
+    document = tomllib.loads(Path(__file__).with_name(f"{target}.toml").read_text("utf-8"))
+    (table,) = (each for each in document["load"] if each.get("id") == name)
+    return cast("LoadRule", made(LoadRule, table, ()))

@@ -91,6 +91,23 @@ def test_libraries_for_few_functions_stay_unloaded():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_conversion_loads_only_what_its_model_needs(tmp_path):
+    model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
+    unused = (
+        "multiprocessing qgraph.bound qgraph.certificate qgraph.proof.matching.normalise "
+        "qgraph.reporting.deploy_view qgraph.targets.kernels qgraph.transforms.integer_operators"
+    )
+    code = (
+        "import sys; from qgraph.cli.main import main; main();"
+        f"print(sorted(set({unused.split()}) & set(sys.modules)))"
+    )
+    arguments = ["convert", model, "-o", tmp_path / "out.onnx", "--to", "qdq"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_an_unknown_command_is_usage_and_the_nearest_is_named(qgraph):
     found = qgraph("conver", "model.onnx")
     assert found.status == 2

@@ -29,8 +29,6 @@ from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
 from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
-from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
-from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
 
 _IN_SUMS = (
     "operators on codes were written in exact sums of whole numbers; with exact=near they become "
@@ -88,7 +86,10 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
         report: gets an entry for each operator.
     """
     nodes = list(model.nodes())
+    # The passes for operators on codes are imported only for models that have such operators.
     if any(map(is_mat_mul_n_bits, nodes)):
+        from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
+
         LowerMatMulNBits(opset=opset).apply(model, report)
     if any(is_on_codes(node) or is_unknown_on_codes(node) for node in nodes):
         _lower_sums(model, exact, report)
@@ -142,6 +143,8 @@ def note_joined(model: Model, report: Report, *, constants: bool = False) -> Non
 
 
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
+    from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
+
     # Of both forms at once, codes would be decoded at some places and be numbers at others.
     trial = Report()
     LowerIntegerOperators(form=SumForm.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)

@@ -3,8 +3,7 @@
 Two sides of a region may be equal except for the sign of zero. Nodes after the region then still
 compute equal values, unless they distinguish the two zeros: division by zero, some powers,
 operators that read bits, and operators that are not listed here. ``zero_sign_nodes`` finds such
-nodes. ``meets_both_zeros`` finds nodes that choose between -0 and +0, such as Max; ONNX does not
-define which one they return.
+nodes.
 
 ``distinguishes_signed_zeros`` and ``forgets`` say what one operator does with zeros of both signs.
 ``is_positive`` excludes zeros by the operators that compute a value:
@@ -20,10 +19,9 @@ product of positive numbers may become zero, and counts as not negative only. Na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -289,32 +287,3 @@ def _beyond(node: ir.Node) -> list[ir.Value]:
     """Return the values that may differ in the sign of zero because an operand of ``node`` does."""
     values = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
     return values + [value for graph in graphs_of(node) for value in graph.inputs]
-
-
-CHOOSING = frozenset({"Clip", "Max", "Min", "Relu"})
-"""Operators that choose between -0 and +0."""
-
-
-def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
-    """Return whether a node chooses between -0 and +0, as Max does; ONNX leaves the choice open.
-
-    Args:
-        node: any node.
-        known: its operands.
-    """
-    if node.domain != "" or node.op_type not in CHOOSING:
-        return False
-    arrays = [np.asarray(known[value]) for value in node.inputs if value is not None]
-    if any(array.dtype.kind in "iub" for array in arrays):
-        return False
-    if node.op_type == "Relu":
-        arrays.append(np.zeros((), arrays[0].dtype))
-    zeros = [array == 0 for array in arrays]
-    signs = [np.signbit(array.astype(np.float32)) for array in arrays]
-    minus = [np.asarray(zero & sign).any() for zero, sign in zip(zeros, signs, strict=True)]
-    plus = [np.asarray(zero & ~sign).any() for zero, sign in zip(zeros, signs, strict=True)]
-    return any(
-        (minus[one] and plus[other]) or (plus[one] and minus[other])
-        for one in range(len(arrays))
-        for other in range(one)
-    )

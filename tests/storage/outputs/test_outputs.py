@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import platform
 import stat
 import subprocess
 import sys
@@ -283,7 +283,7 @@ class TestLock:
     def test_a_second_writer_is_told_the_process(self, tmp_path: Path) -> None:
         with Outputs() as outputs:
             outputs.reserve(tmp_path / "a")
-            here = f"process {os.getpid()} on {socket.gethostname()}"
+            here = f"process {os.getpid()} on {platform.node()}"
             with pytest.raises(QGraphError, match=f"a: is being written by {here}"):
                 Lock(tmp_path / "a").acquire()
             with Outputs() as others:
@@ -359,7 +359,7 @@ class TestScratch:
     def test_one_of_another_host_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        monkeypatch.setattr(platform, "node", lambda: "elsewhere")
         scratch = Scratch(tmp_path / "a")
         scratch.path.mkdir()
         monkeypatch.undo()
