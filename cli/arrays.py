@@ -26,11 +26,11 @@ def feeds(
 ) -> dict[str, Array | FileRows] | None:
     """Return the arrays in the input files by input name; None if the inputs are random.
 
-    Arrays of an archive under other names than those of inputs are left out, with a note; that
-    called ``besides`` without one.
+    Other arrays in an archive are ignored with a note; the one named ``besides`` is ignored without
+    a note.
 
     Raises:
-        ExecutionError: a file holds no such thing.
+        ExecutionError: a file does not contain such an array.
     """
     if not inputs.files and inputs.bundle is None:
         return None
@@ -40,7 +40,10 @@ def feeds(
         bundle = read_archive(inputs.bundle, names)
         arrays = {name: array for name, array in bundle.items() if array is not None}
         if spare := [name for name in bundle if name not in names and name != besides]:
-            talk.note(f"{inputs.bundle}: no inputs of the model, left out: {', '.join(spare)}")
+            talk.note(
+                f"{inputs.bundle}: arrays that are no inputs of the model are ignored: "
+                f"{', '.join(spare)}"
+            )
     for name, path in inputs.files.items():
         arrays[name] = read_array(path)
     return arrays
@@ -49,12 +52,12 @@ def feeds(
 def batches(
     model: Model, arrays: Mapping[str, Any] | None, inputs: InputOptions
 ) -> Batches | RandomBatches:
-    """Return what a command runs a model on.
+    """Return the batches on which a command runs a model.
 
     Args:
         model: the model.
         arrays: from files; None for random ones.
-        inputs: what random ones are to be like, and the rows of a batch.
+        inputs: options for random inputs, and the number of rows of a batch.
     """
     from qgraph.execution.prepare import Batches, RandomBatches
 
@@ -64,14 +67,14 @@ def batches(
 
 
 def checked(inputs: InputOptions, feeds: Any) -> Inputs:
-    """Return the inputs of a check: given arrays, and what else the user asked for."""
+    """Return the inputs of a check: arrays from files, random inputs and probes."""
     from qgraph.comparison.check import Inputs
 
     return Inputs(feeds, inputs.random, inputs.seed, inputs.shapes, inputs.batch, inputs.probes)
 
 
 def labels(option: str, inputs: InputOptions) -> Array:
-    """Return labels from a file, or from the archive of the inputs if ``given`` is a name in it.
+    """Return labels from a file, or the array ``given`` of the archive of the inputs.
 
     Raises:
         ExecutionError: there are none.

@@ -19,10 +19,10 @@ def _bounding(
 
 
 def bounding_options(*, question: bool) -> options.Decorator:
-    """Return a decorator that adds the options of bounds, which the command gets as ``request``.
+    """Return a decorator that adds the options of bounds; the command gets them as ``request``.
 
     Args:
-        question: also add options that only matter for what is proved.
+        question: also add ``--against``.
     """
     more = [_AGAINST] if question else []
     return options.gathered("request", _bounding, _WITHIN, *more, _ORDER, _ACCUMULATE, _RANGE)
@@ -32,7 +32,7 @@ _WITHIN = click.option(
     "--within",
     multiple=True,
     metavar="LIMIT",
-    help="How far results may differ where they are not equal: 1step, 0.05step, 0.1%, or for an "
+    help="Maximum difference of results that are not equal: 1step, 0.05step, 0.1%, or for an "
     "output NAME:0.01, NAME:2ulp. Repeatable.",
 )
 _AGAINST = click.option(
@@ -40,8 +40,8 @@ _AGAINST = click.option(
     type=options.Word(list(map(str, Against))),
     default=str(Against.EXECUTION),
     show_default=True,
-    help="What bounds compare the executed CANDIDATE with: the executed REFERENCE, or what that "
-    "means in real numbers.",
+    help="Compare the executed CANDIDATE with the executed REFERENCE, or with REFERENCE in real "
+    "numbers (ideal).",
 )
 _ORDER = click.option(
     "--order",
@@ -55,7 +55,7 @@ _ACCUMULATE = click.option(
     type=options.Word(["own", "float32"]),
     default="own",
     show_default=True,
-    help="Type in which sums of 16-bit types are added.",
+    help="Type in which sums of 16-bit floats are added.",
 )
 _RANGE = click.option(
     "--range",

@@ -1,4 +1,4 @@
-"""What the shell offers for a word of the command line: dialects, passes, targets, ids, nodes."""
+"""Shell completion of dialects, passes, targets, ids and node names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _offering(names: Callable[[click.Context], Iterable[str]]) -> Complete:
-    """Return a callback that offers names; where they cannot be found, it offers nothing."""
+    """Return a completion callback for names; it offers nothing if listing them fails."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         try:

@@ -1,4 +1,4 @@
-"""Results of commands in the form that the user wants: tables, JSON or CSV."""
+"""Print results of commands as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def show_document(
     """Print the result of a command.
 
     Args:
-        talk: has the form that the user wants.
+        talk: output options, among them the format.
         document: the result in JSON.
-        view: makes a page or its sections of it.
+        view: turns the document into a page or its sections.
         models: files that the command was given, for the advice on what to do next.
         inputs: options with which the command got its inputs, for the advice too.
     """
@@ -54,8 +54,8 @@ def show_document(
 def show_page(talk: Talk, page: Page) -> None:
     """Print a report; with ``-q`` only its verdict.
 
-    Remarks go to stderr. Tables that are long are gathered, and others left out, unless the user
-    wants more.
+    Remarks go to stderr. Without ``-v``, rows of long tables are grouped, and optional tables are
+    omitted.
     """
     if not talk.quiet:
         if show_sections(talk, page.sections):
@@ -87,7 +87,7 @@ def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:
 
 
 def _show_csv(talk: Talk, sections: Sequence[Section], page: Page | None) -> None:
-    """Print all tables, and what stands beside them on stderr."""
+    """Print all tables to stdout, and the other texts to stderr."""
     tables = [table for section in sections for table in section.tables]
     if page is not None:
         facts = [["verdict", page.verdict], *([fact.name, fact.value] for fact in page.facts)]

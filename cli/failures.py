@@ -1,4 +1,4 @@
-"""Errors as exit statuses and messages."""
+"""Turn errors into exit statuses and messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _failure(error: Exception) -> Failure:
         message = f"{error}. Correct this and run the command again."
     else:
         message = (
-            f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker accepts "
+            f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker "
+            "accepts "
             "it, this is a bug in qgraph; please report it with the model and the traceback that "
             "--debug shows."
         )
@@ -60,7 +61,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def _models(error: Exception) -> str:
-    """Return the paths of the models that the command was given, as its function has them."""
+    """Return the paths of the command's models, from the arguments of its function."""
     trace = error.__traceback__
     while trace is not None:
         variables = trace.tb_frame.f_locals

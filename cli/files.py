@@ -1,4 +1,4 @@
-"""The files that a command writes: guarded and locked first; reports such as ``--html``."""
+"""Output files of a command: checked and locked before its work, and written together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Results(Outputs):
-    """Outputs, one of which may be the standard output.
+    """Outputs of a command, one of which may be the standard output.
 
     Attributes:
         printed: the text for the standard output.
@@ -30,7 +30,7 @@ class _Results(Outputs):
     printed = ""
 
     def write_text(self, path: StrPath, text: str) -> None:
-        """Write an output, or keep what is to be printed."""
+        """Write an output, or keep the text for the standard output."""
         if path == options.STDOUT:
             self.printed = text
         else:
@@ -46,8 +46,8 @@ def planned(
 ) -> Iterator[Outputs]:
     """Yield the outputs of a command; they appear together when the block ends without an error.
 
-    What the command shows is written before that, so that a full disk behind the standard output
-    leaves no file. If a report goes to the standard output, everything else goes to stderr.
+    The text for the terminal is flushed first, so no file is written if the standard output fails.
+    If a report goes to the standard output, everything else goes to stderr.
 
     Args:
         targets: files to write; None for those that are not wanted.
@@ -61,12 +61,14 @@ def planned(
     named = [target for target in targets if target is not None]
     wanted = [target for target in named if target != options.STDOUT]
     if len(named) - len(wanted) > 1:
-        raise click.UsageError("- is the standard output, which takes one report. Name a file.")
+        raise click.UsageError(
+            "- is the standard output, which can show one report only. Name a file."
+        )
     is_printed = len(named) > len(wanted)
     if is_printed and click.get_current_context().ensure_object(Talk).form == "json":
         raise click.UsageError(
-            "- is the standard output, which takes one report, and --json prints one too. "
-            "Leave out one of them, or name a file."
+            "- is the standard output, which can show one report only, and --json prints one too. "
+            "Omit one of them, or name a file."
         )
     with _Results() as outputs:
         outputs.protect(files)
@@ -140,10 +142,10 @@ class Views:
 
         Args:
             document: the JSON report, with the files that it is about.
-            models: reference and candidate, or input and output, to draw steps and codes of; None
-                where they are not there.
+            models: reference and candidate, or input and output, whose steps and codes are drawn;
+                None for a missing one.
             outputs: with which the files appear.
-            batches: inputs of the first one.
+            batches: inputs of the first model.
         """
         if self.sarif is not None:
             from qgraph.reporting.findings import sarif_log

@@ -1,4 +1,4 @@
-"""The models that a user names: files, and those in folders."""
+"""Find the models that the user names: files, and all models in folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class FoundModel:
 
     Attributes:
         path: its file.
-        place: its name in the folder for results: that below the folder that was named.
+        place: its path relative to the named folder, which is also its path in the folder for
+            results.
     """
 
     path: Path
@@ -35,8 +36,8 @@ def found_models(
     Links to folders and hidden folders are not searched.
 
     Args:
-        named: files and folders; files need not be there.
-        talk: says which links were left out.
+        named: files and folders; files need not exist.
+        talk: reports the links that were not followed.
         without: a folder that is not searched.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The options that say on which inputs models run."""
+"""Options for the inputs on which models run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class InputOptions:
-    """The inputs that the user asked for.
+    """Options for the inputs of models.
 
     Attributes:
         files: array files, by input name.
@@ -24,7 +24,7 @@ class InputOptions:
         seed: of the random batches.
         shapes: of the random inputs, by name.
         batch: rows of arrays from files to run at once; None for all.
-        probes: how many thresholds of each quantizer are approached.
+        probes: number of thresholds of each quantizer to probe.
     """
 
     files: dict[str, Path]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qgraph.storage.outputs import Outputs
 
 _FILES = (("qgraph.toml", ("lint",)), ("pyproject.toml", ("tool", "qgraph", "lint")))
-"""Files with settings, and the table that has them; the first of a folder counts."""
+"""Settings files and the names of their tables; the first existing file of a folder is used."""
 
 _LISTS = ("select", "ignore")
 _WORDS = ("target", "fail-on", "baseline")
@@ -29,7 +29,7 @@ _LEVELS = ("error", "warning", "info", "never")
 
 @dataclass(frozen=True)
 class LintOptions:
-    """What to look for, and what counts as a failure.
+    """Options that select rules, and the severity that is a failure.
 
     Attributes:
         target: name or path of a profile; None for none.
@@ -57,14 +57,14 @@ class LintOptions:
 
         if not chosen_rules(self.select, self.ignore):
             raise OptionError(
-                "--select and --ignore, with the settings of the project, leave no rule to ask. "
+                "--select and --ignore, with the settings of the project, leave no rule to apply. "
                 "Select others, or ignore fewer."
             )
         if self.target is not None:
             profile_of(self.target)
 
     def fails(self, results: Sequence[LintReport]) -> bool:
-        """Return whether a finding is as severe as what counts as a failure."""
+        """Return whether a finding is at least as severe as ``fail_on``."""
         from qgraph.lint.rule import LintLevel
 
         if self.fail_on == "never" or self.write_baseline is not None:
@@ -99,11 +99,9 @@ class FixOptions:
     def check(self, paths: Sequence[Path]) -> None:
         """Raise if options contradict each other."""
         if self.is_wanted and not self.diff and self.out is None and not self.in_place:
-            raise click.UsageError(
-                "--fix has no place for the result. Add -o OUT, --in-place, or --diff."
-            )
+            raise click.UsageError("--fix needs an output. Add -o OUT, --in-place, or --diff.")
         if (self.out or self.in_place or self.within) and not self.is_wanted:
-            raise click.UsageError("-o, --in-place and --within are for --fix. Add it.")
+            raise click.UsageError("-o, --in-place and --within need --fix. Add it.")
         if self.out is not None and (self.in_place or len(paths) > 1):
             raise click.UsageError("-o names one model, expected --in-place for several.")
 
@@ -115,7 +113,7 @@ class FixOptions:
         outputs: Outputs,
         known: LintBaseline | None,
     ) -> LintReport:
-        """Fix a model but for known findings, show what was done, and return what is left."""
+        """Fix the new findings of a model, show the changes, and return the remaining findings."""
         from qgraph.model import load
         from qgraph.transforms import Writing, rewrite
         from qgraph.transforms.deployment.lint_fixes import fix
@@ -190,15 +188,16 @@ lint_options = options.gathered(
         "--select",
         multiple=True,
         metavar="IDS",
-        help="Only these rules: ids such as QG112, beginnings such as QG4, or names, with commas.",
+        help="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
+        "QG4, or names.",
     ),
     click.option("--ignore", multiple=True, metavar="IDS", help="Not these rules."),
     click.option(
         "--fail-on",
         type=options.Word(_LEVELS),
-        help="Least severity with exit status 1: error, warning, info or never [warning].",
+        help="Minimum severity for exit status 1: error, warning, info or never [warning].",
     ),
-    options.file_option("--baseline", text="Leave out findings of FILE."),
+    options.file_option("--baseline", text="Ignore the findings in FILE."),
     options.file_option(
         "--write-baseline",
         text="Write all findings to FILE, for --baseline; the exit status is 0 then.",
@@ -207,9 +206,9 @@ lint_options = options.gathered(
 
 
 def project_settings(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the project that a folder lies in; none if there are none.
+    """Return the settings of the project that contains a folder; empty if there are none.
 
-    Paths in them are meant from the file that has them.
+    Paths are relative to the settings file.
 
     Raises:
         OptionError: a setting is not known, or has another type.

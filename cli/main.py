@@ -63,7 +63,7 @@ def cli() -> None:
     qgraph check model.onnx out.onnx
     qgraph prove model.onnx out.onnx
 
-    Exit status: 0 good, 1 not equal or findings, 2 wrong usage, 3 unusable model or input,
+    Exit status: 0 success, 1 not equal or findings, 2 wrong usage, 3 unusable model or input,
     4 undecided.
     """  # noqa: D301 - click wants the character itself
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the types of their values."""
+"""Options shared by several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ LEVELS = [str(level) for level in Exactness if level is not Exactness.DIFFERENT]
 
 
 def gathered(name: str, build: Callable[..., Any], *decorators: Decorator) -> Decorator:
-    """Return a decorator that adds options, whose values the command gets as one argument.
+    """Return a decorator that adds options, and passes their values to the command as one argument.
 
     Args:
         name: of the argument.
-        build: returns it. Its parameters are named like the options; it gets those that there are.
-        decorators: add the options, the first one first.
+        build: returns the argument from the values of the options. Its parameters are named like
+            the options; options that the command does not have are not passed.
+        decorators: add one option each, in this order.
     """
     parameters = inspect.signature(build).parameters
 
@@ -73,7 +74,7 @@ def file_path(text: str) -> Path:
 
 
 STDOUT = Path("/dev/stdout")
-"""Stands for the standard output, as a file for a report."""
+"""Name of the standard output as the file of a report."""
 
 
 def report_path(text: str) -> Path:
@@ -206,7 +207,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     talk = ctx.ensure_object(Talk)
     if value is not None:
         if not 0 < value < float("inf"):
-            raise click.BadParameter(f"{value:g} is no time, expected seconds above 0.")
+            raise click.BadParameter(f"{value:g} is not a time, expected seconds above 0.")
         talk.timeout = value
 
 
@@ -216,7 +217,7 @@ timeout_option = click.option(
     metavar="SECONDS",
     expose_value=False,
     callback=_seconds,
-    help="End soon after SECONDS, with exit status 4 if the result is not complete.",
+    help="Stop after about SECONDS, with exit status 4 if the result is not complete.",
 )
 
 
@@ -273,15 +274,15 @@ backend_option = click.option(
     type=Word(["auto", "numpy", "ort"]),
     default="auto",
     show_default=True,
-    help="What runs the models; auto: ONNX Runtime if it is installed, else numpy.",
+    help="Backend that runs the models; auto: ONNX Runtime if it is installed, else numpy.",
 )
 
 
 def shape_option(text: str) -> Decorator:
-    """Return the option for shapes of inputs, which the command gets as ``shapes``.
+    """Return the option for shapes of inputs; the command gets them as ``shapes``.
 
     Args:
-        text: of the help.
+        text: help text.
     """
     return click.option(
         "--shape", "shapes", type=named_shape, metavar="NAME:DIMS", multiple=True, help=text
@@ -300,7 +301,7 @@ metric_option = click.option(
     show_default=True,
     help="Accuracy metric: top1, or module:function with arguments (outputs, labels).",
 )
-"""Which rows are right: labels, and the metric that counts them."""
+"""Options for the accuracy: labels, and the metric."""
 
 
 keep_inputs_option = flag(
@@ -323,5 +324,5 @@ opset_option = number_option(
 
 
 def limit_option(name: str, text: str) -> Callable[[F], F]:
-    """Return the option of a tolerance, which the command gets as pairs of name and number."""
+    """Return the option of a tolerance; the command gets it as pairs of name and number."""
     return click.option(name, type=limit, metavar="[NAME:]NUMBER", multiple=True, help=text)

@@ -1,4 +1,4 @@
-"""What is shown: text on stdout, talk on stderr, colours on terminals."""
+"""Output of commands: results on stdout, messages on stderr, colours on terminals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ESCAPES = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 STYLES = {Tone.GOOD: "green", Tone.BAD: "red", Tone.OPEN: "yellow", Tone.PLAIN: ""}
 
 _LIBRARIES = ("onnx_ir",)
-"""Libraries whose logs are shown like those of qgraph, but only if more output is wanted."""
+"""Libraries whose logs are shown like those of qgraph, but only with ``-v``."""
 
 
 @dataclass
@@ -33,13 +33,13 @@ class Talk:
 
     Attributes:
         verbosity: how often ``-v`` was given.
-        quiet: whether only errors are wanted.
+        quiet: print only results and errors (``-q``).
         debug: whether errors show tracebacks.
         plugins: modules that are imported before the command runs.
-        form: of the result: table, json, csv, or another that the command has.
-        wide: whether tables are printed whole, as wide as they are.
+        form: format of the result: table, json, csv, or another format of the command.
+        wide: whether tables are printed at full width.
         timeout: seconds after which proofs and comparisons end undecided; None for no limit.
-        subject: the model that the result is about, if there are several.
+        subject: the model of the result, if the command has several models.
     """
 
     verbosity: int = 0
@@ -143,7 +143,7 @@ def console() -> Console:
 
 
 def is_colourful(stream: TextIO) -> bool:
-    """Return whether colours are wanted: on a terminal, unless NO_COLOR is set."""
+    """Return whether output is coloured: on a terminal, unless NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -37,14 +37,14 @@ _SUFFIXES: Mapping[str, str] = {
     "verify": ".json",
     "witness": ".npz",
 }
-"""Options that name a folder for two folders of models, and the names of the files in it."""
+"""Options that name a folder if the models are folders, and the suffix of the files in it."""
 
 
 def pairs_of_models(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add REFERENCE and CANDIDATE; of two folders, the command gets one pair of files at a time.
+    """Add REFERENCE and CANDIDATE; for two folders, call the command once for each pair of files.
 
-    The decorator comes before all others, behind ``click.command`` only. ``--report`` of several
-    pairs is one file with a list of their reports, and so is what ``--json`` prints.
+    Apply the decorator directly below ``click.command``, above all others. With several pairs,
+    ``--report`` and ``--json`` write one list of their reports.
     """
 
     @click.argument("reference", type=options.file_path)
@@ -70,7 +70,7 @@ def pairs_of_models(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compare(
     name: str, talk: Talk, folders: tuple[Path, Path], arguments: Arguments, jobs: int
 ) -> int:
-    """Compare the models of two folders that have one name, and return the exit status."""
+    """Compare the models with equal paths in two folders, and return the exit status."""
     for option in _SUFFIXES:
         if arguments.get(option) == options.STDOUT:
             raise click.UsageError(
@@ -108,10 +108,10 @@ def _compare(
 
 
 def _pairs(reference: Path, candidate: Path, talk: Talk) -> dict[Path, tuple[Path, Path]]:
-    """Return the files of each model of both folders, by its name below the folder.
+    """Return the files of each model of both folders, by their path relative to the folder.
 
     Raises:
-        ModelError: a model has no counterpart, or a folder holds no models.
+        ModelError: a model has no counterpart, or a folder contains no models.
     """
     ours, theirs = (
         {model.place: model.path for model in found_models([folder], talk, without=other)}

@@ -1,4 +1,4 @@
-"""What the command line changes in its process: streams, signals, garbage collector, imports.
+"""Changes of the command line to its process: streams, signals, garbage collector, imports.
 
 The library changes none of these; :func:`tune` is called only where the process is the command's.
 """
@@ -36,7 +36,7 @@ _LAZY = frozenset(
         "sympy",
     }
 )
-"""Modules that qgraph, onnx and onnx_ir import, and use in few functions only. sympy, for
+"""Modules that qgraph, onnx and onnx_ir import but use only in few functions. sympy, for
 arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes.
 A second import loads a module, so at most one module of qgraph imports one of them at its head."""
 
@@ -45,7 +45,7 @@ _OBJECTS = 1_000_000
 
 
 class _LazyFinder:
-    """Finds the modules of :data:`_LAZY` where they are, but executes them at first use."""
+    """Import finder that executes the modules of :data:`_LAZY` only when they are first used."""
 
     @staticmethod
     def find_spec(
@@ -60,9 +60,9 @@ class _LazyFinder:
 def tune() -> None:
     """Tune this process for one command: import lazily, collect garbage rarely.
 
-    Modules that few commands use are loaded at first use. Garbage is searched for rarely: what a
-    command builds is in use until the process ends. Passes multiply no matrices, so that NumPy
-    starts no threads for that.
+    Modules that few commands use are loaded at first use. Garbage is collected rarely, because most
+    objects of a command live until the process ends. Passes multiply no matrices, so NumPy is
+    limited to one thread.
     """
     sys.meta_path.insert(0, _LazyFinder)
     gc.set_threshold(_OBJECTS, 50, 50)
@@ -74,11 +74,11 @@ class Guarded:
     """A text stream; output is discarded after its reader has closed it.
 
     Args:
-        stream: the stream, whose other attributes this one has too.
-        name: for messages; None if no error of the stream is to matter.
+        stream: the wrapped stream; its other attributes are accessible too.
+        name: name in messages; None to ignore all errors of the stream.
 
     Attributes:
-        is_gone: whether the reader went away.
+        is_gone: whether the reader has closed the stream.
         failure: why something could not be written.
     """
 
@@ -94,7 +94,7 @@ class Guarded:
         """Write text.
 
         Raises:
-            QGraphError: it cannot be written, for another reason than a reader that went away.
+            QGraphError: writing fails, and not because the reader has closed the stream.
         """
         # click writes empty bytes and an empty text to find out what kind of stream it is.
         if not isinstance(text, str):
@@ -107,7 +107,7 @@ class Guarded:
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was written; raises as :meth:`write` does, also for earlier writes."""
+        """Flush the stream; raises like :meth:`write`, also for earlier writes."""
         if not self._is_mute:
             with self._watched():
                 self._stream.flush()
@@ -146,8 +146,9 @@ class Guarded:
 def guarded_streams() -> Iterator[Guarded]:
     """Guard the standard streams in the block; yield the stream for results.
 
-    A stream that was closed before the start behaves like the null device. Its descriptor is taken
-    first, so that no file that is opened later gets what libraries write there.
+    A stream that was closed before the start behaves like the null device. Its descriptor is
+    reserved first, so that output of libraries to this descriptor does not go into a file that is
+    opened later.
     """
     _take_descriptors()
     before = sys.stdout, sys.stderr
@@ -183,7 +184,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 class Interrupted(BaseException):
-    """A signal asks the process to end.
+    """Raised when a signal asks the process to end.
 
     Attributes:
         number: of the signal.
@@ -202,7 +203,7 @@ def interruptible() -> Iterator[None]:
 
     A signal that the caller ignores, as ``nohup`` does, stays ignored. After the first signal the
     others are ignored, so that the removal of scratch folders is not interrupted. Outside the main
-    thread nothing changes: Python handles signals there only.
+    thread this function has no effect, because Python handles signals only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""The bar that shows what a command is doing, how far it is, and the time left."""
+"""Progress bar: the current step of a command, its progress, and the remaining time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _DELAY_SECONDS = 0.7
 
 
 class ProgressBar:
-    """Shows the current step, its progress, the time since its start, and the time left.
+    """Shows the current step, its progress, its elapsed time and its remaining time.
 
-    What long computations tell of themselves is shown too, and they end at the time limit of the
+    Progress that long computations report is shown too, and they stop at the time limit of the
     command.
 
-    Nothing is shown, and nothing imported for it, when the work is done soon, when stderr is no
-    terminal, or when the user wants quiet.
+    Nothing is shown or imported if the work ends soon, if stderr is not a terminal, or with ``-q``.
     """
 
     def __init__(self, talk: Talk) -> None:
@@ -68,7 +67,7 @@ class ProgressBar:
         self._show(printable(what), done, total, self._left(what, done, total))
 
     def tell_bytes(self, what: str, done: int, total: int) -> None:
-        """Show the current step, its bytes, and speed and time left since the first of them."""
+        """Show the current step, its bytes, speed and remaining time."""
         left = self._left(what, done, total)
         text = f"{size(done)} of {size(total)}" if total else ""
         if left:
@@ -77,7 +76,7 @@ class ProgressBar:
         self._show(printable(what), done, total, text)
 
     def _left(self, what: str, done: int, total: int) -> str:
-        """Return the time left of a step by the speed since its begin; empty if not known."""
+        """Return the remaining time of a step, from its average speed; empty if not known."""
         now = time.monotonic()
         if not done or printable(what) != self._state[0]:
             self._began = now

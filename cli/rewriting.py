@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from qgraph.transforms.base import Transform
 
 EPILOG = (
-    "If anything fails, neither OUT nor the report is written. Quantizers that are left unchanged "
+    "If the command fails, neither OUT nor the report is written. Quantizers that are left "
+    "unchanged "
     "are listed with the reason; the exit status is still 0. If --timeout is reached, it is 4."
 )
 
 
 @dataclass(frozen=True)
 class RewriteFiles:
-    """What convert, fold and transform read and write, and how.
+    """Files and options of convert, fold and transform.
 
     Attributes:
         model: the model file.
@@ -56,7 +57,7 @@ class RewriteFiles:
     def __post_init__(self) -> None:
         if self.out is None and not self.in_place:
             raise click.UsageError(
-                "There is no -o OUT, the model to write. Add it, or --in-place to replace MODEL."
+                "-o OUT, the model to write, is missing. Add it, or --in-place to replace MODEL."
             )
 
 
@@ -73,7 +74,7 @@ rewrite_options = options.gathered(
     options.keep_inputs_option,
     options.flag(
         "--prove",
-        text="Write OUT only if it is proved equal for every input; else exit with 1 or 4.",
+        text="Write OUT only if it is proved equal for every input; otherwise exit with 1 or 4.",
     ),
     click.option(
         "--shard-size",

@@ -1,4 +1,4 @@
-"""Commands that take several models: files and folders; see :mod:`qgraph.cli.tasks`."""
+"""Commands that accept several models, as files and folders; see :mod:`qgraph.cli.tasks`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from qgraph.text import json_text
 _OF_ONE = ("out", "certificate", "html", "markdown", "sarif")
 """Options that name a file for one model."""
 _WITHOUT_OUTPUT = ("in_place", "dry_run", "explain")
-"""Options of commands that then need no place for a model."""
+"""Options with which a command needs no output for the model."""
 
 
 jobs_option = options.number_option(
@@ -41,11 +41,11 @@ jobs_option = options.number_option(
 
 
 def several_models(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add MODEL..., ``--output-dir`` and ``--jobs``; the command gets one ``model`` at a time.
+    """Add MODEL..., ``--output-dir`` and ``--jobs``; the command is called once for each ``model``.
 
-    The decorator comes before all others, behind ``click.command`` only. ``--report`` of several
-    models is one file with a list of their reports, and so is what ``--json`` prints. A command
-    without the argument ``out`` writes no model, and has no ``--output-dir``.
+    Apply the decorator directly below ``click.command``, above all others. With several models,
+    ``--report`` and ``--json`` write one list of their reports. A command without the argument
+    ``out`` writes no model, and has no ``--output-dir``.
     """
 
     @options.models_argument
@@ -66,7 +66,7 @@ def several_models(function: Callable[..., Any]) -> Callable[..., Any]:
 
 output_folder = options.file_option(
     "--output-dir",
-    text="Folder for the results of several models, which keep their names.",
+    text="Folder for the results of several models; they keep their names.",
     metavar="DIR",
 )
 
@@ -79,7 +79,7 @@ class _Run:
         name: of the command.
         talk: its messages.
         folder: for the results; None if they replace the models, or there are none.
-        arguments: what the user gave besides.
+        arguments: the other arguments of the command.
     """
 
     name: str
@@ -101,7 +101,7 @@ class _Run:
             ) as outputs,
         ):
             if report is not None and key_of(report) in {key_of(p) for p in places if p}:
-                raise OptionError(f"{report}: is the result of a model too. Name another file.")
+                raise OptionError(f"{report}: is also the result of a model. Name another file.")
             tasks: list[Task] = []
             for model, target in zip(models, places, strict=True):
                 arguments = dict(self.arguments) | {"models": (model.path,), "jobs": 1}
@@ -124,7 +124,7 @@ class _Run:
         return gravest(result.status for result in results)
 
     def _check(self) -> None:
-        """Raise if options do not fit several models, before anything is done."""
+        """Raise if options do not allow several models, before any work is done."""
         for option in _OF_ONE:
             if self.arguments.get(option) is not None:
                 name = "-o" if option == "out" else f"--{option}"
@@ -137,7 +137,8 @@ class _Run:
         needs = "out" in self.arguments and not any(map(self.arguments.get, _WITHOUT_OUTPUT))
         if needs and self.folder is None:
             raise click.UsageError(
-                "There are several models and no --output-dir, the folder for the results. Add it."
+                "There are several models, and --output-dir, the folder for the results, is "
+                "missing. Add it."
             )
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise OptionError(
@@ -145,7 +146,7 @@ class _Run:
             )
 
     def _places(self, models: Sequence[FoundModel]) -> list[Path | None]:
-        """Return where the result of each model goes.
+        """Return the output path of each model.
 
         Raises:
             OptionError: two results would have one name, or one would replace an input.
@@ -172,7 +173,7 @@ class _Run:
             for target in present:
                 if key_of(target) in read:
                     raise OptionError(
-                        f"{target}: is read by this command, expected a place of its own. Name "
+                        f"{target}: is read by this command, so a result cannot replace it. Name "
                         "another folder with --output-dir."
                     )
         return [*places]

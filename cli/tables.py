@@ -16,10 +16,10 @@ _LEAST_CUT = 20
 """Texts are not cut shorter than this."""
 
 _LEAST_PREFIX = 8
-"""Shorter common beginnings of names stay."""
+"""Common prefixes of names that are shorter than this are not removed."""
 
 _COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
-"""Marks of bars for encodings that lack the fine ones."""
+"""Coarse characters of bars, for encodings that lack the fine ones."""
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
@@ -27,13 +27,13 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 def show_table(table: Table, talk: Talk | None = None) -> None:
     """Print a table, fitted to the terminal, or at full width if stdout is not a terminal.
 
-    Columns that say nothing are left out. What else is left out is said, with the option that shows
-    it.
+    Columns without content are omitted. A line below the table names everything else that is
+    omitted, with the option that shows it.
 
     Args:
         table: the table.
-        talk: with it, and unless more output is wanted, rows of a long table that differ in names
-            only are one row, and if these are many the first ones are printed.
+        talk: output options. If given and without ``-v``, rows of a long table that differ only in
+            names are grouped, and only the first groups are printed.
     """
     hidden = 0
     if talk is not None and table.folded and not (talk.verbosity or talk.wide):
@@ -54,12 +54,11 @@ def show_table(table: Table, talk: Talk | None = None) -> None:
 def csv_text(tables: Iterable[Table], subject: str = "") -> str:
     """Return tables as CSV, an empty line between them; each begins with the name of the table.
 
-    Cells are those of the printed tables, whole, without marks between digits. A number that is
-    not there is empty.
+    Cells are not shortened and have no digit separators. A missing number is empty.
 
     Args:
         tables: the tables.
-        subject: the model that they are about, if there are several; it is the first column then.
+        subject: the model of the tables if there are several models; it is then the first column.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -123,7 +122,7 @@ def _show_fitted(columns: Sequence[Column], rows: Sequence[list[Cell]], kept: li
         grid.add_row(*(Text(row[i].text, style=STYLES[row[i].tone]) for i in widths))
     screen.print(grid)
     if left := [columns[index].name for index in kept if index not in widths]:
-        notes.append(f"no room for: {', '.join(left)}")
+        notes.append(f"not shown: {', '.join(left)}")
     if is_cut:
         notes.append("names are cut at …")
     if notes:
@@ -131,9 +130,9 @@ def _show_fitted(columns: Sequence[Column], rows: Sequence[list[Cell]], kept: li
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return what all names begin with, up to the end of a part; empty if that is short.
+    """Return the common prefix of all names, up to the end of a part; empty if it is short.
 
-    What is left of a name begins with a part, so that both together are the name.
+    The rest of each name begins with a part, and prefix and rest together are the name.
     """
     low, high = min(names, default=""), max(names, default="")
     same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
@@ -144,8 +143,8 @@ def common_prefix(names: Sequence[str]) -> str:
 def shortened(texts: Sequence[str], width: int) -> list[str]:
     """Return texts shortened to ``width`` characters; different texts stay different if possible.
 
-    Names of one model begin and end alike. A name that is too long keeps its end; where ends are
-    alike, what all the long ones end with is left out, and what comes before is kept.
+    Names in one model often share prefixes and suffixes. A name that is too long keeps its end. If
+    all long names share a suffix, the suffix is removed and the part before it is kept.
     """
     long = {text for text in texts if len(text) > width}
     cut = {text: f"…{text[1 - width :]}" for text in long}
@@ -168,8 +167,8 @@ def _fitted(
 ) -> dict[int, int]:
     """Return the columns to show and their widths; columns are three characters apart.
 
-    If there is too little room, texts that may be shortened are shortened, then optional columns
-    are removed; whatever is still too wide is wrapped.
+    If the table is too wide, texts that may be shortened are shortened, then optional columns are
+    removed, and then cells are wrapped.
     """
     widths = {
         index: max(len(text) for text in (columns[index].name, *(row[index].text for row in rows)))

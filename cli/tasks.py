@@ -1,7 +1,7 @@
-"""A command that handles several models, or pairs of models: in one process or in some.
+"""Run a command on several models, or pairs of models, in one process or several.
 
-Each is handled by the command as if it were the only one. One that fails does not stop the others;
-it is named at the end, with its status.
+The command handles each model as if it were the only one. A model that fails does not stop the
+others; it is listed at the end, with its status.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Arguments = Mapping[str, Any]
 """Arguments of a command by name."""
 
 _GRAVEST = (USAGE, UNUSABLE, DIFFERENT, UNDECIDED)
-"""Statuses of models; the first of them that occurs is the status of the command."""
+"""Statuses by gravity; the first one that occurs among the models is the status of the command."""
 _VERDICTS = {DIFFERENT: "different", UNDECIDED: "undecided"}
-"""What statuses of pairs mean that were compared without an error."""
+"""Meaning of the statuses of pairs that were compared without an error."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a command does for one model or pair.
+    """One call of a command, for one model or pair.
 
     Attributes:
         name: of the command.
-        model: the model; of a pair the candidate.
+        model: the model; for a pair, the candidate.
         arguments: with which the command is called.
         talk: its messages.
         title: what is printed first; empty for nothing.
@@ -58,14 +58,14 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What became of a model or a pair.
+    """Result for a model or a pair.
 
     Attributes:
         model: its file.
         status: the exit status of the command for it.
         message: why it failed.
         document: its report, if one is wanted.
-        out, err: what was printed, if that is not printed yet.
+        out, err: output of the command that is not printed yet.
     """
 
     model: Path
@@ -77,20 +77,20 @@ class TaskResult:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What the list of reports says of it."""
+        """Its entry in the list of reports."""
         if self.document is not None:
             return dict(self.document)
         return {"path": str(self.model), "status": self.status, "error": self.message}
 
     @property
     def described(self) -> tuple[str, str, str]:
-        """The model, its status, and why it failed: what the command said, or its verdict."""
+        """The model, its status, and the message of its failure or its verdict."""
         own = self.message.removeprefix(f"{self.model}: ")
         return str(self.model), f"status {self.status}", own or _VERDICTS.get(self.status, "")
 
 
 def gravest(statuses: Iterable[int]) -> int:
-    """Return the status of a command from those of its models."""
+    """Return the status of the command from the statuses of its models."""
     seen = set(statuses)
     return next((status for status in _GRAVEST if status in seen), max(seen, default=0))
 
@@ -141,12 +141,12 @@ def document_of(name: str, results: Sequence[TaskResult]) -> dict[str, Any]:
 
 
 def summarise(results: Sequence[TaskResult], talk: Talk, what: str = "model") -> None:
-    """Print how many are good, and each that is not.
+    """Print the number of successful models, and each failed model.
 
     Args:
         results: of all models or pairs.
         talk: how much is shown.
-        what: they are.
+        what: noun for them, such as ``model``.
     """
     failed = [result for result in results if result.status]
     good = len(results) - len(failed)
@@ -192,7 +192,7 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
 
 
 def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
-    """Yield the result of each task, in order, from processes that do nothing else.
+    """Yield the result of each task, in order, from worker processes.
 
     Raises:
         BrokenProcessPool: one of them has ended.

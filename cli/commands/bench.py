@@ -1,4 +1,4 @@
-"""``qgraph bench``: how fast models run, and in which kernels."""
+"""``qgraph bench``: time models, and list their kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _setting(text: str) -> tuple[str, str]:
     type=options.Word(_RUNTIMES),
     default="onnxruntime",
     show_default=True,
-    help="What runs the models.",
+    help="Runtime that runs the models.",
 )
 @click.option(
     "--threads",
@@ -37,10 +37,10 @@ def _setting(text: str) -> tuple[str, str]:
     metavar="N",
     default=1,
     show_default=True,
-    help="Threads of the runtime.",
+    help="Number of threads of the runtime.",
 )
-@options.number_option("--batch", text="Batch size, where the models leave it open.", default=1)
-@options.number_option("--rounds", text="Turns of each model.", default=21)
+@options.number_option("--batch", text="Batch size, if it is open in the models.", default=1)
+@options.number_option("--rounds", text="Number of timed rounds.", default=21)
 @options.shape_option("Shape of an input, such as NAME:1,3,224,224.")
 @click.option(
     "--option",
@@ -68,11 +68,11 @@ def command(
     report: Path | None,
     views: Views,
 ) -> None:
-    """Time models in a runtime, each in a process of its own.
+    """Time models in a runtime, each in its own process.
 
-    The models run in turns on the same random inputs, so that all see the same load of the
-    machine. Medians and quartiles of the times are shown, the ratio to the first model, and which
-    kernels the runtime executes.
+    The models run alternately on the same random inputs, so that the load of the machine affects
+    all of them equally. The table shows medians and quartiles of the times, the ratio to the first
+    model, and the kernels that the runtime executes.
     """
     from qgraph.comparison.bench.measure import Timing, bench
 

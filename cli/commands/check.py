@@ -1,4 +1,4 @@
-"""``qgraph check``: whether two models compute the same on data."""
+"""``qgraph check``: compare two models on data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Limits = Sequence[tuple[str | None, float]]
 @options.backend_option
 @options.flag(
     "--runtimes",
-    text="Separate differences of the models from those of runtimes and their options.",
+    text="Separate changes of the rewrite from changes by runtimes and their options.",
 )
 @options.flag(
     "--tensors", text="Compare the tensors that both models have, even if no output differs."
@@ -94,9 +94,9 @@ def command(
     NAME:NUMBER for one output. If an output differs, the tensors that both models have are
     compared, and the first one that differs is named.
 
-    With --within, bounds of all segments are computed as by 'qgraph prove', and compared with what
-    the segments compute on the inputs. A limit then holds for codes and values of each segment,
-    given equal codes before it; outputs may differ if there is no other tolerance.
+    With --within, bounds of all segments are computed as by 'qgraph prove', and compared with the
+    results of the segments on the inputs. The limit then applies to the codes and values of each
+    segment, given equal codes at its start; outputs may differ if there is no other tolerance.
 
     Exit status: 0 equal, or within bounds and limits; 1 different, or a bound is violated; 4 if
     --timeout is reached before a difference is found.
@@ -150,7 +150,7 @@ def command(
             outputs.write_text(report, json_text(document))
         show_document(talk, document, page_of, (reference, candidate), inputs.words)
         if witness is not None and result.example is None:
-            talk.note(f"no input showed a difference, {witness} was not written")
+            talk.note(f"no difference was found; {witness} was not written")
         elif witness is not None and result.example is not None:
             write_arrays(witness, result.example, outputs)
             talk.note(f"wrote {witness}")

@@ -1,4 +1,4 @@
-"""``qgraph convert``: every quantizer in another dialect."""
+"""``qgraph convert``: convert all quantizers to another dialect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qgraph.exactness import Exactness
     type=options.Word(["reference", "plugin"]),
     default="reference",
     show_default=True,
-    help="Meaning of FakeQuantize: its definition, or what OpenVINO's CPU plugin computes.",
+    help="Arithmetic of FakeQuantize: its definition, or that of OpenVINO's CPU plugin.",
 )
 @options.talk_options
 @click.pass_obj

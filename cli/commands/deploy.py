@@ -1,4 +1,4 @@
-"""``qgraph deploy``: a model that its target executes in integers."""
+"""``qgraph deploy``: rewrite a model so that its target executes it in integers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from qgraph.cli.several import output_folder, several_models
     "--within",
     multiple=True,
     metavar="LIMIT",
-    help="How far a segment may be from what MODEL means: 1step, 0.05step, 0.1%, or for an output "
-    "NAME:0.01, NAME:2ulp. Repeatable [1step].",
+    help="Maximum distance of a segment from MODEL in real numbers: 1step, 0.05step, 0.1%, or for "
+    "an output NAME:0.01, NAME:2ulp. Repeatable [1step].",
 )
 @click.option(
     "--range",
@@ -47,7 +47,7 @@ from qgraph.cli.several import output_folder, several_models
     "--keep",
     multiple=True,
     metavar="PATTERN",
-    help="Move no factor and no bias into these layers: names, with * and ?. Repeatable.",
+    help="Merge no factors and no biases into these layers: names, with * and ?. Repeatable.",
 )
 @click.option(
     "--prefer",
@@ -59,11 +59,11 @@ from qgraph.cli.several import output_folder, several_models
 )
 @options.flag(
     "--tune",
-    text="Measure both forms of each distinct layer on this machine, and take the fastest.",
+    text="Measure both forms of each distinct layer on this machine, and use the faster one.",
 )
 @options.shape_option("Shape of an input for --tune and --measure, such as NAME:1,128.")
 @options.file_option(
-    "--inputs", text="Arrays of all inputs (.npz), on which MODEL and the result are compared."
+    "--inputs", text="Arrays of all inputs (.npz) for comparing MODEL with the result."
 )
 @click.option(
     "--labels",
@@ -75,7 +75,7 @@ from qgraph.cli.several import output_folder, several_models
     "--explain",
     metavar="LAYER",
     shell_complete=completion.nodes,
-    help="Show why a layer has its kernel, or none.",
+    help="Explain why a layer has its kernel, or none.",
 )
 @options.flag("--measure", text="Time MODEL and the result in the runtime.")
 @options.flag("--dry-run", text="Show what would be done; write no model.")
@@ -109,13 +109,13 @@ def command(
 ) -> int:
     """Rewrite MODEL so that TARGET runs it in integers.
 
-    Quantized layers are written in the form that integer kernels of TARGET take. Every rewrite is
-    proved equal, or bounded: given equal codes before a segment, the executed codes behind it lie
-    within the limit of what MODEL means in real numbers. A rewrite that cannot be shown within the
+    Quantized layers are written in a form that integer kernels of TARGET accept. Every rewrite is
+    proved equal, or bounded: given equal codes at the start of a segment, the executed codes at its
+    end are within the limit of MODEL computed in real numbers. A rewrite whose bound exceeds the
     limit is not done. Each layer is listed with its kernel, or with the reason why it has none.
 
-    Exit status: 0 good, also if layers stay in float; 1 if --require-all is given and a layer stays
-    in float; 4 if --timeout is reached, and nothing is written then.
+    Exit status: 0 written, even if layers stay in float; 1 if --require-all is given and a layer
+    stays in float; 4 if --timeout is reached; then nothing is written.
     """
     from qgraph.bound import Bounding
     from qgraph.cli import arrays
@@ -134,16 +134,18 @@ def command(
 
     views.check()
     if labels is not None and inputs is None:
-        raise click.UsageError("--labels needs --inputs, the data that they belong to. Add it.")
+        raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
     if tune and prefer == "size":
-        raise click.UsageError("--tune looks for speed, --prefer size for size. Use one of them.")
+        raise click.UsageError(
+            "--tune optimizes for speed, and --prefer size for size. Use one of them."
+        )
     if (measure or tune) and profile_of(target).executed is None:
         option = "--measure" if measure else "--tune"
-        raise click.UsageError(f"{target} cannot be run here, so leave {option} out.")
+        raise click.UsageError(f"{target} cannot be run here. Omit {option}.")
     sizes = dict(shapes)
     data = InputOptions({}, inputs, None, 0, {}, None)
     if out is None and not (dry_run or explain):
-        raise click.UsageError("There is no -o OUT, the model to write. Add it, or --dry-run.")
+        raise click.UsageError("-o OUT, the model to write, is missing. Add it, or --dry-run.")
     written = None if dry_run or explain else out
     targets = (written, report, certificate, *views.paths)
     read = (inputs, arrays.labels_file(labels, data))

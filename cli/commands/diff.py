@@ -1,6 +1,6 @@
-"""``qgraph diff``: the quantizers of two models side by side.
+"""``qgraph diff``: compare the quantizers of two models.
 
-How the differences of quantizers are shown: a stable text, coloured on terminals.
+Differences are printed as stable text, coloured on terminals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STYLES = {"!": "yellow", "+": "green", "-": "red"}
 def show_differences(talk: Talk, differences: ModelDifferences, *, is_brief: bool) -> None:
     """Print the differences without wrapping lines.
 
-    With ``is_brief``, what is the same is counted only.
+    With ``is_brief``, equal quantizers are only counted.
     """
     for note in differences.notes:
         talk.note(note)

@@ -1,4 +1,4 @@
-"""``qgraph explain``: what an id of a report means: of a rule, a refusal or an undecided reason."""
+"""``qgraph explain``: describe the id of a rule, a refusal or an undecided reason."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from qgraph.targets.unmet import UNMET
 def command(reason_id: str | None) -> None:
     """Explain the id of a rule or of a reason, or list all ids.
 
-    Reports give an id to each refused site, certificates to each undecided region, and lint to
-    each finding. Ids up to QG050 are refusals, those from QG051 on undecided comparisons, those
-    from QG071 on parts of certificates that are not checked. Those from QG201 on are conditions of
-    kernels that a layer does not meet. All others are rules of
-    'qgraph lint', which may also be named by their names, such as bias-scale.
+    Each refused site in a report, each undecided region in a certificate and each finding of lint
+    has an id. QG001 to QG050 are refusals, QG051 to QG070 undecided comparisons, QG071 to QG099
+    parts of certificates that are not checked. QG201 to QG299 are conditions of kernels that a
+    layer does not meet. All others are rules of 'qgraph lint'; the name of a rule, such as
+    bias-scale, is also accepted.
     """
     from qgraph.lint.rule import RULES, LintRule
     from qgraph.lint.rule_pages import explained

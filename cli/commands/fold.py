@@ -1,4 +1,4 @@
-"""``qgraph fold``: constant quantizers as packed codes."""
+"""``qgraph fold``: store constant quantizers as packed codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def command(
     """Store the quantized weights of MODEL as packed codes.
 
     The float weights are replaced by codes and a DequantizeLinear. Large weights in data files are
-    read and written in pieces. Every value is compared while OUT is written.
+    read and written in pieces. Each decoded value is compared with the quantized value while OUT is
+    written.
     """
     from qgraph.quantizers.dialects.parts import Scales
     from qgraph.transforms import FoldWeights

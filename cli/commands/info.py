@@ -1,4 +1,4 @@
-"""``qgraph info``: what a model contains."""
+"""``qgraph info``: show what a model contains."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qgraph.cli.several import several_models
 def command(talk: Talk, model: Path) -> None:
     """Show what MODEL contains, and which runtimes can load it.
 
-    The last table follows from the known rules of each runtime; the model is not run. "yes" means
-    that no known rule of the runtime rejects the model. -v prints all remarks.
+    The last table is computed from the known rules of each runtime; the model is not run. "yes"
+    means that no known rule of the runtime rejects the model. -v prints all remarks.
     """
     from qgraph.inventory.overview import overview
     from qgraph.model import load

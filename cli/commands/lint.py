@@ -1,4 +1,4 @@
-"""``qgraph lint``: rules about quantized models."""
+"""``qgraph lint``: apply rules about quantized models."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def command(
 ) -> int:
     """Find known traps in quantized models; MODEL may be a folder.
 
-    Without --target, lint looks for faults that count in every runtime, and for what any runtime
-    changes silently. With --target, it also says which layers that target runs in float, and what
-    it does not load. 'qgraph explain ID' has a page for each rule.
+    Without --target, lint looks for faults that affect every runtime, and for silent changes that
+    some runtime makes. With --target, it also lists the layers that this target runs in float, and
+    the nodes that it cannot load. 'qgraph explain ID' describes a rule.
 
     Defaults are read from [tool.qgraph.lint] of pyproject.toml, or from [lint] of qgraph.toml, in
-    this folder or the nearest one above it that has either.
+    the current folder or the nearest parent folder with one of these files.
 
-    --fix applies the passes that findings name. Those that keep every value are applied as they
-    are, others if the prover shows that the result is equal, or within the limit of --within.
+    --fix applies the passes that findings name. Passes that keep every value are always applied,
+    others if the prover shows that the result is equal, or bounded by the limit of --within.
 
-    --format github prints annotations of a workflow on GitHub.
+    --format github prints annotations for a GitHub workflow.
 
     Exit status: 1 if there is a finding of severity warning or worse, see --fail-on; 3 if a model
     cannot be read.
@@ -110,7 +110,7 @@ def command(
         else:
             show_document(talk, document, page_of, paths)
     if lint.write_baseline is not None:
-        talk.note(f"wrote {lint.write_baseline}: --baseline leaves these findings out from now on")
+        talk.note(f"wrote {lint.write_baseline}: pass it to --baseline to ignore these findings")
     if failed:
         return UNUSABLE
     return DIFFERENT if lint.fails(results) else 0
@@ -131,7 +131,7 @@ def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: InputOptions) -> 
 
 
 def _batches(talk: Talk, model: Model, inputs: InputOptions) -> Iterable[Any]:
-    """Return the batches that the user asked for; none if nothing was said of inputs."""
+    """Return the batches that the options describe; none if there are no options of inputs."""
     from qgraph.cli import arrays
 
     if not (inputs.files or inputs.bundle or inputs.random):

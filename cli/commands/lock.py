@@ -1,4 +1,4 @@
-"""``qgraph lock``: a description of a model's quantizers that is kept and compared."""
+"""``qgraph lock``: write a lock file of a model's quantizers, or compare with one."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ def command(
     """Write a lock file of the quantizers of MODEL, or check one.
 
     A lock file is text that depends neither on the dialect nor on the machine: commit it with the
-    model, and review its changes. -v also lists what is the same.
+    model, and review its changes. -v also lists equal quantizers.
 
-    With --check-beside and --write-beside, MODEL may be a folder, which stands for the models in
-    it, or a lock file, which stands for the model next to it. A model that fails does not stop the
-    others.
+    With --check-beside and --write-beside, MODEL may also be a folder (for all models in it) or a
+    lock file (for the model next to it). A model that fails does not stop the others.
 
     Exit status: 0 written or the same, 1 different.
     """
@@ -57,7 +56,7 @@ def command(
         )
     if not beside and len(models) > 1:
         raise click.UsageError(
-            "There are several models; only --check-beside and --write-beside take more than one."
+            "There are several models; only --check-beside and --write-beside accept more than one."
         )
     if beside:
         handle = _write if write_beside else _check_titled

@@ -1,4 +1,4 @@
-"""``qgraph passes``: all passes and their options."""
+"""``qgraph passes``: list all passes and their options."""
 
 from __future__ import annotations
 

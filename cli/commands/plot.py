@@ -1,4 +1,4 @@
-"""``qgraph plot``: a quantizer as a picture."""
+"""``qgraph plot``: draw a quantizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORMATS = (".svg", ".png")
 )
 @options.file_option(
     "--compare",
-    text="Model whose quantizer at the same position is drawn too, with the differences.",
+    text="Also draw the quantizer at the same position of this model, and the differences.",
     metavar="OTHER",
 )
 @options.number_option(

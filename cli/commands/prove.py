@@ -1,4 +1,4 @@
-"""``qgraph prove``: whether two models are equal for every input."""
+"""``qgraph prove``: prove that two models are equal for every input."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
     if not certificate.counterexample:
         if certificate.verdict == "different":
             talk.warn(
-                "no input was found on which the outputs differ, and no witness was written; "
-                "the regions above differ all the same"
+                "no input was found on which the outputs differ, so no witness was written; the "
+                "regions listed above do differ"
             )
         return
     write_arrays(path, certificate.counterexample, outputs)
@@ -52,7 +52,7 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
     type=options.Word([str(Exactness.BITS), str(Exactness.VALUES)]),
     default=str(Exactness.VALUES),
     show_default=True,
-    help="What counts as equal; bits: also NaN and the sign of zero.",
+    help="Level of equality to prove; bits: also NaN and the sign of zero.",
 )
 @bounding_options(question=True)
 @options.file_option("--certificate", text="Write the certificate (JSON).")
@@ -61,7 +61,8 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
 )
 @options.file_option(
     "--verify",
-    text="Check a certificate of the two models. The prover is run for parts left unchecked only.",
+    text="Check a certificate of the two models. The prover runs only for parts that stay "
+    "unchecked.",
     metavar="CERTIFICATE",
 )
 @options.table_options()
@@ -87,16 +88,16 @@ def command(
     REFERENCE and CANDIDATE may be folders: models of the same name are compared. Options that name
     a file then name a folder with a file for each pair.
 
-    The graphs of REFERENCE and CANDIDATE are matched from their inputs. Where their operators
-    differ, all inputs are compared by the definitions of the operators; nothing is sampled. The
-    result is a proof, or a list of differences, each with the number of inputs and an example.
+    The graphs of REFERENCE and CANDIDATE are matched from their inputs. Where operators differ,
+    they are compared on all inputs by their definitions; nothing is sampled. The result is a proof,
+    or a list of differences, each with the number of differing inputs and an example.
 
-    Sums that are rounded in another order, and other scales, are bounded: given equal codes, how
-    far the next codes may lie apart.
+    If sums are rounded in another order or scales differ, the difference is bounded: by how much
+    codes can differ if the codes before them are equal.
 
-    Exit status: 0 proved, or bounded within the limits; 1 different, or bounded beyond them or
-    without a limit; 4 undecided. With --verify it is that of the verdict that
-    was confirmed, and 1 if a statement of the certificate is refuted.
+    Exit status: 0 proved, or bounded within the limits; 1 different, or bounded beyond the limits
+    or without a limit; 4 undecided. With --verify: that of the confirmed verdict, or 1 if a
+    statement of the certificate is refuted.
     """
     from qgraph.comparison.prove import prove
     from qgraph.reporting.pages import page_of
@@ -106,13 +107,13 @@ def command(
     if verify is not None:
         if certificate is not None or witness is not None or views.are_wanted:
             raise click.UsageError(
-                "--verify writes nothing; leave out --certificate, --witness and the reports."
+                "--verify writes nothing. Omit --certificate, --witness and the reports."
             )
         return _verify(talk, verify, (reference, candidate))
     if talk.form == "json":
         raise click.UsageError(
-            "The JSON of a proof is its certificate, which is written to a file: use --certificate "
-            "FILE. Only --verify prints JSON."
+            "prove prints no JSON. Use --certificate FILE to write the certificate (JSON), or "
+            "--verify."
         )
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
@@ -141,7 +142,7 @@ def command(
 
 
 def _status(verdict: ProofVerdict, certificate: Certificate) -> int:
-    """Return the exit status of a verdict on what a certificate states."""
+    """Return the exit status of the verdict of the checker."""
     is_beyond = verdict == "bounded" and bool(certificate.beyond)
     return 1 if is_beyond else STATUS[verdict]
 
@@ -168,7 +169,7 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path]) -> int:
 
 
 def _show_verification(certificate: Certificate, checked: Verification) -> None:
-    """Print the findings, and why parts were left unchecked."""
+    """Print the findings, and why parts are unchecked."""
     counts = ", ".join(f"{number} {status}" for status, number in checked.counts.items())
     if checked.is_refuted:
         title, tone = "REFUTED: a statement of the certificate is false", Tone.BAD

@@ -1,4 +1,4 @@
-"""``qgraph reduce``: the smallest part of two models that still differs."""
+"""``qgraph reduce``: cut two models down to the part that still differs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
 
     REFERENCE and CANDIDATE run on the same inputs, as in qgraph check. The nodes that compute the
     first differing tensor from equal tensors are written to reference.onnx and candidate.onnx in
-    FOLDER, and one sample on which it differs to inputs.npz.
+    FOLDER, and one sample on which this tensor differs to inputs.npz.
 
     Exit status: 0 written, 4 no difference on these inputs, or none before --timeout is reached. If
     it is reached later, the parts may be larger than necessary.

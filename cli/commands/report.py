@@ -1,4 +1,4 @@
-"""``qgraph report``: a JSON report in another form."""
+"""``qgraph report``: convert a JSON report to another form."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def _read(path: Path) -> dict[str, Any]:
         )
     if document["command"] in _OF_SEVERAL and "models" in document:
         raise QGraphError(
-            f"{path}: is a list of reports, expected one report. Each entry of its field 'models' "
-            f"is one: write that to a file of its own."
+            f"{path}: is a list of reports, expected one report. Write one entry of its field "
+            "'models' to a separate file."
         )
     schema = document.get("schema", READABLE[0])
     if schema not in READABLE:

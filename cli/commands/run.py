@@ -1,4 +1,4 @@
-"""``qgraph run``: the outputs of a model."""
+"""``qgraph run``: compute the outputs of a model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from qgraph.cli.progress import ProgressBar
     multiple=True,
     help="Tensor to show with the outputs; repeat for others.",
 )
-@options.flag(
-    "--tap-all", text="Show the tensors that all nodes compute; the default backend is numpy then."
-)
+@options.flag("--tap-all", text="Show all inner tensors; the default backend is then numpy.")
 @options.flag("--stats", text="Show statistics of the quantizers: used codes, clipping rate.")
 @options.table_options()
 @view_options("html", "markdown")
@@ -51,7 +49,7 @@ def command(
 
     Inputs are read from files, or random. Arrays with more rows than the batch size of MODEL are
     run in batches, and the outputs are joined along the first axis. Outputs and taps are written
-    as they are computed, so that they need not fit in memory.
+    while they are computed, so they need not fit in memory.
     """
     from qgraph.cli import arrays
     from qgraph.execution.executor import Backend
@@ -72,7 +70,8 @@ def command(
             feeds = arrays.feeds(talk, inputs, loaded)
             if feeds is None and inputs.batch is not None:
                 raise click.UsageError(
-                    "--batch is for arrays from files. Give the size of random batches by --shape."
+                    "--batch applies to arrays from files only. Set the size of random batches by "
+                    "--shape."
                 )
             batches = arrays.batches(loaded, feeds, inputs)
             total = len(batches)

@@ -1,4 +1,4 @@
-"""``qgraph targets``: what is known of runtimes and chips."""
+"""``qgraph targets``: show profiles of runtimes and chips."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qgraph.cli.output import Talk
 def command(talk: Talk, name: str | None) -> None:
     """List the profiles of targets, or show the profile NAME.
 
-    NAME is one of the listed names, or the path of a profile of your own, such as ./mychip.toml.
+    NAME is a listed name, or the path of a profile that you wrote, such as ./mychip.toml.
     Each fact is shown with its sources and their dates.
     """
     from qgraph.reporting.target_view import target_sections, targets_section

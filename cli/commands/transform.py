@@ -1,4 +1,4 @@
-"""``qgraph transform``: any passes, one after the other."""
+"""``qgraph transform``: apply passes in a given order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Apply passes to MODEL in the order given.
 
-    'qgraph passes' lists the passes, 'qgraph passes NAME' the options of one.
+    'qgraph passes' lists all passes, and 'qgraph passes NAME' the options of one.
     """
     from qgraph.transforms import parse_spec
 

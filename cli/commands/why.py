@@ -1,4 +1,4 @@
-"""``qgraph why``: which quantizer costs accuracy."""
+"""``qgraph why``: find the quantizers that cost accuracy."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ def command(
 ) -> int:
     """Show which quantizers of CANDIDATE cost accuracy, worst first.
 
-    REFERENCE is the float network, or a model with other quantizers. Each quantizer of CANDIDATE is
-    exchanged alone for what REFERENCE has in its place, and the reverse. Its layer is also run on
-    the values of REFERENCE, which separates its own error from errors that come with its data.
+    REFERENCE is the float network, or a model with other quantizers. Each single quantizer of
+    CANDIDATE is replaced by the part of REFERENCE in its place, and the reverse. Its layer is also
+    run on the values of REFERENCE, which separates its own error from errors in its data.
 
-    Without --labels, a row counts as right if its largest output is the same one as in REFERENCE.
+    Without --labels, a row counts as correct if its largest output has the same index as in
+    REFERENCE.
 
-    Exit status: 0 good; 4 if --timeout is reached. The result then covers the batches that were
-    run by that time, if there is one; --batch N makes batches smaller.
+    Exit status: 0 good; 4 if --timeout is reached. The result, if any, then covers the batches that
+    were run; --batch N makes batches smaller.
     """
     from qgraph.cli import arrays
     from qgraph.comparison.why.why import why
@@ -63,7 +64,7 @@ def command(
     if ":" in metric and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as Python itself does for a script
     if labels is not None and not inputs.files and inputs.bundle is None:
-        raise click.UsageError("--labels needs --inputs, the data that they belong to. Add it.")
+        raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
     read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
     models = (reference, candidate)
     with planned((report, *views.paths), models=models, files=read) as outputs:

@@ -328,7 +328,7 @@ def test_a_missing_input_is_named_with_its_type(qgraph, model, tmp_path):
     assert found.status == 3
     assert "'x' (FLOAT[N,4])" in found.error
     assert "is not fed" in found.error
-    assert "no inputs of the model, left out: z" in found.err
+    assert "no inputs of the model are ignored: z" in found.err
     assert not (tmp_path / "out.npz").exists()
 
 
@@ -440,4 +440,4 @@ def test_arrays_that_are_no_inputs_are_not_read(qgraph, model, tmp_path):
         archive.writestr("other.npy", b"no array")
     found = qgraph("run", model, "--inputs", path)
     assert found.status == 0
-    assert "left out: other" in found.err
+    assert "are ignored: other" in found.err

@@ -83,7 +83,7 @@ def test_a_report_goes_to_standard_output_and_all_else_to_stderr(qgraph, model, 
     assert found.out.startswith("## Prove: proved")
     found = qgraph("check", model, model, "--report", "-", "--junit", "-")
     assert found.status == 2
-    assert "takes one report" in found.error
+    assert "one report only" in found.error
     found = qgraph("prove", model, out, "--certificate", "-")
     assert found.status == 2
     assert "is not a file" in found.err
@@ -92,9 +92,9 @@ def test_a_report_goes_to_standard_output_and_all_else_to_stderr(qgraph, model, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("check", "M", "M", "--report", "-", "--json"), "takes one report, and --json"),
+        (("check", "M", "M", "--report", "-", "--json"), "one report only, and --json"),
         (("info", "M", "--json", "--format", "csv"), "Use one of them"),
-        (("prove", "M", "M", "--json"), "use --certificate FILE"),
+        (("prove", "M", "M", "--json"), "Use --certificate FILE"),
         (("why", "M", "M", "--labels", "label"), "--labels needs --inputs"),
         (("bench", "M", "--threads", 10**8), "1024"),
     ],

@@ -49,7 +49,7 @@ def test_a_terminal_gets_what_fits(capsys, terminal, width, heads, name):
     assert lines[2].startswith(name)
     assert ("…" in lines[2]) is (width < 120)
     left = {120: [], 70: ["names are cut at …. --wide shows all"]}
-    left[40] = ["no room for: note; names are cut at ….", "--wide shows all"]
+    left[40] = ["not shown: note; names are cut at ….", "--wide shows all"]
     assert [line.rstrip() for line in lines[4:]] == left[width]
     terminal(width)
     show_table(Table("names", COLUMNS, ROWS), Talk(wide=True))

@@ -149,7 +149,7 @@ def test_a_dataset_runs_batch_by_batch(qgraph, model, tmp_path, read_json):
     found = qgraph("run", fixed, *source, "--batch", 2)
     assert (found.status, "fixes the first dimension" in found.error) == (2, True)
     found = qgraph("run", model, "--batch", 2)
-    assert (found.status, "--batch is for arrays from files" in found.error) == (2, True)
+    assert (found.status, "--batch applies to arrays from files" in found.error) == (2, True)
 
 
 def test_nothing_is_written_when_a_later_batch_fails(qgraph, write, tmp_path, folder):

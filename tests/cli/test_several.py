@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     refused(2, "is a file, expected a folder", a, b, "--output-dir", model)
     refused(2, "names a file for one model", a, b, "-o", out)
     refused(2, "names a file for one model", a, b, "--output-dir", out, "--markdown", out)
-    refused(2, "no --output-dir", a, b)
+    refused(2, "--output-dir, the folder for the results, is missing", a, b)
 
 
 def test_an_output_is_no_data_file_of_another_model(qgraph, zoo, model, tmp_path):
