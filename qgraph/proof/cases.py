@@ -1,11 +1,11 @@
-"""Decide regions by cases: inputs on which the quantizers of both sides have constant results.
+"""Decide regions by cases: sets of inputs on which all quantizers have constant results.
 
-A region may have two inputs. There are too many pairs of floats to try. If each input first goes
-through a quantizer, there are few pairs of codes: all inputs on which both quantizers have constant
-results form one case. Each case is run once, by the kernels.
+A region may have two inputs, and there are too many pairs of floats to try. If a quantizer reads
+each input first, there are few pairs of codes. All inputs with the same pair of codes form one
+case. The kernels run each case once.
 
-A region with one input that first goes through a quantizer on both sides is decided so too, if what
-follows has no definition over float32, such as sums in float64 and tables of codes.
+A region with one input is decided in the same way if quantizers of both sides read it first and the
+following operators have no definition over float32, such as sums in float64 and tables of codes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
 
 
 def _check_zeros(node: ir.Node, data: Sequence[ir.Value]) -> None:
-    """Check that a node gives equal results for -0 and +0, which are one case; codes have one 0."""
+    """Check that a node gives equal results for -0 and +0, which are one case."""
     real = [value for value in data if not is_whole(value)]
     if real and distinguishes_signed_zeros(node, real):
         raise Undecidable(
@@ -131,7 +131,7 @@ def _check_zeros(node: ir.Node, data: Sequence[ir.Value]) -> None:
 def _cases(
     sides: tuple[MatchedModel, MatchedModel], parts: Sequence[Sequence[ir.Node]], entry: Pair
 ) -> tuple[Array, Cases]:
-    """Return one value of an entry for each case, and how the cases divide its inputs."""
+    """Return one value of an entry for each case, and the division of its inputs into cases."""
     dtype = entry[0].dtype or entry[1].dtype
     if dtype is None:
         raise Undecidable(NOT_KNOWN("the type of one of its two inputs is not known"))
@@ -153,7 +153,7 @@ def _cases(
 
 
 def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Cases] | None:
-    """Return the values that quantizers of a model leave to ``value``, and the inputs of each.
+    """Return the results of the quantizer of ``value``, and the inputs of each.
 
     None is returned if ``value`` is not computed by a quantizer.
     """
@@ -174,7 +174,7 @@ def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Case
 
 
 def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
-    """Return the values computed from ``entry`` alone that nodes combine with other values."""
+    """Return the values that depend on ``entry`` alone and that nodes combine with other values."""
     alone = {entry}
     for node in nodes:
         sources = side.joined(node.outputs[0])
@@ -194,20 +194,19 @@ def _steps(side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Valu
 
 
 _ROUNDING = frozenset({"Ceil", "Floor", "QuantizeLinear", "Round"})
-"""Operators that make steps of numbers."""
+"""Operators that are step functions."""
 
 
 def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
-    """Compare both sides of a region for every step of the quantizers that its input goes to first.
+    """Compare both sides of a region for every step of the quantizers that read its input first.
 
-    Each side computes its result from what its own quantizers give, element by element. So it is
-    constant wherever these are, whatever follows in whatever type. The steps of quantizers divide
-    all finite inputs, by the intervals of their definitions. One input of each part on which all
-    quantizers are constant is run, and the infinities and NaN. A quantizer may give -0 and +0
-    on one step. So signs of zeros are claimed only if both zeros lead to the same bits on each
-    side.
+    Each side is an elementwise function of the results of its quantizers. So it is constant where
+    these are constant, in any type. Exact intervals of the definitions divide all finite inputs
+    into parts on which all quantizers are constant. One input of each part is run, and the
+    infinities and NaN. A quantizer may give -0 and +0 on one step. So signs of zeros are claimed
+    only if both zeros lead to the same bits on each side.
 
-    Returns: None if the input goes to no quantizer first, or there are too many parts.
+    Returns: None if no quantizer reads the input first, or there are too many parts.
 
     Raises:
         Undecidable: a node cannot be computed, or distinguishes zeros.
@@ -297,8 +296,8 @@ def _distinguishes_zeros(
 def _quantized_steps(side: MatchedModel, segment: NodeSegment) -> dict[ir.Value, Keys]:
     """Return quantized values from which a segment computes its result, and the steps of each.
 
-    A step is given by its first input. The values are the nearest to the result that are defined
-    over float32. There are none if the result is computed from other values too.
+    A step is given by its first input. The quantized values are the last ones before the result
+    that are defined over float32. There are none if the result also depends on other values.
     """
     steps: dict[ir.Value, Keys | None] = {}
 
@@ -312,7 +311,7 @@ def _quantized_steps(side: MatchedModel, segment: NodeSegment) -> dict[ir.Value,
 
 
 def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value) -> Keys | None:
-    """Return the first input of each step of a value; None if no quantizer over float32 makes it.
+    """Return the first input of each step of a value; None if it is not a quantized float32 value.
 
     Raises:
         Undecidable: there are too many steps.

@@ -46,7 +46,7 @@ _Sides = tuple[NormalisedModel, NormalisedModel]
 
 @dataclass(frozen=True)
 class Proof:
-    """A certificate, and the matching that it follows from.
+    """A certificate, and the matching from which it was made.
 
     Attributes:
         certificate: the certificate; it names no files.
@@ -71,10 +71,10 @@ def certify(
 ) -> Proof:
     """Prove that two models compute equal outputs for every input.
 
-    The graphs are matched from their inputs. Where they differ in form, the smallest regions that
-    compute one value from equal values are compared over all inputs, by the definitions of their
-    operators. After a difference, values are assumed equal, so that later differences are found
-    too. Regions that differ make the models different if their pairing is forced (see
+    The graphs are matched, starting at their inputs. If they differ in form, the smallest regions
+    that compute one value from equal values are compared over all inputs, by the definitions of
+    their operators. After a difference, the values are assumed equal, so that later differences are
+    found too. Regions that differ make the models different if their pairing is forced (see
     :mod:`qgraph.proof.forced`), or if a run of both models shows a difference in the outputs.
     Otherwise they are undecided.
 
@@ -83,8 +83,8 @@ def certify(
         candidate: the model that should be equal.
         exact: the level to prove: values, or bits, which includes NaN and the sign of zero.
         keep_inputs: do not treat initializers that are also graph inputs as constants.
-        evidence: list in the certificate how the inputs of each region were divided, so that it can
-            be verified.
+        evidence: list in the certificate how the inputs of each region were divided, for its
+            verification.
         demonstrate: runs the models to find an input on which their outputs differ; None to run
             nothing.
         counts: count the inputs on which regions differ in values. If not, such regions are
@@ -165,7 +165,7 @@ def _names_of_values(regions: Sequence[RegionVerdict]) -> tuple[set[str], set[st
 
 
 _Divided = dict[Key, tuple[Division, ...]]
-"""How the inputs of each pair of functions were divided."""
+"""Division of the inputs, by pair of functions."""
 
 _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
@@ -214,7 +214,7 @@ def _in_order(sides: _Sides, level: Exactness) -> Iterator[tuple[Matching, Norma
 def _concluded(
     attempt: _Attempt, level: Exactness, known: Decided, demonstrate: Demonstrate | None
 ) -> tuple[Established, NormalForm | None]:
-    """Return an attempt after its differences were established and costly regions enumerated.
+    """Complete an attempt: enumerate costly regions, and establish its differences.
 
     All inputs of a region are tried only if that can change the verdict or its counts.
     """
@@ -249,7 +249,7 @@ def _is_decided(established: Established, level: Exactness) -> bool:
 
 
 def _normal_forms(sides: _Sides, level: Exactness) -> list[NormalForm]:
-    """Return the models in a normal form that keeps bits, and in one that keeps ``level``."""
+    """Yield the models in a normal form that keeps bits, and in one that keeps ``level``."""
     forms = (normalise(sides, kept) for kept in dict.fromkeys((Exactness.BITS, level)))
     return [form for form in forms if form is not None]
 
@@ -263,7 +263,7 @@ def _is_doubtful(claim: EqualityClaim) -> bool:
 
 
 def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matching, list[Shown]]:
-    """Discharge the claims of a matching; if some fail, those of other matchings of the models."""
+    """Prove the claims of a matching; if some fail, try other matchings of the models."""
     shown = discharge(matching, level, known)
     for other in matching.others() if _failed(shown, level) else ():
         without = discharge(other, level, known)
@@ -280,7 +280,7 @@ def _failed(shown: Sequence[Shown], level: Exactness) -> int:
 
 
 def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[ir.Node, str]]:
-    """Return the nodes that distinguish zeros whose sign may differ between the models, and why."""
+    """Return nodes that distinguish zeros whose sign may differ between models, with a reason."""
     nodes = []
     # all values of a class that some claim proves except for the sign of zero, on both sides
     lossy = {
@@ -353,7 +353,7 @@ def _extent(
 
 
 def _boxes(outcome: PairOutcome, divided: _Divided) -> tuple[Division, ...]:
-    """Return how the inputs of a region divide, computed once for each pair of functions."""
+    """Return the division of the inputs of a region, computed once for each pair of functions."""
     pair, finding = outcome.pair, outcome.finding
     if pair is None or finding is None or finding.undecided is not None or finding.enumerated:
         return ()
@@ -378,7 +378,7 @@ def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exa
 
 
 def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Condition]:
-    """Yield what the matching and the regions take for granted."""
+    """Yield the conditions of the matching and of the regions."""
     yield from conditions_of(regions, max(side.frozen for side in sides))
     for is_needed, condition in (
         (any(side.has_common_sums for side in sides), WHOLE_SUMS),

@@ -1,4 +1,4 @@
-"""Prove the claims of a matching, each on the smallest region that suffices."""
+"""Prove the claims of a matching, each on the smallest sufficient region."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _ENTRIES = 4
 """Number of entries to try, in order of distance."""
 
 _MOST_OPERATIONS = 48
-"""Operations on all inputs, of all regions and channels together: about a minute in two threads."""
+"""Limit of operations on all inputs, summed over regions and channels: about a minute in two "
+  "threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class Shown:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the comparison of the region was given up."""
+        """Whether the comparison of the region was stopped because it takes too long."""
         return self.outcome.finding is not None and self.outcome.finding.given_up
 
     @property
@@ -68,7 +69,7 @@ class Shown:
 def discharge(matching: Matching, level: Exactness, known: Decided | None = None) -> list[Shown]:
     """Return the outcome of each claim, in the order of the claims.
 
-    A region that does not reach ``level`` from its nearest entry is tried from farther ones.
+    If a region does not reach ``level`` with its nearest entry, farther entries are tried.
 
     Args:
         matching: the matching with its claims.
@@ -99,10 +100,10 @@ def _operators_differ(claim: EqualityClaim) -> bool:
 def _show_regions(
     matching: Matching, level: Exactness, known: Decided
 ) -> dict[EqualityClaim, Shown]:
-    """Return the outcome of each region, from its nearest entry that reaches ``level``.
+    """Return the outcome of each region, for its nearest entry with which it reaches ``level``.
 
-    If no entry does, the nearest entry whose inputs were all counted is used, else the nearest one.
-    The entries of equal distance are tried for all regions together.
+    If there is none, the nearest entry whose inputs were all counted is used, otherwise the nearest
+    one. The entries of equal distance are tried for all regions together.
     """
     shown: dict[EqualityClaim, Shown] = {}
     left = [claim for claim in matching.claims if claim.kind is Kind.REGION]
@@ -123,7 +124,7 @@ def _show_regions(
 
 
 def _or_by_steps(matching: Matching, region: Cut, outcome: PairOutcome) -> PairOutcome:
-    """Return the outcome of a region that was not compared, by the steps of its quantizers."""
+    """Return the outcome, for a region that was not compared, by the steps of its quantizers."""
     given_up = outcome.finding is not None and outcome.finding.given_up
     if outcome.verdict.exactness is None and not given_up:
         with suppress(Undecidable):
@@ -132,7 +133,7 @@ def _or_by_steps(matching: Matching, region: Cut, outcome: PairOutcome) -> PairO
 
 
 def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
-    """Return the outcomes after trying all inputs of regions that were given up.
+    """Try all inputs of regions whose comparison was stopped, and return all outcomes.
 
     The cheapest regions come first. Regions that would take too long are left unchanged.
 

@@ -1,13 +1,13 @@
 """Decide which regions that differ make two models different.
 
-A region compares two values that were paired because the models are equal if these values are. If
-the values differ, the models may still be equal, because a later difference can undo the first
-one. The region makes the models different if
+If the two values of a region are equal, so are the models. If the values differ, the models may
+still be equal, because a later difference can undo the first one. The region makes the models
+different if
 
 1. its entries are equal, by proved claims only;
 2. both models are the same function of the two values, so that no second difference can undo the
-   first one. Other regions may only move thresholds: they give no values that do not also occur
-   on inputs next to the thresholds;
+   first one. Other regions may only move thresholds: all their values also occur on inputs next to
+   the thresholds;
 3. the entry can take one of the differing inputs;
 4. the difference reaches an output for which 2 holds.
 
@@ -47,9 +47,9 @@ _MOST = 32
 def forced(
     matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
 ) -> tuple[Shown, Shown] | None:
-    """Return a region that differs and makes the models different; None if there is none.
+    """Return a differing region that makes the models different; None if there is none.
 
-    Returns: the region among ``shown``, and the same region with the entry for which it is forced.
+    Returns: the region in ``shown``, and the same region with the entry for which it is forced.
 
     Args:
         matching: the matching of the two models.
@@ -131,7 +131,7 @@ def _differs_in_value(s: Shown, level: Exactness) -> bool:
 
 
 def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
-    """Yield a region, then the same exit with entries that lie farther away."""
+    """Yield a region, then regions with the same exit and farther entries."""
     yield s
     if s.claim.kind is not Kind.REGION or s.region is None:
         return
@@ -143,7 +143,7 @@ def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
 
 
 def _occurs(s: Shown, attained: Attained, level: Exactness) -> bool:
-    """Return whether the entry of a region can be one of the inputs that differ."""
+    """Return whether the entry of a region can take one of the differing inputs."""
     if s.claim.kind is Kind.CONSTANT:
         return True
     if s.region is None:
@@ -201,7 +201,7 @@ def establish(
     *,
     same_sums: bool,
 ) -> Established:
-    """Return the outcomes, with differing regions undecided unless the models are different.
+    """Return the outcomes; differing regions become undecided unless the models are different.
 
     Returns: the matching, the outcomes, and the input that shows a difference, if a run did.
 
@@ -211,7 +211,7 @@ def establish(
         level: the level to prove: bits or values.
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
         demonstrate: runs the models; None to run nothing.
-        same_sums: whether all else is proved, so that the models add the same numbers.
+        same_sums: whether everything else is proved, so that the models add the same numbers.
     """
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:
@@ -244,7 +244,7 @@ def establish(
 def _demonstrations(
     matching: Matching, differing: Sequence[Shown], known: Decided
 ) -> Iterator[Demonstration]:
-    """Yield inputs filled with a number on which a region differs, then random ones."""
+    """Yield inputs filled with a number on which a region differs, then random inputs."""
     aimed = [s for s in differing if s.region is not None]
     for s in aimed[:_WITNESSES]:
         for entry in s.claim.entries:
@@ -256,7 +256,7 @@ def _demonstrations(
 
 
 def comparable(outputs: Iterable[Pair]) -> list[tuple[ir.Value, ir.Value, bool]]:
-    """Return the pairs of outputs that ONNX defines, and whether it defines their last bits."""
+    """Return the pairs of defined outputs, and whether ONNX defines their last bits."""
     pairs = ((a, b, {_reliance(value) for value in (a, b)}) for a, b in outputs)
     return [(a, b, kinds == {"exact"}) for a, b, kinds in pairs if "undetermined" not in kinds]
 
@@ -273,7 +273,7 @@ def _reliance(value: ir.Value) -> str:
 
 
 def _is_open_cast(node: ir.Node) -> bool:
-    """Return whether a node casts numbers to integers, whose range they may exceed."""
+    """Return whether a node casts numbers to integers whose range they may exceed."""
     if node.op_type not in ("Cast", "CastLike") or node.inputs[0] is None:
         return False
     before, after = node.inputs[0].dtype, node.outputs[0].dtype
@@ -283,7 +283,7 @@ def _is_open_cast(node: ir.Node) -> bool:
 
 
 def _divides_by_data(node: ir.Node) -> bool:
-    """Return whether a node divides by data, and so may distinguish -0 from +0."""
+    """Return whether a node divides by data, so that it may distinguish -0 from +0."""
     return node.op_type in ("Div", "Reciprocal", "Mod", "Atan2")
 
 

@@ -1,4 +1,4 @@
-"""Decide regions: pairs of subgraphs that compute one value each from a pair of equal values."""
+"""Decide regions: pairs of subgraphs that each compute one value from a pair of equal values."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class Decided(dict[Key, PairOutcome]):
-    """Outcomes by the form of both sides, which are reused.
+    """Cache of outcomes, by the form of both sides.
 
     Attributes:
-        at_least: the level to reach; inputs of pairs that differ in values are not counted then.
-            None to count them.
+        at_least: the level to reach; pairs that differ in values are then not counted. None to
+            count all.
     """
 
     at_least: Exactness | None = None
@@ -129,7 +129,7 @@ def _lower_or_enumerate(
 
 
 def count_all(outcome: PairOutcome) -> PairOutcome:
-    """Try all inputs of a region whose comparison was given up, and return the outcome.
+    """Try all inputs of a region whose comparison was stopped, and return the outcome.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
@@ -250,7 +250,7 @@ def run_nodes(
         nodes: the nodes in topological order.
         feeds: arrays of the values from which the nodes start; constants are added.
         y: the result.
-        ties: list to which operators are added that choose between -0 and +0.
+        ties: list to which operators are added that return one of -0 and +0.
 
     Raises:
         Undecidable: a node cannot be computed.

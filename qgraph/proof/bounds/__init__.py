@@ -1,1 +1,1 @@
-"""Bounds on how far two models differ: sums rounded in any order, other scales, moved biases."""
+"""Bounds on the difference of two models: other orders of additions, other scales, moved biases."""

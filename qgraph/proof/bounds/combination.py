@@ -1,9 +1,8 @@
-"""Functions in real arithmetic, as sums of multiples of atoms.
+"""Real functions of the inputs of a segment, as linear combinations of atoms.
 
 An atom is a function of codes or inputs that both models share: the codes of a quantizer, a sum of
-their products with weights, the result of a Sigmoid. Atoms of equal meaning are one object, in
-whichever model they occur. So two functions with the same atoms differ in coefficients only, which
-are numbers:
+their products with weights, the result of a Sigmoid. Atoms of equal meaning are one object in both
+models. So two functions of the same atoms differ only in their coefficients, which are numbers:
 
     reference  0.013 * sum + 0.5          bound of the difference, for |sum| <= 100:
     candidate  0.012 * sum + 0.5          0.001 * 100
@@ -27,10 +26,10 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import FEW_NUMBERS, ZERO, product, zero
 
 BORDER = "border"
-"""Kind of the sums of weights whose data is not padding: an offset of the data, summed."""
+"""Kind of an atom: the sum of the weights whose data is not padding, for data with an offset."""
 
 ONE = "one"
-"""Kind of the number 1, which padding replaces by 0."""
+"""Kind of an atom: 1 for each element, which padding replaces by 0."""
 
 
 Between = Callable[..., tuple[Float64, Float64]]
@@ -41,17 +40,18 @@ class Atom:
     """A function in real arithmetic. Atoms are compared by identity; see :class:`Atoms`.
 
     Attributes:
-        kind: what it computes, such as "codes", "sum" or "Sigmoid".
-        attributes: what distinguishes it from others of its kind, apart from numbers.
-        arguments: what it is computed from.
+        kind: the function, such as "codes", "sum" or "Sigmoid".
+        attributes: distinguish it from other atoms of its kind and numbers.
+        arguments: the functions that it is computed from.
         low, high: bounds of its values.
-        form: equal for atoms that differ in numbers only.
-        numbers: weights of a sum, bounds of a clip.
-        slope: the largest ratio of a change of the result and of an argument.
-        leaves: numbers of the atoms without arguments that it is computed from.
-        between: returns bounds of its values between bounds of its argument; None where it is
-            known by its kind and attributes.
-        serial: its number among all atoms, in the order in which they were made.
+        form: a number that is equal for atoms that differ only in numbers.
+        numbers: weights of a sum, limits of a clip.
+        slope: Lipschitz constant: the largest change of the result divided by the change of an
+            argument.
+        leaves: serial numbers of the atoms without arguments that it is computed from.
+        between: returns bounds of its values from bounds of its argument; None if they follow from
+            kind and attributes.
+        serial: its number among all atoms, in the order of creation.
     """
 
     kind: str
@@ -74,12 +74,12 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """A sum of multiples of atoms, and an offset.
+    """A linear combination of atoms, plus an offset.
 
     Attributes:
         terms: coefficients and atoms; no atom occurs twice.
-        offset: what is added.
-        size: at least the magnitude of every number that was added to get the offset.
+        offset: the constant term.
+        size: upper bound on the magnitudes of the numbers whose sum is the offset.
     """
 
     terms: tuple[tuple[Float64, Atom], ...] = ()
@@ -126,7 +126,7 @@ class Combination:
 
     @property
     def form(self) -> int:
-        """A number that is equal for functions that differ in numbers only.
+        """A number that is equal for functions that differ only in numbers.
 
         Sums of products of the same data count as one; see :mod:`.distances`.
         """
@@ -136,12 +136,12 @@ class Combination:
 
     @property
     def leaves(self) -> frozenset[int]:
-        """The numbers of the atoms without arguments that it is computed from."""
+        """The serial numbers of the atoms without arguments that it is computed from."""
         return frozenset[int]().union(*(atom.leaves for _, atom in self.terms))
 
     @property
     def serials(self) -> list[int]:
-        """The numbers of the atoms."""
+        """The serial numbers of its atoms."""
         return sorted(atom.serial for _, atom in self.terms)
 
     @property
@@ -152,10 +152,10 @@ class Combination:
 
 
 class Atoms:
-    """Makes atoms, each only once.
+    """Creates atoms; equal atoms are one object.
 
     Attributes:
-        conditions: what their values and errors take for granted.
+        conditions: assumptions of their values and errors.
     """
 
     def __init__(self) -> None:
@@ -193,12 +193,12 @@ class Atoms:
         change: Callable[[Float64], Float64],
         again: Callable[[Any], Any],
     ) -> Combination:
-        """Return moved elements of an atom as a function.
+        """Return the function of an atom whose elements an operator has moved.
 
         Args:
-            atom: what is moved.
-            moved: its moved elements.
-            change: moves arrays.
+            atom: the atom before the movement.
+            moved: the atom of the moved elements.
+            change: moves the elements of an array.
             again: moves a quantity in the same way.
         """
         return Combination.of(moved)

@@ -1,7 +1,7 @@
-"""Operations on constants: what is executed in float32, and what is meant in real arithmetic.
+"""Operations on constants, in float32 as executed, and in real arithmetic.
 
-Both are computed when they are asked for: what is meant before a rounding never is, and neither is
-what a definition does not choose. Weights are large, so this takes most of the time.
+Both results are computed lazily, because weights are large: the real number before a rounding, and
+a branch that a definition does not select, are never needed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from qgraph.proof.bounds.quantity import Quantity, constant, narrow, of_constant
 from qgraph.reasons import NO_BOUND, Undecidable
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max", "Relu"})
-"""Primitives whose results on constants are meant in real arithmetic."""
+"""Primitives on constants that are also evaluated in real arithmetic."""
 
 
 class Constant:
-    """A constant that is given.
+    """A constant with known elements.
 
     Args:
-        array: its numbers.
+        array: its elements.
     """
 
     def __init__(self, array: Array) -> None:
@@ -34,12 +34,12 @@ class Constant:
 
     @cached_property
     def executed(self) -> Array:
-        """The numbers in float32."""
+        """The elements in float32."""
         return np.asarray(self.array, np.float32)
 
     @cached_property
     def meant(self) -> Float64:
-        """The numbers in real arithmetic."""
+        """The elements in real arithmetic."""
         return self.quantity.meant.offset
 
     @cached_property
@@ -49,7 +49,7 @@ class Constant:
 
 
 class Known(Constant):
-    """A constant of which more than its numbers is known."""
+    """A constant whose quantity is known."""
 
     def __init__(self, quantity: Quantity) -> None:
         super().__init__(quantity.numbers)
@@ -61,7 +61,7 @@ class Computed(Constant):
 
     Args:
         name: of the primitive.
-        operands: what it is applied to.
+        operands: its operands.
         attributes: of the primitive.
     """
 
@@ -74,7 +74,7 @@ class Computed(Constant):
 
     @cached_property
     def executed(self) -> Array:
-        """The numbers as they are executed in float32."""
+        """The elements as executed in float32."""
         values = [operand.executed for operand in self._operands]
         if self._name in ("Where", "Not", "And", "Or"):
             values[0] = values[0] != 0
@@ -86,7 +86,7 @@ class Computed(Constant):
 
     @cached_property
     def meant(self) -> Float64:
-        """The numbers in real arithmetic; after a rounding those that are executed."""
+        """The elements in real arithmetic; after a rounding, the executed ones."""
         if self._name not in _ARITHMETIC:
             return self.executed.astype(np.float64)
         with np.errstate(all="ignore"):
@@ -95,7 +95,7 @@ class Computed(Constant):
 
     @cached_property
     def quantity(self) -> Quantity:
-        """The constant, with scales and whole numbers where it is their product.
+        """The quantity of the constant, with scales and whole numbers if it is their product.
 
         Raises:
             Undecidable: a number is infinite or NaN.
@@ -140,7 +140,7 @@ class ConstantTracer:
 
 
 def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any]) -> Quantity:
-    """Return an operation on constants: executed in float32, and as it is meant."""
+    """Return the result of an operation on constants, in float32 and in real arithmetic."""
     result: Constant = getattr(ConstantTracer(), name)(*map(Known, operands), **attributes)
     return result.quantity
 
@@ -156,7 +156,7 @@ def _is_whole(q: Quantity) -> bool:
 
 
 def _unlimited(executed: Float64) -> Quantity:
-    """Return constants that may be infinite, such as the ends of a clip."""
+    """Return constants that may be infinite, such as the limits of a clip."""
     if np.isnan(executed).any():
         raise Undecidable(NO_BOUND("a constant is NaN"))
     return Quantity(Combination.constant(executed), executed, executed, value=executed)

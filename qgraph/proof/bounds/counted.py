@@ -1,7 +1,8 @@
-"""Compare what two models execute on every whole number that may occur, and count differences.
+"""Execute both models on every whole number that may occur, and count different results.
 
-Functions that are monotone are compared on intervals of whole numbers, which are halved until both
-results are the same at both ends. All others are compared number by number, if these are few.
+Monotone functions are compared on intervals of whole numbers. An interval is halved until each
+function has equal results at both ends. Other functions are compared number by number, if there are
+few.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ Results = Callable[[Mapping[Hashable, Float64], Pick], Array]
 
 @dataclass(frozen=True)
 class Counted:
-    """Results of two models for all whole numbers that may occur, and more.
+    """Comparison of two models on all whole numbers that may occur, and possibly on more.
 
     Attributes:
-        differing: number of those with different results, of all channels.
+        differing: number of whole numbers with different results, summed over channels.
         largest: largest difference of two results.
         channel: a channel with the largest difference.
-        at: the whole number there.
-        ours, theirs: both results there.
+        at: the whole number with the largest difference.
+        ours, theirs: results of the reference and the candidate at this number.
     """
 
     differing: int = 0
@@ -54,7 +55,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class _Model:
-    """A program, what makes a result of its values, and the arrays that this reads."""
+    """A program, a function from its values to results, and the arrays that the function reads."""
 
     program: Program
     finish: Callable[[Array, Pick], Array]
@@ -72,17 +73,17 @@ def finished(
     finish: Callable[[Array, Pick], Array] = lambda values, _: values,
     arrays: tuple[Array, ...] = (),
 ) -> _Model:
-    """Return a model whose results are made of the values of a program."""
+    """Return a model whose results are a function of the values of a program."""
     return _Model(program, finish, arrays)
 
 
 def compare(ours: _Model, theirs: _Model, *, has_steps: bool = True) -> Counted | None:
-    """Return where two models differ; None if there is too much to compare.
+    """Return where the results of two models differ; None if there are too many numbers to compare.
 
     Args:
-        ours: the reference; a whole number is one variable in both models.
+        ours: the reference; both models are functions of the same whole numbers.
         theirs: the candidate.
-        has_steps: whether results are codes, whole numbers that are few.
+        has_steps: whether results are codes: few distinct whole numbers.
     """
     models = ours, theirs
     wholes = {whole.key: whole for model in models for whole in wholes_of(model.program)}
@@ -158,7 +159,7 @@ def _tallied(
     results: tuple[Float64, Float64],
     counts: Float64,
 ) -> Counted:
-    """Return the differences counted before and those of points that stand for as many each."""
+    """Return the counts, increased by those of points that each represent many whole numbers."""
     ours, theirs = results
     apart = np.where((ours != theirs) & (counts > 0), np.abs(ours - theirs), 0.0)
     if not apart.any():
@@ -195,7 +196,7 @@ def _enumerated(
 def _points(
     ends: list[tuple[Float64, Float64]], sizes: list[int], channels: int
 ) -> Iterator[tuple[Array, list[Float64], Array]]:
-    """Yield channels, whole numbers, and whether these are in their ranges, in blocks."""
+    """Yield blocks of channels, whole numbers, and masks of the numbers within their ranges."""
     total = math.prod(sizes) * channels
     for start in range(0, total, _MOST):
         numbers = np.arange(start, min(start + _MOST, total))

@@ -1,4 +1,4 @@
-"""How far two functions in real arithmetic lie apart, for all values of their atoms."""
+"""Bounds on the distance of two real functions, for all values of their atoms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qgraph.proof.bounds.pieces import ELEMENTWISE, apart_on_pieces
 _NO_MATCH = np.full((), np.inf)
 
 Window = tuple[Float64, Float64]
-"""Ends of the values of the reference that matter; beyond them both results are clipped alike."""
+"""Interval of reference values to compare; values outside are clipped alike in both models."""
 
 
 def distance(one: Combination, other: Combination, window: Window | None = None) -> Float64:
@@ -25,7 +25,7 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
     Args:
         one: a function of the reference.
         other: a function of the candidate.
-        window: values of ``one`` that matter, where both are continued by their ends.
+        window: values of ``one`` to compare; values outside are clipped alike in both models.
     """
     if _are_moved_alike(one, other):
         # zeros may have been inserted
@@ -51,9 +51,9 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
 
 
 def _are_moved_alike(one: Combination, other: Combination) -> bool:
-    """Return whether two functions are multiples of elements that are moved in one way.
+    """Return whether two functions are multiples of elements that are moved in the same way.
 
-    The multiples have one sign, so they may also be taken before the largest elements are chosen.
+    The multiples have one sign, so multiplication and a maximum of elements can be exchanged.
     """
     if len(one.terms) != 1 or len(other.terms) != 1:
         return False
@@ -73,16 +73,16 @@ _MOVED = frozenset({"moved as one", "padded with zeros"})
 
 
 def _moved_back(function: Combination) -> Combination:
-    """Return what a function was before its elements were moved, up to its sign."""
+    """Return a function before its elements were moved, up to its sign."""
     ((c, atom),) = function.terms
     offset = Combination((), function.offset.reshape(()), function.size.max())
     return atom.arguments[0].times(c.reshape(())).plus(offset)
 
 
 def joined(function: Combination) -> Combination:
-    """Return a function in which sums of products of the same data are one sum.
+    """Return a function with all sums of products of the same data joined to one sum.
 
-    Weights may be given as two tensors, such as codes without zero points and what is missing.
+    Weights may be split into two tensors, such as codes without zero points and a correction.
     """
     groups: dict[Hashable, list[tuple[Float64, Atom]]] = {}
     for number, (coefficient, atom) in enumerate(function.terms):
@@ -99,7 +99,7 @@ def joined(function: Combination) -> Combination:
 
 
 def _one_sum(terms: Sequence[tuple[Float64, Atom]]) -> tuple[Float64, Atom] | None:
-    """Return a sum whose weights are those of several; None if they do not lie along its rows."""
+    """Return one sum with the weights of several added; None if coefficients vary within rows."""
     first = max((atom for _, atom in terms), key=lambda atom: len(atom.numbers[0]))
     shape = np.shape(first.numbers[0])
     rows, weights = (-1, *(1,) * (len(shape) - 1)), np.zeros(shape)
@@ -120,10 +120,10 @@ _Pair = tuple[tuple[Float64, Atom], tuple[Float64, Atom]]
 def _in_window(
     one: Combination, other: Combination, pairs: Sequence[_Pair], window: Window
 ) -> Float64:
-    """Return the distance where the values of ``one`` lie in a window.
+    """Return the distance for values of ``one`` in a window.
 
-    With the ratio r of the coefficients of one atom, ``other - one`` is
-    ``(r - 1) * (one - its offset) + offsets' difference`` plus what the other atoms leave.
+    With the ratio r of the coefficients of one atom, ``other - one`` is ``(r - 1) * (one - offset
+    of one) + difference of offsets`` plus terms of the other atoms.
     """
     sizes = [np.max(product(np.abs(c), a.largest)) for (c, a), _ in pairs]
     main = int(np.argmax(sizes))
@@ -142,7 +142,7 @@ def _in_window(
 
 
 def _paired(one: Combination, other: Combination) -> list[_Pair] | None:
-    """Return the terms of two functions in pairs of the same atom, or else of the same form."""
+    """Return pairs of terms of two functions with the same atom, or otherwise the same form."""
     rest = list(other.terms)
     pairs: list[_Pair] = []
     left = []
@@ -201,14 +201,14 @@ def _arguments_apart(ours: Sequence[Combination], theirs: Sequence[Combination])
 
 
 def _products_apart(atom: Atom, other: Atom) -> Float64:
-    """Return how far products of elements lie apart."""
+    """Return a bound of the distance of two products of elements."""
     in_order = _sums_apart(atom, other)
     turned = replace(other, arguments=other.arguments[::-1])
     return np.minimum(in_order, _sums_apart(atom, turned))
 
 
 def _sums_apart(atom: Atom, other: Atom) -> Float64:
-    """Return how far sums of as many products as the slope says lie apart."""
+    """Return a bound of the distance of two sums of products; the slope is the number of terms."""
     (a, b), (x, y) = atom.arguments, other.arguments
     parts = [distance(a, x), largest(b), distance(b, y), largest(x)]
     if atom.kind not in ELEMENTWISE:
@@ -217,7 +217,7 @@ def _sums_apart(atom: Atom, other: Atom) -> Float64:
 
 
 def _quotients_apart(atom: Atom, other: Atom) -> Float64:
-    """Return how far quotients lie apart: ``|a - x| / |b| + |x / y| |b - y| / |b|``."""
+    """Bound the distance of two quotients: ``|a - x| / |b| + |x / y| |b - y| / |b|``."""
     (a, b), (x, y) = atom.arguments, other.arguments
     apart = distance(a, x) + product(other.largest, distance(b, y))
     return apart / np.minimum(*map(np.abs, b.range))
@@ -228,7 +228,7 @@ _OF_TWO = {
     "matmul": _sums_apart,
     "quotient": _quotients_apart,
 }
-"""How far atoms of two arguments lie apart."""
+"""Bounds of the distance of atoms of two arguments, by kind."""
 
 
 def largest(function: Combination) -> Float64:
@@ -238,9 +238,9 @@ def largest(function: Combination) -> Float64:
 
 
 def reduced(atom: Atom, bound: Float64) -> Float64:
-    """Return a bound on the arguments of an atom as one on its result.
+    """Turn a bound on the arguments of an atom into one on its result.
 
-    Atoms that mix elements of different places have one bound for all.
+    Atoms that mix elements of different indices have one bound for all elements.
     """
     return bound if atom.kind in ELEMENTWISE else np.asarray(np.max(bound))
 
@@ -271,7 +271,7 @@ def sum_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
 
 
 def _largest_ratio(one: Float64, two: Float64) -> float:
-    """Return the ratio of two arrays where the first is largest; 0 if it is not known."""
+    """Return the ratio of two arrays at the largest element of the first; 0 if it is not known."""
     index = np.argmax(np.abs(one))
     ratio = two.flat[index] / one.flat[index] if one.flat[index] else 0.0
     return float(ratio) if np.isfinite(ratio) else 0.0

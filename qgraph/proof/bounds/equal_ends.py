@@ -1,7 +1,7 @@
-"""Which segments end in equal values, by what is proved and by equal codes at their starts.
+"""Show that segments end in equal values, from proved claims and equal codes at their starts.
 
-Proved claims and equal starts are facts, and nothing else is: a matching assumes claims that failed
-to be equal, to find later differences, and what follows from these assumptions is no proof.
+Only proved claims and equal starts are facts. A matching also assumes failed claims, to find later
+differences; conclusions from these assumptions are not proofs and are not used here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 
 _FORWARD = 4
-"""How many values codes may go through until they are decoded."""
+"""Maximum number of values between codes and their decoded value."""
 
 _MOST_PAIRS = 256
 """Maximum number of pairs of values that are traced back from one."""
@@ -34,7 +34,7 @@ _DECODING = frozenset(
 
 
 class EqualEnds:
-    """Shows segments equal, in the order in which the candidate computes them.
+    """Shows that segments are equal, in the order in which the candidate computes them.
 
     Args:
         matching: the matching of the two models.
@@ -52,7 +52,7 @@ class EqualEnds:
         ]
 
     def show(self, segment: Segment) -> bool:
-        """Return whether a segment has equal ends; from now on they are a start of others."""
+        """Return whether a segment has equal ends; if so, later segments may start from them."""
         ends = [
             None if value is None else named.get(value.name)
             for value, named in zip(segment.values, self._named, strict=True)
@@ -70,7 +70,7 @@ class EqualEnds:
         return is_shown and not segment.extra.any()
 
     def equal(self, ours: str, theirs: str) -> bool:
-        """Return whether two values are equal, by their names; zeros may differ in sign."""
+        """Return whether two values, given by name, are equal; zeros may differ in sign."""
         a, b = (named.get(name) for named, name in zip(self._named, (ours, theirs), strict=True))
         if a is None or b is None:
             return False
@@ -102,7 +102,7 @@ class EqualEnds:
         return all(side.known.has(value) for side, value in sides)
 
     def _is_of_values(self, result: ir.Value, operands: Pair) -> bool:
-        """Return whether operands are constants whose zeros differ, and a result does not show."""
+        """Return whether operands are constants that differ only in irrelevant signs of zeros."""
         node = result.producer()
         if node is None or not self._are_constants(operands):
             return False
@@ -110,13 +110,13 @@ class EqualEnds:
         return is_equal and not distinguishes_signed_zeros(node, [operands[0]])
 
     def _follows(self, pair: Pair) -> bool:
-        """Return whether two values are equal if the codes are."""
+        """Return whether two values are equal if their codes are equal."""
         a, b = pair
         return a.dtype is b.dtype and self._pairing.are_equal(str(a.name), str(b.name))
 
 
 def decoded_from(end: ir.Value) -> list[ir.Value]:
-    """Return a value and those that only it is decoded to, each code to another number."""
+    """Return a value, and values decoded from it alone that still distinguish all its codes."""
     values = [end]
     while len(values) < _FORWARD:
         users, dtype = list(values[-1].consumers()), values[-1].dtype
@@ -132,7 +132,7 @@ def decoded_from(end: ir.Value) -> list[ir.Value]:
 
 
 def _behind_clips(values: list[ir.Value]) -> list[ir.Value]:
-    """Return the values from the last Clip on: codes before it may differ from those used."""
+    """Return the values from the last Clip on: codes before a Clip may differ without effect."""
     clips = [i for i, value in enumerate(values) if _is_clip(value.producer())]
     return values[max(clips, default=0) :]
 
@@ -142,7 +142,7 @@ def _is_clip(node: ir.Node | None) -> bool:
 
 
 def _loses(node: ir.Node, held: ir.DataType | None) -> bool:
-    """Return whether a node is a Cast that may give one number for several of a type."""
+    """Return whether a node is a Cast that may map several numbers to one."""
     target = node.outputs[0].dtype
     if node.op_type != "Cast":
         return False

@@ -1,7 +1,7 @@
-"""Evaluate a model on quantities, node by node.
+"""Evaluate a model on quantities (ideal functions, ranges and errors), node by node.
 
-A node without a rule gives nothing: what depends on it is undecided, with its reason. All other
-values are still evaluated.
+The result of a node without a rule has no quantity. Segments that depend on it are undecided, with
+the reason of this node. All other values are still evaluated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
 
 Opaque = Callable[[ir.Value], Quantity | None]
-"""Returns a quantity for a value that no rule gives; None if there is none."""
+"""Returns the quantity of a result without a rule; None if there is none."""
 
 
 def written_out(model: ir.Model) -> bool:
@@ -60,20 +60,20 @@ class Evaluation:
 
     Args:
         model: the model, with types and shapes.
-        inputs: a key for each graph input that both models share, by name.
+        inputs: by name of a graph input, a key that is equal for the same input of both models.
         ranges: ranges of inputs by these keys.
         atoms: makes the atoms of both models.
-        settle: gives codes their atom; gets the value that holds them too.
-        accumulate: the type in which sums of 16-bit types are added; None for their own.
+        settle: returns the atom of codes, from the codes and their value.
+        accumulate: the type in which sums of 16-bit floats are added; None for their own type.
         chunk: the number of terms that are added in sequence; None for any order.
-        opaque: gives values that no rule gives.
-        limits: numbers that open sizes do not exceed, by their texts.
+        opaque: returns quantities of results without a rule.
+        limits: upper bounds of open sizes, by their texts.
 
     Attributes:
-        values: what is known of each value.
-        reasons: why no rule gives the others.
-        named: the values of which something is known, by name.
-        decoded: codes less their zero points that are no values.
+        values: the quantity or constant of each value.
+        reasons: why the other values have none.
+        named: the values with a quantity or constant, by name.
+        decoded: codes minus zero points that are not values of the graph.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Evaluation:
                     self._forget(value)
 
     def _forget(self, value: ir.Value) -> None:
-        """Drop what is known of large weights, which is several times their size."""
+        """Drop the quantities of large weights, which need several times their memory."""
         operand = self.values.get(value)
         if not isinstance(operand, Quantity) or operand.value is None:
             return
@@ -167,7 +167,7 @@ class Evaluation:
             self._store(value, result)
 
     def _key(self, node: ir.Node) -> Hashable:
-        """Return what is equal for quantizers that give equal codes of the same data."""
+        """Return a key that is equal for quantizers that give equal codes of the same data."""
         if node.op_type not in _QUANTIZERS or len(node.outputs) != 1:
             return node
         parameters = [None if v is None else self._known.array(v) for v in node.inputs[1:]]
@@ -176,13 +176,13 @@ class Evaluation:
         return label(node, self.imports), node.inputs[0], tuple(operands)
 
     def _constants(self, node: ir.Node) -> Sequence[Operand]:
-        """Return constant results of a node without a rule, as its kernel computes them."""
+        """Return constant results of a node without a rule, computed by its kernel."""
         arrays = [self._known.array(v) for v in node.outputs if self._known.has(v)]
         numbers = [constant(a) for a in arrays if a is not None and holds_numbers(a)]
         return numbers if len(numbers) == len(node.outputs) else []
 
     def known(self, value: ir.Value) -> Operand | None:
-        """Return what is known of a value, or None; dropped weights are evaluated again."""
+        """Return the quantity or constant of a value, or None; evaluate dropped weights again."""
         maker = value.producer()
         if value in self._dropped and value not in self.values and maker is not None:
             self._enter(maker)
@@ -210,11 +210,11 @@ class Evaluation:
         return self._known.imports
 
     def executed(self, value: ir.Value | None) -> Array | None:
-        """Return a constant as it is executed; None for data."""
+        """Return the executed elements of a constant; None for data."""
         return None if value is None else self._known.array(value)
 
     def meant(self, value: ir.Value) -> Float64:
-        """Return a constant in real arithmetic.
+        """Return the elements of a constant in real arithmetic.
 
         Raises:
             Undecidable: it is data, or not known.
@@ -250,12 +250,12 @@ class Evaluation:
 def entered(
     atoms: Atoms, value: ir.Value, key: Hashable, limits: tuple[float, float] | None = None
 ) -> Quantity:
-    """Return data that segments begin with, such as an input.
+    """Return the quantity of data at which segments begin, such as an input.
 
     Args:
         atoms: makes the atoms of both models.
         value: the data.
-        key: equal for equal data of both models.
+        key: key that is equal for equal data of both models.
         limits: its range; None for that of its type.
     """
     unit, kind = None, "input"
@@ -286,7 +286,7 @@ def _expect_fit(value: ir.Value, result: Operand) -> None:
     """Check that the numbers of a quantity broadcast to the tensor.
 
     Raises:
-        Undecidable: they do not, so the node has no such result.
+        Undecidable: they do not, so the node is invalid.
     """
     if isinstance(result, Pending) or result.value is not None:
         return

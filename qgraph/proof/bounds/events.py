@@ -1,4 +1,4 @@
-"""Roundings of data to whole numbers, which are what two models are compared on."""
+"""Roundings of data to whole numbers; two models are compared at their roundings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Event:
 
     Attributes:
         kind: "Round", "Floor", "Ceil", another rounding mode, or "Sign", which gives -1 and 1.
-        before: what is rounded, in steps.
-        node: what rounds it.
+        before: the rounded function, in steps.
+        node: the node that rounds.
         mantissa: bits of the mantissa of a minifloat, whose smallest step is 1; None for integers.
     """
 
@@ -39,16 +39,16 @@ class Event:
         return np.asarray(_round(self.kind, numbers / step) * step)
 
     def spacing(self, numbers: Float64) -> Float64:
-        """Return the distances of codes next to numbers; the larger one at a power of two."""
+        """Return the distance of codes around each number; the larger one at a power of two."""
         if self.mantissa is None:
             return np.ones(())
         _, exponents = np.frexp(np.where(np.isfinite(numbers), numbers, 1.0))
         return np.asarray(np.ldexp(1.0, np.maximum(exponents - 1 - self.mantissa, 0)))
 
     def place(self, numbers: Float64) -> Float64:
-        """Return which number of the format numbers are, counted from 0.
+        """Return the index of numbers among all numbers of the format, counted from 0.
 
-        Between two numbers of the format it is linear, so thresholds stay in the middle.
+        The index is linear between two numbers of the format, so thresholds are at half indices.
         """
         if self.mantissa is None:
             return numbers
@@ -74,7 +74,7 @@ def _round(rounding: str, numbers: Float64) -> Float64:
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Whole numbers ``clip(round(before), low, high) + offset`` that nothing was computed from."""
+    """Whole numbers ``clip(round(before), low, high) + offset`` that are not used yet."""
 
     event: Event
     low: Float64
@@ -98,7 +98,7 @@ MINIFLOAT_ROUNDINGS = {
     Rounding.UP: "Up",
     Rounding.DOWN: "Down",
 }
-"""Kinds of roundings that are exact on quotients of powers of two."""
+"""Kinds of roundings that commute with divisions by powers of two."""
 
 
 def expect_inside(codes: Pending, name: str) -> None:

@@ -1,9 +1,9 @@
-"""What a model executes, as a function of whole numbers that both models compute exactly.
+"""Executed values as functions of whole numbers that both models compute exactly.
 
-Codes are whole numbers, and so are sums of products of codes while they stay below 2**24 units,
-whatever the order of additions. From there to the next rounding a model often does a few operations
-in float32: a multiplier, a bias, a clip. Such a function of few whole numbers is evaluated as it is
-executed, so two models can be compared on every whole number that may occur.
+Codes are whole numbers. Sums of products of codes are computed exactly, in any order, while they
+stay below 2**24 units. Up to the next rounding, a model often has a few float32 operations: a
+multiplier, a bias, a clip. Such a function of few whole numbers is executed operation by operation,
+so two models can be compared on every whole number that may occur.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MOST = 2.0**40
 """Largest number of units of a coefficient or an offset."""
 
 _NEAR = 2.0**-20
-"""How far a computed number of units may lie from a whole number."""
+"""Maximum distance of a computed number of units from a whole number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A sum of whole multiples of atoms whose values are whole numbers.
+    """A sum of whole multiples of atoms with whole values.
 
     Attributes:
-        key: equal for equal sums.
+        key: key that is equal for equal sums.
         low, high: its range.
     """
 
@@ -58,7 +58,7 @@ class TailStep:
 
     Attributes:
         name: of the primitive.
-        operands: programs, and constants as they are executed.
+        operands: programs, and executed constants.
         attributes: of the operation.
     """
 
@@ -71,7 +71,7 @@ Program: TypeAlias = Start | TailStep
 
 
 def program_of(q: Quantity) -> Program | None:
-    """Return what a model executes to get data, from whole numbers; None if it is not known."""
+    """Return the program that computes data from whole numbers; None if it is not known."""
     if q.is_exact and q.unit is not None:
         start = start_of(q.meant, q.unit)
         if start is not None:
@@ -88,14 +88,14 @@ def program_of(q: Quantity) -> Program | None:
 
 
 def start_of(meant: Combination, unit: Float64) -> Start | None:
-    """Return a function that is executed exactly as one of whole numbers.
+    """Return an exactly executed function as a function of whole numbers.
 
     All its values are multiples of a unit, and the whole numbers have no common divisor. So its
-    coefficients are multiples of the unit, too, and are known although they were computed.
+    coefficients are multiples of the unit too, and rounding to a multiple gives their exact values.
 
     Args:
         meant: the function.
-        unit: of which all executed numbers are multiples.
+        unit: all executed numbers are multiples of it.
     """
     terms = [(c, atom) for c, atom in meant.terms if c.any()]
     if not terms or not np.isfinite(unit).all() or not all(is_whole(a) for _, a in terms):
@@ -122,7 +122,7 @@ def start_of(meant: Combination, unit: Float64) -> Start | None:
 
 
 def _units(numbers: Float64, unit: Float64) -> npt.NDArray[np.int64] | None:
-    """Return numbers in units, if they are whole; None if they are not."""
+    """Return numbers divided by the unit; None if the results are not whole."""
     counts = numbers / unit
     whole = np.rint(counts)
     near = np.abs(counts - whole) <= _NEAR
@@ -144,7 +144,7 @@ def is_whole(atom: Atom) -> bool:
 
 
 def wholes_of(program: Program) -> list[Whole]:
-    """Return the whole numbers of which a program is a function."""
+    """Return the whole numbers that a program depends on."""
     if isinstance(program, Start):
         return [program.whole]
     wholes: dict[Hashable, Whole] = {}
@@ -155,7 +155,7 @@ def wholes_of(program: Program) -> list[Whole]:
 
 
 def arrays_of(program: Program, *, ranges: bool = True) -> list[Array]:
-    """Return all arrays that a program reads, and those of the ranges of its whole numbers."""
+    """Return all arrays that a program reads, and the ranges of its whole numbers."""
     if isinstance(program, Start):
         ends = [program.whole.low, program.whole.high] if ranges else []
         return [program.factor, program.offset, *ends]
@@ -183,14 +183,14 @@ _MONOTONE = frozenset(
 """Operations that are monotone in each operand, with the others fixed."""
 
 Pick = Callable[[Array], Array]
-"""Returns the elements of an array that broadcasts to the tensor, for the points evaluated."""
+"""Returns the elements of an array, which broadcasts to the tensor, at the evaluated points."""
 
 
 def run(program: Program, points: Mapping[Hashable, Float64], pick: Pick) -> Array:
-    """Return the results of a program as it is executed.
+    """Execute a program on whole numbers and return the results.
 
     Args:
-        program: what is executed.
+        program: the program.
         points: whole numbers, by key.
         pick: see :data:`Pick`.
     """
@@ -208,7 +208,7 @@ def run(program: Program, points: Mapping[Hashable, Float64], pick: Pick) -> Arr
 
 
 def codes_of(event: Event, values: Array) -> Float64:
-    """Return the codes to which executed values are rounded."""
+    """Return the codes of executed values."""
     half = np.float32(0.5)
     match event.kind:
         case "HalfUp":

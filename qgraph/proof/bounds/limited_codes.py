@@ -1,11 +1,11 @@
-"""Codes that are limited after they are decoded, limited before it, too.
+"""Insert a Clip of codes before they are decoded, if a Relu or Clip follows.
 
-A Relu or Clip behind a DequantizeLinear gives one number for all codes beyond its ends. So these
-codes may be limited first, which changes no result::
+A Relu or Clip after a DequantizeLinear maps all codes beyond a limit to one number. So these codes
+can be clipped first, without a change of the result::
 
     QuantizeLinear, DequantizeLinear, Relu  =  QuantizeLinear, Clip, DequantizeLinear, Relu
 
-Then they are compared with codes that the other model limits before it rounds.
+The clipped codes can be compared with codes that the other model clips before it rounds.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _DECODING = OpKey("", "DequantizeLinear")
 _ROUNDING = frozenset({"QuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _TYPES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 _FIRST_VERSION = 12
-"""The version of Clip from which on it takes integers."""
+"""First version of Clip that accepts integers."""
 
 
 def with_limited_codes(models: Sequence[ir.Model]) -> list[ir.Model] | None:
-    """Return models with a Clip between codes and what decodes them, where a Relu or Clip follows.
+    """Return models with a Clip of codes before each decoder that a Relu or Clip follows.
 
-    Nothing is inserted if anything else uses the codes or what they are decoded to.
+    Nothing is inserted if other nodes use the codes or their decoded values.
 
-    Returns: copies of the models; None if there is no such place.
+    Returns: copies of the models; None if nothing was inserted.
     """
     copies = [model.clone() for model in models]
     places = [(copy, *place) for copy in copies for place in _places(copy)]
@@ -42,7 +42,7 @@ def with_limited_codes(models: Sequence[ir.Model]) -> list[ir.Model] | None:
 
 
 def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
-    """Yield nodes that decode codes, and the codes beyond which what follows gives one number."""
+    """Yield nodes that decode codes, and the limits to which their codes can be clipped."""
     if versions_of(model.opset_imports).get("", 0) < _FIRST_VERSION:
         return
     for node in list(model.graph):
@@ -56,7 +56,7 @@ def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
 
 
 def _producer(node: ir.Node) -> ir.Node | None:
-    """Return what computes the data of a node, if nothing else uses the data."""
+    """Return the node that computes the data of a node, if nothing else uses the data."""
     data = node.inputs[0]
     if data is None or len(data.uses()) != 1 or data.is_graph_output():
         return None
@@ -64,7 +64,7 @@ def _producer(node: ir.Node) -> ir.Node | None:
 
 
 def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
-    """Return the codes beyond which a node gives one number; None if they are not known."""
+    """Return the codes beyond which a node has a constant result; None if they are not known."""
     codes, ends = decode.inputs[0], _limits(node)
     parameters = [None if value is None else array_of(value) for value in decode.inputs[1:]]
     if codes is None or codes.dtype not in _TYPES or any(a is None for a in parameters):
@@ -83,7 +83,7 @@ def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
 
 
 def _limits(node: ir.Node) -> tuple[float, float] | None:
-    """Return the ends of a Relu or Clip; None if they are not known."""
+    """Return the limits of a Relu or Clip; None if they are not known."""
     if node.op_type == "Relu":
         return 0.0, np.inf
     ends = [-np.inf, np.inf]

@@ -1,7 +1,7 @@
-"""Distances of numbers that are rounded to a minifloat, in steps of the format.
+"""Distances of numbers before rounding to a minifloat, in steps of the format.
 
-The steps of a minifloat double at each power of two. An error that is small beside a number is
-small beside the steps there, so errors are taken for each range between two powers of two, and
+The steps of a minifloat double at each power of two. An error that is small relative to a number is
+small relative to its step. So errors are computed for each range between two powers of two, and
 divided by the smallest step that an interval of that length can touch.
 """
 
@@ -22,7 +22,7 @@ Window = tuple[Float64, Float64]
 
 
 class Apart(NamedTuple):
-    """Largest errors of two models, and the largest distance of what they mean, in steps."""
+    """Largest errors of two models, and the largest distance of their ideal values, in steps."""
 
     reference_error: Float64
     candidate_error: Float64
@@ -30,18 +30,18 @@ class Apart(NamedTuple):
 
 
 def error_within(before: Quantity, window: Window) -> Float64:
-    """Return the largest error of data that is meant to lie in a window."""
+    """Return the largest error of data whose ideal values lie in a window."""
     reach = np.minimum(np.maximum(*map(np.abs, window)), before.largest)
     return before.absolute + product(before.relative, reach)
 
 
 def apart_in_steps(one: RoundedData, other: RoundedData, window: Window) -> Apart:
-    """Return how far two roundings to one minifloat lie apart before they round.
+    """Return the distance, before rounding, of two roundings to one minifloat.
 
     Args:
         one: the rounding of the reference.
         other: the rounding of the candidate.
-        window: ends of the numbers that matter, in smallest steps.
+        window: interval of numbers to compare, in smallest steps.
     """
     mantissa = one.event.mantissa or 0
     reach = np.maximum(*map(np.abs, window))

@@ -1,11 +1,11 @@
-"""Codes that one model moves after rounding, and the other one before it.
+"""Compare codes if one model moves elements after rounding, and the other before it.
 
-A quantizer and an operator that moves elements, or chooses the largest of some, may be exchanged::
+A quantizer can be exchanged with an operator that moves elements or takes maxima::
 
     reference  f --[MaxPool]--> round --> codes
     candidate  g --> round --[MaxPool]--> codes
 
-So moved codes are also a rounding, of what is moved before it. Both models are compared on these.
+So moved codes equal the rounding of moved data. Both models are compared on the moved codes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from qgraph.reasons import Undecidable
 
 @dataclass(eq=False)
 class _Root:
-    """A rounding whose moved codes are roundings, too.
+    """A rounding, or the rounding of moved data that equals its moved codes.
 
     Attributes:
-        data: the rounding, or one of what is moved before it.
-        first: the rounding that the model has.
-        moved: what stands for the moved codes, by their atoms.
+        data: the rounding, possibly of moved data.
+        first: the rounding in the model.
+        moved: the function for the moved codes, by their atoms.
     """
 
     data: RoundedData
@@ -39,14 +39,15 @@ class _Root:
 
 
 Found = Callable[[Atom, RoundedData], Combination | None]
-"""Gets a rounding of moved data, and returns the codes it has in both models; None for new ones."""
+"""Returns the codes that both models have for a rounding of moved data; None if there are none "
+  "yet."""
 
 
 class MovingAtoms(Atoms):
-    """Makes atoms, and follows codes through movements of elements.
+    """Creates atoms, and follows codes through movements of elements.
 
     Attributes:
-        found: what is done with roundings of moved data.
+        found: called with each rounding of moved data.
     """
 
     def __init__(self, found: Found) -> None:
@@ -55,11 +56,11 @@ class MovingAtoms(Atoms):
         self._roots: dict[Atom, _Root] = {}
 
     def follow(self, atom: Atom, data: RoundedData) -> None:
-        """Follow the codes of a rounding from now on."""
+        """Start to follow the codes of a rounding."""
         self._roots[atom] = _Root(data, atom)
 
     def leave(self) -> None:
-        """Follow none of the codes any more."""
+        """Stop following codes."""
         self._roots.clear()
 
     def carried(
@@ -69,7 +70,7 @@ class MovingAtoms(Atoms):
         change: Callable[[Float64], Float64],
         again: Callable[[Any], Any],
     ) -> Combination:
-        """Return moved elements of an atom; if they are codes of both models, as these."""
+        """Return moved elements of an atom; moved codes of both models become common codes."""
         root = self._roots.get(atom)
         if root is None or moved in self._roots:
             return Combination.of(moved)
@@ -90,7 +91,7 @@ def _moved(
     again: Callable[[Any], Any],
     moved: Atom,
 ) -> RoundedData | None:
-    """Return the rounding of what is moved before it; None if it may give other codes."""
+    """Return the rounding of moved data; None if it may give other codes than the moved codes."""
     try:
         event = replace(data.event, before=again(data.event.before))
         low, high = change(data.low), change(data.high)

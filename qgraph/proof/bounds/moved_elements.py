@@ -1,8 +1,8 @@
-"""Moved elements of quantities.
+"""Quantities after operators that move elements.
 
-Coefficients, ranges and errors move with the elements; what is the same for all elements stays. A
-function of moved data has moved atoms. Where coefficients differ, and cannot be moved, the moved
-function is one atom, with one range and one error for all its elements.
+Coefficients, ranges and errors move with the elements; arrays that are equal for all elements do
+not change. A function of moved data has moved atoms. If coefficients differ and cannot be moved,
+the moved function is a single atom, with one range and one error for all elements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qgraph.proof.bounds.quantity import Quantity, of_constant
 from qgraph.reasons import AT_RUN_TIME, Undecidable
 
 Change = Callable[[Float64], Float64]
-"""Moves an array that broadcasts to the data; raises :class:`Undecidable` where it cannot."""
+"""Moves an array that broadcasts to the data; raises :class:`Undecidable` if it cannot."""
 
 Shape = tuple[Any, ...]
 """Sizes, and texts for open ones."""
@@ -41,10 +41,10 @@ def changed(
     Args:
         atoms: makes the atoms.
         x: the quantity.
-        attributes: how its elements are moved.
+        attributes: describe the movement.
         change: moves an array that broadcasts to it; raises :class:`Undecidable` where it cannot.
         has_zeros: whether zeros are inserted.
-        again: moves another quantity in the same way; None for this function.
+        again: moves another quantity in the same way; None to call this function.
     """
     if again is None:
         again = partial(_changed, atoms, attributes, change, has_zeros)
@@ -78,7 +78,7 @@ def reshaped(atoms: Atoms, x: Quantity, before: Shape, after: Shape) -> Quantity
 
 
 def as_one(atoms: Atoms, x: Quantity, attributes: Hashable, *, has_zeros: bool = False) -> Quantity:
-    """Return moved data as one atom, with one range and one error."""
+    """Return moved data as a single atom, with one range and one error."""
     ends = _with_zeros(np.asarray(x.low.min()), np.asarray(x.high.max()), has_zeros)
     atom = atoms.make("moved as one", attributes, (x.meant,), ends)
     unit = None if x.unit is None else np.asarray(x.unit.min())
@@ -86,7 +86,7 @@ def as_one(atoms: Atoms, x: Quantity, attributes: Hashable, *, has_zeros: bool =
 
 
 def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -> Float64:
-    """Return an array after a change, or the extreme of all its numbers where there is none."""
+    """Return a changed array, or its extreme element if it cannot be changed."""
     try:
         return change(array)
     except Undecidable:
@@ -114,9 +114,9 @@ def _moved(
     has_zeros: bool,
     again: Callable[[Quantity], Quantity],
 ) -> Atom:
-    """Return an atom of moved elements; two movements of one kind are one.
+    """Return an atom of moved elements; two movements of one kind are composed.
 
-    Limits are behind movements, so that a Relu is found in both orders.
+    Limits are written after movements, so that both orders of a Relu give the same atom.
     """
     limits = _widest(np.min, change, atom.low), _widest(np.max, change, atom.high)
     if atom.kind == "clip" and not has_zeros and all(end.size == 1 for end in atom.numbers):
@@ -154,10 +154,10 @@ def _moved(
 def _reshaped_product(
     atoms: Atoms, atom: Atom, before: Shape, after: Shape, limits: tuple[Float64, Float64]
 ) -> Atom | None:
-    """Return rows of a matrix product in another shape, as a product of rows in other shapes.
+    """Return reshaped rows of a matrix product, as a product of reshaped data.
 
-    If the last axis is kept, the data is reshaped instead. If it was reshaped before, both are one
-    Reshape of the product. None in other cases.
+    If the last axis is kept, the data is reshaped instead. If the data was reshaped already, both
+    Reshapes become one Reshape of the product. None in other cases.
 
     Args:
         atoms: makes the atoms.
@@ -195,7 +195,7 @@ def _pointwise(
     limits: tuple[Float64, Float64],
     again: Callable[[Quantity], Quantity],
 ) -> Atom:
-    """Return rows of a matrix product, moved before the places, as a Conv of one place."""
+    """Return rows of a matrix product, transposed to channels first, as a 1 x 1 Conv."""
     data, places = atom.arguments[0], (1,) * layout.trailing
     moved = again(Quantity(data, *data.range)).meant
     numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
@@ -214,7 +214,7 @@ def _with_zeros(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, 
 
 
 def _reshaped(array: Float64, before: Shape, after: Shape) -> Float64:
-    """Return an array in the new shape of the data; the samples of a batch are alike."""
+    """Return an array in the new shape of the data; it is equal for all samples of a batch."""
     if array.size == 1:
         return array.reshape(())
     wide = widened(array, len(before))
@@ -230,14 +230,14 @@ def _reshaped(array: Float64, before: Shape, after: Shape) -> Float64:
 
 
 def _known(shape: Shape) -> tuple[int, ...]:
-    """Return a shape without open sizes."""
+    """Return a shape, if it has no open sizes."""
     if not all(isinstance(size, int) for size in shape):
         raise Undecidable(AT_RUN_TIME("a shape is not known"))
     return shape
 
 
 def _kept_last(before: Shape, after: Shape) -> int:
-    """Return how many of the last axes a Reshape keeps."""
+    """Return the number of last axes that a Reshape keeps."""
     kept = 0
     for size, other in zip(before[::-1], after[::-1], strict=False):
         if size != other or not isinstance(size, int):
@@ -247,5 +247,5 @@ def _kept_last(before: Shape, after: Shape) -> int:
 
 
 def widened(array: Float64, rank: int) -> Float64:
-    """Return an array with as many axes as the data that it broadcasts to."""
+    """Return an array with as many axes as the data."""
     return array.reshape(*(1,) * (rank - array.ndim), *array.shape)

@@ -1,8 +1,8 @@
-"""How the codes of two roundings are numbered: which number of one is which of the other.
+"""Find the offset between the codes of two roundings.
 
-A bias and the limits of codes may both differ by the same number. Then the codes may be numbered
-otherwise, or be other codes. What they are decoded to tells: equal codes have their real zero at
-equal places.
+A bias and the limits of codes may both differ by the same number. Then either the two models number
+equal codes differently, or their codes differ. The decoders decide: in the first case, the codes of
+real zero differ by the same number.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from qgraph.proof.bounds.quantity import Quantity
 
 
 def zeros_of(side: Evaluation) -> dict[Atom, list[Float64]]:
-    """Return the codes that are decoded to 0, for the atoms of codes that are decoded.
+    """Return the codes of real zero, by the atoms of the decoded codes.
 
-    There are several where a decoder is written in pieces, since each piece may be one itself.
+    There may be several: part of a decoder, such as a Sub, may also be read as a decoder.
     """
     zeros: dict[Atom, list[Float64]] = {}
     kinds = ((value.dtype, q) for value, q in side.values.items())
@@ -42,14 +42,14 @@ def zeros_of(side: Evaluation) -> dict[Atom, list[Float64]]:
 
 
 def source_of(atom: Atom) -> Atom:
-    """Return the atom of which an atom has moved elements."""
+    """Return the atom before its elements were moved."""
     while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
         ((_, atom),) = atom.arguments[0].terms
     return atom
 
 
 def offset_of(side: Evaluation, node: ir.Node | None) -> Float64 | None:
-    """Return what is added to rounded numbers in the codes that a node gives; None for no codes."""
+    """Return the zero point that a node adds after rounding; None if its result is not codes."""
     operand = None if node is None else side.values.get(node.outputs[0])
     return operand.offset if isinstance(operand, Pending) else None
 
@@ -59,12 +59,12 @@ def moved_by(
     offsets: tuple[Float64 | None, Float64 | None],
     zeros: tuple[Sequence[Float64], Sequence[Float64]],
 ) -> float:
-    """Return by how much the codes of the candidate are numbered otherwise than is assumed.
+    """Return the error of the assumed offset between the codes of candidate and reference.
 
     Args:
-        delta: what a code of the candidate is assumed to be more than that of the reference.
-        offsets: what is added to rounded numbers in the codes of both models, if they are stored.
-        zeros: codes that are decoded to 0, as they are numbered in the reference.
+        delta: assumed code of the candidate minus code of the reference.
+        offsets: zero points that both models add after rounding, if the codes are stored.
+        zeros: codes of real zero, in the numbering of the reference.
     """
     ours, theirs = offsets
     if ours is not None and theirs is not None and not (delta + theirs - ours).any():

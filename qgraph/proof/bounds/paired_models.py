@@ -1,4 +1,4 @@
-"""Pair the roundings of two models as they are given to the prover."""
+"""Prepare two models and pair their roundings."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def paired(
     keep_inputs: bool = False,
     ends: Callable[[Pairing], Ends] | None = None,
 ) -> Pairing:
-    """Return the segments of two models, whose bounds are not judged.
+    """Return the segments of two models, without comparison to limits.
 
     Args:
         models: the reference and the candidate.
-        request: what is bounded.
-        keep_inputs: whether initializers that are inputs too are left so.
+        request: the options of bounds.
+        keep_inputs: whether initializers that are also graph inputs stay inputs.
         ends: see :class:`Pairing`.
 
     Raises:
@@ -61,7 +61,7 @@ def paired(
 
 
 def _limits(reference: ir.Model, shapes: Shapes) -> dict[str, int]:
-    """Return numbers that open sizes do not exceed: with larger ones the reference does not run."""
+    """Return upper bounds of open sizes; the reference cannot run with larger sizes."""
     if all(isinstance(size, int) for shape in shapes.values() for size in shape):
         return {}
     return size_limits(reference, shapes)
@@ -90,5 +90,5 @@ def _pairing(
 
 
 def _unlike(pairing: Pairing) -> int:
-    """Return how many segments have no bound, or end in codes with other limits."""
+    """Return the number of segments without a bound, or whose codes have different limits."""
     return sum(s.reason is not None or bool(s.extra.any()) for s in pairing.segments)

@@ -1,9 +1,9 @@
-"""How far two functions of one number lie apart: bounds of both on many small pieces of its range.
+"""Bound the distance of two functions of one number on many small pieces of its range.
 
-A function such as ``x * sigmoid(x)`` may be written as ``x / (1 + exp(-x))`` in the other model: no
-atom is common, but both are computed, element by element, from one number. It is divided into
-pieces, or into single numbers where it is one of a few codes, and both functions are bounded on
-each.
+A function such as ``x * sigmoid(x)`` may be written as ``x / (1 + exp(-x))`` in the other model.
+They have no common atom, but both are elementwise functions of one number. The range of this number
+is divided into pieces, or into single numbers if it is one of a few codes. Both functions are
+bounded on each piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.executed import is_whole
 
 ELEMENTWISE = frozenset({"clip", "product", "function", "quotient"})
-"""Kinds of atoms whose elements depend on the elements of the same place only."""
+"""Kinds of elementwise atoms."""
 
 _MOST_PIECES = 1 << 16
 _MOST_NUMBERS = 1 << 21
@@ -29,24 +29,24 @@ _MOST_FUNCTIONS = 32
 """Maximum number of functions that are bounded on all pieces."""
 
 _NEAR = 2.0**-30
-"""Offsets that lie so close together, as a share of their size, are taken as one and an error."""
+"""Offsets whose relative difference is at most this are treated as equal, plus an error."""
 
 _Ends = tuple[Float64, Float64]
 
 
 class _NoPiecesError(Exception):
-    """A function has no bound on a piece, or is computed from other numbers."""
+    """A function has no bound on a piece, or is not a function of the same number."""
 
 
 def apart_on_pieces(
     one: Combination, other: Combination, window: _Ends | None = None
 ) -> Float64 | None:
-    """Return a bound of the distance of two functions of one number; None if they are not.
+    """Bound the distance of two functions; None if they are not functions of one number.
 
     Args:
         one: a function of the reference.
         other: a function of the candidate.
-        window: values that matter; beyond them both are continued by its ends.
+        window: values to compare; values outside are clipped alike in both models.
     """
     source = argument_of(one)
     if source is None:
@@ -67,7 +67,7 @@ def apart_on_pieces(
 
 
 def argument_of(function: Combination) -> Combination | None:
-    """Return the first number, computed without any function, that a function is computed from."""
+    """Return the first linear function of atoms without arguments that a function depends on."""
     inner = (a for _, atom in function.terms if _is_function(atom) for a in atom.arguments)
     sources = (source for argument in inner if (source := argument_of(argument)) is not None)
     return next(sources, function if _linear(function) else None)
@@ -87,7 +87,7 @@ class _Intervals:
 
     Attributes:
         source: the number.
-        low, high: their ends, ``[pieces, 1, ...]``.
+        low, high: the ends of the pieces, ``[pieces, 1, ...]``.
     """
 
     source: Combination
@@ -181,7 +181,7 @@ def _of_two(atom: Atom, one: _Ends, other: _Ends) -> _Ends:
 
 
 def _numbers(function: Combination, seen: set[Atom]) -> Iterator[Float64]:
-    """Yield the numbers of which bounds on pieces are computed; atoms that were seen, not again."""
+    """Yield the numbers whose bounds on pieces are needed; each atom once."""
     yield function.offset
     for coefficient, atom in function.terms:
         if _is_function(atom):
@@ -205,7 +205,7 @@ def _points(source: Combination) -> Float64 | None:
 
 
 def _ratio(own: dict[int, tuple[Float64, Atom]], terms: dict[int, tuple[Float64, Atom]]) -> float:
-    """Return how many times the source a function is, by the atom that counts most."""
+    """Return the ratio of a function and the source, from the atom with the largest share."""
     common = [key for key in own if key in terms]
     if not common:
         raise _NoPiecesError

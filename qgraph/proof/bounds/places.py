@@ -1,10 +1,10 @@
-"""Functions of tensors side by side, as Concat makes them, and the parts of such functions.
+"""Functions of concatenated tensors, and their parts.
 
 Each atom of a part is an atom of the whole that is 0 outside of the part::
 
     whole = placed(part one) + placed(part two)
 
-So a rounding of tensors side by side is also one rounding for each of them.
+So the rounding of concatenated tensors is also a rounding of each of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLACED, _PART = "placed", "part"
 
 
 class AxisPart(NamedTuple):
-    """Where a part lies along an axis, which is counted from the last."""
+    """Interval of a part along an axis, which is counted from the last."""
 
     axis: int
     start: int
@@ -35,21 +35,21 @@ class AxisPart(NamedTuple):
     total: int
 
     def of(self, array: Float64) -> Float64:
-        """Return an array that broadcasts to the part as one of the whole, with zeros."""
+        """Extend an array from the part to the whole, with zeros."""
         wide = spread(array, self.size, self.axis)
         edges = [(0, 0)] * wide.ndim
         edges[self.axis] = self.start, self.total - self.start - self.size
         return np.pad(wide, edges)
 
     def part(self, array: Float64) -> Float64:
-        """Return an array that broadcasts to the whole as one of the part."""
+        """Return the part of an array that broadcasts to the whole."""
         if array.ndim < -self.axis or array.shape[self.axis] == 1:
             return array
         return np.take(array, range(self.start, self.start + self.size), self.axis)
 
 
 def places(sizes: Sequence[int], axis: int) -> list[AxisPart]:
-    """Return the places of tensors with some sizes along an axis."""
+    """Return the intervals of tensors along an axis, from their sizes."""
     starts = np.cumsum([0, *sizes]).tolist()
     return [
         AxisPart(axis, start, size, sum(sizes)) for start, size in zip(starts, sizes, strict=False)
@@ -57,7 +57,7 @@ def places(sizes: Sequence[int], axis: int) -> list[AxisPart]:
 
 
 def spread(array: Float64, size: int, axis: int) -> Float64:
-    """Return an array with its full size along an axis, counted from the last."""
+    """Broadcast an array to its full size along an axis, which is counted from the last."""
     wide = array.reshape(*(1,) * (-axis - array.ndim), *array.shape)
     shape = list(wide.shape)
     shape[axis] = size
@@ -65,7 +65,7 @@ def spread(array: Float64, size: int, axis: int) -> Float64:
 
 
 def placed(atoms: Atoms, parts: Sequence[tuple[AxisPart, Combination]]) -> Combination:
-    """Return functions of tensors as one of these side by side."""
+    """Return the function of a concatenation from the functions of its tensors."""
     whole = _whole_of(parts)
     meant = Combination() if whole is None else whole
     for place, function in parts:
@@ -80,7 +80,7 @@ def placed(atoms: Atoms, parts: Sequence[tuple[AxisPart, Combination]]) -> Combi
 
 
 def _whole_of(parts: Sequence[tuple[AxisPart, Combination]]) -> Combination | None:
-    """Return the atom whose parts stand side by side again; None if there is none."""
+    """Return the atom whose parts are concatenated again; None if there is none."""
     wholes = []
     for place, function in parts:
         for _, atom in function.terms:
@@ -98,14 +98,14 @@ def _whole_of(parts: Sequence[tuple[AxisPart, Combination]]) -> Combination | No
 
 
 def part_of(atoms: Atoms, place: AxisPart, codes: Combination) -> Combination:
-    """Return the codes of a part of codes side by side."""
+    """Return one part of concatenated codes."""
     ((_, atom),) = codes.terms
     ends = place.part(atom.low), place.part(atom.high)
     return Combination.of(atoms.make("moved", (_PART, place), (codes,), ends))
 
 
 def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[AxisPart, RoundedData]]:
-    """Return the roundings of the parts of tensors side by side; nothing if it is none of these."""
+    """Return the roundings of the parts of a concatenation; empty if the data is not one."""
     before, event = data.event.before, data.event
     beside = sorted(_places(before.meant))
     if len(beside) < 2 or event.mantissa is not None:
@@ -129,7 +129,7 @@ def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[AxisPart, RoundedDat
 
 
 def _places(function: Combination) -> set[AxisPart]:
-    """Return the places of the parts of a function; nothing if it has terms without a place."""
+    """Return the intervals of the parts of a function; empty if a term belongs to no part."""
     found: set[AxisPart] = set()
     for _, atom in function.terms:
         own = {atom.attributes} if atom.kind == _PLACED else set()
@@ -141,7 +141,7 @@ def _places(function: Combination) -> set[AxisPart]:
 
 
 def _part(atoms: Atoms, place: AxisPart, function: Combination) -> Combination:
-    """Return the part of a function at a place."""
+    """Return the part of a function on an interval."""
     terms = []
     for coefficient, atom in function.terms:
         if atom.kind == "clip":

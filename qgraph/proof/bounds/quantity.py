@@ -1,4 +1,4 @@
-"""What the prover knows of one tensor of a model: see :mod:`qgraph.ops.approximation`."""
+"""Quantities: ideal function, range and error of a tensor; see :mod:`qgraph.ops.approximation`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Quantity(Approximation[Combination]):
     """A tensor of one model.
 
     Attributes:
-        operation: of float32 that computes it; None if not known.
+        operation: float32 operation that computes the tensor; None if not known.
     """
 
     operation: Operation | None = None
@@ -34,9 +34,9 @@ class Operation:
 
     Attributes:
         name: of the primitive.
-        operands: what it is applied to.
+        operands: its operands.
         attributes: of the primitive.
-        result: what it computes.
+        result: its result.
     """
 
     name: str
@@ -45,20 +45,20 @@ class Operation:
     result: Quantity
 
     def computes(self, q: Quantity) -> bool:
-        """Return whether a quantity is the result, with the same function and the same errors."""
+        """Return whether a quantity has the function and the errors of the result."""
         names = "meant", "absolute", "relative"
         return all(getattr(q, name) is getattr(self.result, name) for name in names)
 
 
 def holds_numbers(array: Array) -> bool:
-    """Return whether an array holds finite real numbers."""
+    """Return whether an array contains only finite real numbers."""
     if array.dtype.kind in "cOSUmM":
         return False
     return bool(np.isfinite(array.astype(np.float64)).all())
 
 
 def constant(array: npt.ArrayLike) -> Quantity:
-    """Return a stored constant."""
+    """Return the quantity of a stored constant."""
     stored = np.asarray(array)
     value = stored.astype(np.float64, copy=False)
     factors = None
@@ -68,7 +68,7 @@ def constant(array: npt.ArrayLike) -> Quantity:
 
 
 def narrow(numbers: Array) -> Array:
-    """Return many whole numbers in the narrowest type that holds them, for their memory alone."""
+    """Return whole numbers in the narrowest type that can represent them, to save memory."""
     if numbers.size <= FEW_NUMBERS or np.isnan(numbers).any():
         return numbers
     low, high = numbers.min(), numbers.max()
@@ -86,22 +86,22 @@ def _are_whole(numbers: Float64) -> bool:
 
 
 _SAMPLE = 64
-"""How many numbers are looked at first."""
+"""Number of elements that are tested first."""
 
 
 def of_constant(
     value: Float64, meant: Float64, factors: tuple[Float64, Array] | None = None
 ) -> Quantity:
-    """Return a constant: the executed numbers, and those in real arithmetic."""
+    """Return the quantity of a constant, from its executed and its real elements."""
     return Quantity.of_constant(value, Combination.constant(meant), factors)
 
 
 def stored(q: Quantity, name: str) -> Quantity:
-    """Return a constant as it is stored in a type; data, and other types, stay as they are.
+    """Round a constant to a type; data, and constants of other types, are returned unchanged.
 
     Args:
-        q: what is stored.
-        name: of the type.
+        q: the constant or data.
+        name: the type.
     """
     dtype = _TYPES.get(name)
     if q.value is None or dtype is None:
@@ -112,5 +112,5 @@ def stored(q: Quantity, name: str) -> Quantity:
 
 
 def executed_constant(array: Array) -> Float64:
-    """Return the numbers of an executed array in float64."""
+    """Return the elements of an executed array in float64."""
     return np.asarray(array).astype(np.float64)

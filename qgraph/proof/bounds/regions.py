@@ -1,7 +1,7 @@
-"""The regions of a certificate with bounds: one for each segment of two models.
+"""Certificates with bounds: one region for each segment of two models.
 
-A segment is proved, and not only bounded, if nothing in it failed to be proved: all claims about
-its values hold, and its ends are in one class of the matching.
+A segment is proved, and not only bounded, if all claims about its values are proved and its ends
+are in one class of the matching.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 2**31
 _MARGIN = 2.0**-13
-"""More than what is lost by writing a number with five digits."""
+"""Factor that exceeds the error of rounding a number to five digits."""
 
 
 def bounded_regions(
@@ -56,13 +56,13 @@ def bounded_regions(
     keep_inputs: bool = False,
     evidence: bool = False,
 ) -> tuple[list[RegionVerdict], list[Condition]]:
-    """Return a region for each segment of two models, and the conditions of their bounds.
+    """Return a region for each segment of two models, and the conditions of the bounds.
 
     Args:
         models: the reference and the candidate.
         request: what is bounded.
-        proof: what was proved of them.
-        level: at which segments count as proved.
+        proof: the proof of equality.
+        level: the level at which segments count as proved.
         keep_inputs: whether initializers that are inputs too are left so.
         evidence: list the bounds of all channels.
 
@@ -91,14 +91,14 @@ def certified(
     evidence: bool,
     demonstrate: Demonstrate | None,
 ) -> tuple[Proof, Certificate]:
-    """Return the proof of two models, and its certificate with bounds where it shows no equality.
+    """Prove two models equal or bounded; return the proof and its certificate.
 
-    If there are limits, inputs that differ are counted only where bounds do not answer.
+    If there are limits, differing inputs are counted only for regions without a bound.
 
     Args:
         models: the reference and the candidate.
         request: what is to be bounded.
-        exact: as the next ones: see :func:`qgraph.proof.certify.certify`.
+        exact: see :func:`qgraph.proof.certify.certify`, also for the next arguments.
         keep_inputs: see there.
         evidence: see there; also list the bounds of all channels.
         demonstrate: see there.
@@ -141,9 +141,9 @@ def with_bounds(
     keep_inputs: bool = False,
     evidence: bool = False,
 ) -> Certificate:
-    """Return the certificate of a proof, with bounds where equality was not proved.
+    """Return the certificate of a proof, with bounds for segments that were not proved equal.
 
-    Models that differ stay different unless there is a limit: then all segments are bounded.
+    Models that differ stay different, unless there is a limit. Then all segments are bounded.
 
     Args:
         proof: the proof of equality.
@@ -204,12 +204,12 @@ def _conditions(
 
 
 def bound_conditions(request: Bounding, others: Iterable[Condition]) -> list[Condition]:
-    """Return what all bounds take for granted, and what some operators add to it."""
+    """Return the conditions of all bounds, and those that single operators add."""
     return of_bounds(request.chunk, request.accumulate, others)
 
 
 def _entries(pairing: Pairing) -> list[tuple[tuple[str, str], ...]]:
-    """Return the names of the pairs of codes and inputs that each segment starts from."""
+    """Return the names of the pairs of codes and inputs at which each segment starts."""
     exits = [s.values for s in pairing.segments if not s.is_output]
     entries = []
     for segment in pairing.segments:
@@ -223,7 +223,7 @@ def _entries(pairing: Pairing) -> list[tuple[tuple[str, str], ...]]:
 def _starts(
     segment: Segment, side: int, exits: Collection[ir.Value | None]
 ) -> set[ir.Value | None]:
-    """Return the codes and inputs that one side of a segment is computed from."""
+    """Return the codes and inputs at which one side of a segment starts."""
     end = segment.values[side]
     if end is None:
         return set()
@@ -271,7 +271,7 @@ def _region(
 
 
 def _counts(counted: Counted) -> dict[str, Any]:
-    """Return what a region says about whole numbers that give other results."""
+    """Return the fields of a region about whole numbers with different results."""
     fields: dict[str, Any] = {"counted": True, "differing_inputs": counted.differing}
     if counted.differing:
         fields["witness"] = Witness(counted.at, counted.ours, counted.theirs)
@@ -296,7 +296,7 @@ def _value(value: ir.Value | None) -> str:
 
 
 def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> Bound:
-    """Return the bound of a segment as a certificate states it."""
+    """Return the bound of a segment in the form of certificates."""
     is_ideal = member(Against, request.against, "against") is Against.IDEAL
     segment = replace(
         segment,
@@ -341,7 +341,7 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
 
 
 def _stated(errors: Float64) -> Float64:
-    """Return numbers of few digits, a little larger, so that other arithmetic confirms them."""
+    """Round numbers up to a few digits, so that slightly different arithmetic confirms them."""
     numbers = np.ravel(errors * (1 + _MARGIN))
     return np.array([float(f"{number:.4e}") for number in numbers]).reshape(np.shape(errors))
 

@@ -1,4 +1,4 @@
-"""How far the codes of two roundings lie apart, one of each model."""
+"""Bound the distance of the codes of two roundings, one of each model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qgraph.proof.bounds.segment import RoundedData, Segment
 def compared(
     one: RoundedData, other: RoundedData, forced: Float64 | None
 ) -> list[tuple[Segment, Float64]]:
-    """Return the bound of two roundings for each way in which their codes may correspond."""
+    """Return the bound of two roundings for each possible offset between their codes."""
     kinds = one.event.kind, other.event.kind
     if not _fit(one, other) or (kinds[0] != kinds[1] and "Sign" in kinds):
         return []
@@ -39,7 +39,7 @@ def compared(
 
 
 def _fit(one: RoundedData, other: RoundedData) -> bool:
-    """Return whether two roundings may be of tensors of one shape."""
+    """Return whether the data of two roundings may have equal shapes."""
     functions = one.function, other.function
     shapes = [c.shape for function in functions for c, _ in function.terms]
     shapes += [end.shape for data in (one, other) for end in (*data.ends, data.function.offset)]
@@ -86,7 +86,7 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
 
 
 def counted_pair(one: RoundedData, other: RoundedData, delta: float) -> Counted | None:
-    """Return where codes differ, if both are computed from the same few whole numbers."""
+    """Return the differing codes, if both are computed from the same few whole numbers."""
     models = []
     for data, shift in ((one, 0.0), (other, -delta)):
         program = program_of(data.event.before)
@@ -102,7 +102,7 @@ def _places(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
 
 
 def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
-    """Return how far apart the limits of both codes leave one code of the reference."""
+    """Return the largest difference that the limits of both codes cause."""
     step = one.event.place
     apart = np.abs(
         step(np.clip(code, *one.clips) + delta) - step(np.clip(code + delta, *other.clips))

@@ -1,4 +1,4 @@
-"""Roundings of data to codes: what is rounded, its limits, and codes that are only given back."""
+"""Roundings of data to codes: the rounded function, its limits, and roundings without effect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.segment import RoundedData
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
-"""What makes the thresholds of a rounding those of the nearest whole number."""
+"""Shift of thresholds of each rounding mode relative to rounding to nearest."""
 
 _HALF = 0.5 - 2.0**-20
-"""Less than half a step, by more than these sums are rounded."""
+"""Slightly less than half a step, with a margin for the rounding of these sums."""
 
 
 def rounding_of(codes: Pending) -> RoundedData:
-    """Return a rounding with all limits of its data moved behind it."""
+    """Return a rounding with all limits of its data applied to its codes instead."""
     event = codes.event
     function, low, high = unlimited(event.before.meant)
     function = function.plus(Combination.constant(np.asarray(SHIFTS.get(event.kind, 0.0))))
@@ -42,7 +42,7 @@ def rounding_of(codes: Pending) -> RoundedData:
 
 
 def _reached(event: Event, ends: tuple[Float64, Float64], off: Float64) -> tuple[Float64, Float64]:
-    """Return the first and the last code of numbers between ends that are off by so much."""
+    """Return the first and the last code of numbers in an interval, with an error."""
     low, high = (np.abs(end) * SLACK + off * (1 + SLACK) for end in ends)
     return event.rounded(ends[0] - low), event.rounded(ends[1] + high)
 
@@ -52,7 +52,7 @@ def _within(ends: Float64, codes: Pending) -> Float64:
 
 
 def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
-    """Return a function without the limits of its values, and these limits."""
+    """Return a function without the limits of its values, and the limits."""
     low, high = np.full((), -np.inf), np.full((), np.inf)
     while len(function.terms) == 1 and function.terms[0][1].kind == "clip":
         ((coefficient, atom),) = function.terms
@@ -66,7 +66,7 @@ def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
 
 
 def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
-    """Return what computes the codes of a rounding, shifted."""
+    """Return the shifted function of the codes of a rounding."""
 
     def codes(values: Array, pick: Pick) -> Array:
         rounded = codes_of(data.event, values)
@@ -76,14 +76,14 @@ def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Ar
 
 
 def _are_codes(atom: Atom) -> bool:
-    """Return whether an atom is codes, also in other places than they were made."""
+    """Return whether an atom is codes, possibly with moved elements."""
     while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
         ((_, atom),) = atom.arguments[0].terms
     return atom.kind in ("codes", "integers")
 
 
 def unchanged(data: RoundedData) -> Quantity | None:
-    """Return the codes that data is decoded from, if it is rounded to these again."""
+    """Return the codes that data is decoded from, if rounding gives these codes again."""
     function, *limits = unlimited(data.event.before.meant)
     terms = [(c, atom) for c, atom in function.terms if c.any()]
     program = program_of(data.event.before)
@@ -109,7 +109,7 @@ def unchanged(data: RoundedData) -> Quantity | None:
 
 
 def _near_codes(data: RoundedData, factor: Float64, atom: Atom) -> Quantity | None:
-    """Return codes that data stays nearer to than half a step, however it is executed."""
+    """Return codes within half a step of data, in every order of execution."""
     before = data.event.before
     offset = before.meant.offset
     shift = np.rint(offset).reshape(-1)[0]

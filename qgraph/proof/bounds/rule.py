@@ -1,8 +1,8 @@
-"""Rules of operators: how a node is evaluated on quantities.
+"""Rules that evaluate operators on quantities.
 
-Each file of :mod:`qgraph.proof.rules` registers the rules of one family of operators. A rule gives
-what its operator computes in real numbers, its range, and how far the result may be off. Operators
-without a rule are traced by their definition in primitives, or have no bound.
+Each file of :mod:`qgraph.proof.rules` registers the rules of one family of operators. A rule
+returns the ideal function of the result, its range, and its error. Operators without a rule are
+traced by their definition in primitives, or have no bound.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from qgraph.registry import Registry
 
 @dataclass(frozen=True)
 class NodeCall:
-    """A node and what is known of its operands.
+    """A node and the quantities of its operands.
 
     Attributes:
         node: the node.
         tracer: evaluates primitives.
-        of: returns what is known of a value; raises :class:`Undecidable` if nothing is.
+        of: returns the quantity or constant of a value; raises :class:`Undecidable` if there is
+            none.
         array: returns the elements of a constant; None for other values.
         imports: domains and their versions.
-        sums: arithmetic in which the node adds; ``tracer.arithmetic`` is that of its results.
-        decoded: gets codes less their zero points, where no value holds them.
-        limits: numbers that open sizes do not exceed, by their texts.
+        sums: arithmetic of its additions; ``tracer.arithmetic`` is that of its results.
+        decoded: called with codes minus zero points that are not values of the graph.
+        limits: upper bounds of open sizes, by their texts.
     """
 
     node: ir.Node
@@ -53,7 +54,7 @@ class NodeCall:
 
     @property
     def label(self) -> Hashable:
-        """Equal for nodes that compute equal results from equal operands."""
+        """Key that is equal for nodes that compute equal results from equal operands."""
         return label(self.node, self.imports)
 
     def value(self, index: int) -> ir.Value | None:
@@ -61,10 +62,10 @@ class NodeCall:
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def operand(self, index: int) -> Operand:
-        """Return what is known of an input.
+        """Return the quantity or constant of an input.
 
         Raises:
-            Undecidable: nothing is, or it is absent.
+            Undecidable: there is none, or the input is absent.
         """
         value = self.value(index)
         if value is None:
@@ -114,7 +115,7 @@ class NodeCall:
         return count
 
     def place(self, axis: int, rank: int) -> int:
-        """Return the place of one of ``rank`` axes, counted from the end if negative.
+        """Return the index of one of ``rank`` axes; a negative axis counts from the end.
 
         Raises:
             Undecidable: there is no such axis.
@@ -138,10 +139,10 @@ class NodeCall:
             raise self.refusal(str(error)) from error
 
     def refusal(self, use: str = "") -> Undecidable:
-        """Return the error of a node without a bound.
+        """Return the exception for a node without a bound.
 
         Args:
-            use: what of it has none.
+            use: the use of the operator that has no bound.
         """
         return Undecidable(NO_BOUND(f"{self.node.op_type} has no bound{use and ': '}{use}"))
 
@@ -183,7 +184,7 @@ def rule_of(node: ir.Node) -> Rule | None:
 _OPEN = AT_RUN_TIME("the number of elements of a mean or sum is not known; fix the sizes of inputs")
 
 OPEN_SIZE = str(None)
-"""The text of a size that has no name."""
+"""Text of an open size without a name."""
 
 
 def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
@@ -199,10 +200,10 @@ def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
 
 
 def expect_data_in_windows(call: NodeCall) -> None:
-    """Check that no window of a pool lies in the padding alone.
+    """Check that no window of a pool lies entirely in the padding.
 
     Raises:
-        Undecidable: one may, and its result is no element, or not defined.
+        Undecidable: one may; its result is then not an element, or undefined.
     """
     if not is_never_empty(call.node, shape_of(call.value(0)), trusts_ceil=True):
         raise call.refusal("a window may lie in the padding alone")

@@ -1,4 +1,4 @@
-"""The bound of one segment: how far the codes of two models lie apart at its end."""
+"""The bound of one segment: the largest difference of the codes at its end."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from qgraph.proof.bounds.events import Event
 from qgraph.reasons import ExplainedReason
 
 _JUMPS = {"Up": 2, "": 2}
-"""Thresholds in an interval shorter than a step, where there may be more than one."""
+"""Number of thresholds in an interval shorter than a step, by kind, if more than one."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoundedData:
-    """A rounding of data whose codes are used.
+    """A rounding of data, with the limits of its codes.
 
     Attributes:
         event: the rounding.
-        low, high: ends to which its result is clipped.
-        function: what is rounded, where limits of data are part of ``ends``.
+        low, high: limits to which its result is clipped.
+        function: the rounded function; limits of data are part of ``ends`` instead.
         ends: the first and the last code that may occur.
-        clips: the first and the last code that limits leave.
+        clips: the first and the last code within the limits.
         reach: the first and the last code without limits.
-        codes: the function that the codes are.
-        origin: the rounding of the model whose codes are moved to get these; None for its own.
+        codes: the codes as a function.
+        origin: the rounding in the model, if these are its moved codes; else None.
     """
 
     event: Event
@@ -50,18 +50,17 @@ class Segment:
 
     Attributes:
         reference, candidate: nodes that end it; None where there is no counterpart.
-        is_output: whether it ends at an output that is not rounded.
-        reference_error, candidate_error: largest distance of what is executed and what is meant.
-        shift: largest distance of what both models mean.
-        extra: what the ends of the codes lie apart.
+        is_output: whether it ends at an output without a quantizer.
+        reference_error, candidate_error: largest distance of executed and ideal values.
+        shift: largest distance of the ideal values of both models.
+        extra: difference of the limits of the codes.
         span: number of steps between the first and the last code; at an output, its range.
         largest: the largest magnitude of the reference at an output.
         kind: how the values are rounded.
         reason: why there is no bound.
-        roundings: what is compared; None at an output, or without a counterpart.
-        delta: what the code of the candidate is more than that of the reference.
-        counted: where results differ, of all whole numbers that they are computed from; None if
-            this is not known.
+        roundings: the compared roundings; None at an output, or without a counterpart.
+        delta: code of the candidate minus corresponding code of the reference.
+        counted: comparison on all whole numbers that the results depend on; None if not possible.
     """
 
     reference: ir.Node | None
@@ -89,28 +88,28 @@ class Segment:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it ends with whole numbers, which are 1 step apart."""
+        """Whether it ends with whole numbers, whose step is 1."""
         return any(
             v is not None and v.dtype is not None and v.dtype.is_integer() for v in self.values
         )
 
     @property
     def deviation(self) -> Float64:
-        """Largest distance of both results as executed, before rounding."""
+        """Largest distance of both executed results, before rounding."""
         return self.reference_error + self.candidate_error + self.shift
 
     @property
     def from_ideal(self) -> Float64:
-        """Largest distance of the executed candidate from what the reference means."""
+        """Largest distance of the executed candidate from the ideal values of the reference."""
         return self.candidate_error + self.shift
 
     @property
     def tie_distance(self) -> Float64:
-        """Codes differ only where the reference's ideal is so close to a threshold."""
+        """Codes differ only if the reference's ideal value is at most this far from a threshold."""
         return np.maximum(self.reference_error, self.from_ideal)
 
     def steps(self, *, ideal: bool = False) -> int:
-        """Return the largest number of steps between the codes."""
+        """Return the largest difference of the codes, in steps."""
         if self.counted is not None and not self.is_output and not ideal:
             return int(self.counted.largest)
         far = self.from_ideal if ideal else self.deviation

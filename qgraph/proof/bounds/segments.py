@@ -1,8 +1,9 @@
-"""Pair the roundings of two models, and bound how far their codes lie apart.
+"""Pair the roundings of two models, and bound the differences of their codes.
 
-A segment runs from codes (or inputs) to the next rounding, or to an output. The codes that enter it
-are taken to be equal in both models; each pair of roundings that was found before gives codes that
-have one atom in both. So the functions before a pair of roundings are sums of the same atoms.
+A segment runs from codes (or inputs) to the next rounding, or to an output. The codes at its start
+are assumed to be equal in both models: each pair of roundings has one atom for the codes of both
+models. So the functions before the next pair of roundings are linear combinations of the same
+atoms.
 """
 
 from __future__ import annotations
@@ -42,30 +43,30 @@ from qgraph.reasons import (
 
 
 class Ends(Protocol):
-    """Shows values of two models equal, by their names."""
+    """Proves values of two models equal; values are given by name."""
 
     def show(self, segment: Segment) -> bool:
-        """Return whether a segment has equal ends, which are taken to be equal from now on."""
+        """Return whether a segment has equal ends; later calls may use them as equal."""
 
     def equal(self, ours: str, theirs: str) -> bool:
-        """Return whether two values are equal by what was shown."""
+        """Return whether two values are known to be equal."""
 
 
 class Pairing:
     """Evaluates two models and pairs their roundings.
 
-    Segments also begin with results of which nothing is known, such as those of an LSTM, where
-    both models compute them from equal values.
+    Segments also begin at results without a quantity, such as those of an LSTM, if both models
+    compute them from equal values.
 
     Args:
         reference, candidate: models with types and shapes, without functions.
         inputs, outputs: pairs of their values.
         ranges: ranges of inputs that are not quantized, by the names of the reference.
         accumulate, chunk: see :class:`Evaluation`.
-        ends: makes what shows values equal; None if nothing does.
+        ends: creates the object that proves values equal; None for none.
 
     Attributes:
-        segments: one for each rounding of the candidate, and for each output.
+        segments: one for each rounding of the candidate, and one for each output.
         models, inputs, outputs: as given.
     """
 
@@ -154,7 +155,7 @@ class Pairing:
         return self._unbounded.add(value, sources, self.reference.reasons[value])
 
     def _opaque_of_candidate(self, value: ir.Value) -> Quantity | None:
-        """Return the quantity of the value of the reference that is equal to this one."""
+        """Return the quantity of the reference's value that equals a value of the candidate."""
         if self._ends is None:
             return None
         for segment in self.segments[self._shown :]:
@@ -167,7 +168,7 @@ class Pairing:
 
     @property
     def conditions(self) -> set[Condition]:
-        """What the bounds take for granted besides the order of additions."""
+        """Assumptions of the bounds, besides the order of additions."""
         return self._atoms.conditions
 
     def _end(self, side: Evaluation, value: ir.Value, settle: Settle) -> Quantity | ExplainedReason:
@@ -178,7 +179,7 @@ class Pairing:
             return error.reason
 
     def are_equal(self, ours: str, theirs: str) -> bool:
-        """Return whether values of both models are equal if the codes of all roundings are."""
+        """Return whether values of both models are equal, given equal codes of all roundings."""
         programs = []
         for name, side in ((ours, self.reference), (theirs, self.candidate)):
             operand = side.known(side.named[name]) if name in side.named else None
@@ -199,9 +200,9 @@ class Pairing:
         return _shifted(self._settled[key], codes.offset)
 
     def _renumber(self) -> bool:
-        """Force the numbering of codes that are decoded otherwise; return whether any are.
+        """Correct offsets of codes that contradict their decoders; return whether there were any.
 
-        Codes that still are decoded otherwise differ by so many steps.
+        If a contradiction remains, the codes differ by this number of steps.
         """
         sides = self.reference, self.candidate
         ours, theirs = map(zeros_of, sides)
@@ -239,12 +240,12 @@ class Pairing:
         self._enter(moved)
 
     def _enter(self, rounding: RoundedData) -> None:
-        """Note a rounding of the reference, by what may be equal in one of the candidate."""
+        """Register a rounding of the reference under keys that one of the candidate may share."""
         for key in _signatures(rounding.function):
             self._roundings.setdefault(key, []).append(rounding)
 
     def _moved_in_candidate(self, first: Atom, moved: RoundedData) -> Combination | None:
-        """Return codes of the reference for moved codes that have none before they are moved."""
+        """Return codes of the reference that equal moved codes of the candidate."""
         codes = self._partner(moved)
         if codes is not None:
             self.segments = [s for s in self.segments if s is not self._open.get(first)]
@@ -265,9 +266,9 @@ class Pairing:
         return _shifted(self._settled[key], codes.offset)
 
     def _partner(self, rounded: RoundedData) -> Combination | None:
-        """Return the codes of the rounding of the reference that is nearest to one; None if none.
+        """Return the codes of the closest rounding of the reference; None if there is none.
 
-        Their segment is added.
+        Also adds their segment.
         """
         forced = self._forced.get(_place(rounded))
         partners: list[tuple[Segment, RoundedData, Float64]] = []
@@ -285,7 +286,7 @@ class Pairing:
         return partner.codes.plus(Combination.constant(delta))
 
     def _of_parts(self, rounded: RoundedData) -> Combination | None:
-        """Return codes of tensors side by side that the reference rounds one by one, or None."""
+        """Return codes of a concatenation whose parts the reference rounds separately, or None."""
         segments = list(self.segments)
         codes = []
         for place, part in parts_of(self._atoms, rounded):
@@ -299,7 +300,7 @@ class Pairing:
     def _unpaired(self, data: RoundedData) -> Quantity:
         node = data.event.node
         reason = NOT_MATCHED(
-            f"no quantizer of the reference rounds what {node.name or node.op_type!r} does"
+            f"no quantizer of the reference rounds the same data as {node.name or node.op_type!r}"
         )
         others = [one.function for rounded in self._roundings.values() for one in rounded]
         reasons = (self._unbounded.reason(function, data.function) for function in others)
@@ -349,17 +350,17 @@ class Pairing:
 
 
 _MOST_ATTEMPTS = 3
-"""Maximum number of evaluations of the candidate, with other numberings of codes."""
+"""Maximum number of evaluations of the candidate with corrected offsets of codes."""
 
 
 def _signatures(function: Combination) -> Iterator[Hashable]:
-    """Yield what may be equal for equal functions: their forms, and the codes that they are of."""
+    """Yield keys that equal functions may share: their form, and the codes that they depend on."""
     yield function.form
     yield function.leaves
 
 
 def _place(rounding: RoundedData) -> Hashable:
-    """Return a key of a rounding that is the same whenever its model is evaluated."""
+    """Return a key of a rounding that is the same in each evaluation of its model."""
     return rounding.event.node, rounding.low.tobytes(), rounding.high.tobytes()
 
 
@@ -379,7 +380,7 @@ def _size(segment: Segment) -> float:
 
 
 def _worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
-    """Return one segment for each pair of ends: several parts of codes may be paired with one."""
+    """Return the worst segment of each pair of ends; several parts of codes may share a pair."""
     worst: dict[Hashable, Segment] = {}
     for segment in segments:
         worst[segment.values] = max(worst.get(segment.values, segment), segment, key=_size)
@@ -387,7 +388,7 @@ def _worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
 
 
 def _unlike(pair: Pair) -> ExplainedReason | None:
-    """Return why two values are not known to have one type and one shape; None if they have."""
+    """Return why two values may differ in type or shape; None if they cannot."""
     for value in pair:
         if value.shape is None or value.shape.has_unknown_dim():
             return AT_RUN_TIME(f"the shape of {value.name!r} is not known")

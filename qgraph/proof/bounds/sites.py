@@ -1,4 +1,4 @@
-"""Bounds of the sites of a report: a rewritten node, and the segment that it lies in."""
+"""Add bounds to the sites of a report, from the segments that contain the rewritten nodes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from qgraph.reports import Report, SiteReport, SiteStatus
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 1 << 28
-"""Bytes of weights up to which bounds are computed without being asked for."""
+"""Bytes of weights up to which passes compute bounds by default."""
 
 
 def bound_sites(before: ir.Model, after: ir.Model, report: Report, passes: Collection[str]) -> None:
     """Add bounds to the changed sites of some passes.
 
-    A site has the bound of the segment in which its node lies, of all passes together; that of
-    several segments is the largest.
+    A site gets the bound of the segment that contains its node, after all passes; if several
+    segments contain it, the largest bound.
 
     Args:
         before: the model before all passes.
         after: the model after them.
-        report: of the passes; changed.
+        report: the report of the passes; its sites are changed.
         passes: names of the passes whose sites are bounded.
     """
     changed = [
@@ -79,7 +79,7 @@ def _bounded(
 
 
 def _nodes(segment: Segment, codes: Collection[ir.Value]) -> Iterator[str]:
-    """Yield the names of the nodes of the reference between the codes before a segment and its end.
+    """Yield the names of the nodes of the reference in a segment.
 
     Args:
         segment: the segment.

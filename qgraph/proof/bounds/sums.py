@@ -1,8 +1,8 @@
 """Sums of products of data and constant weights, and means, as functions of atoms.
 
-The function meant is an atom: the sum of the products of the codes and the whole numbers that the
-weights are multiples of. Scales, signs and common divisors of a channel are its coefficient, so a
-model in which a BatchNormalization is folded into the scales of the weights has the same atom.
+Weights are whole multiples of a scale. The atom is the sum of the products of codes and these whole
+numbers. Scales, signs and common divisors of a channel are its coefficient. So a model with a
+BatchNormalization folded into the scales of the weights has the same atom.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def sum_of_products(
 
     Args:
         atoms: makes the atoms.
-        data: what is summed.
+        data: the data of the products.
         weights: constant, ``[rows, taps, *places]``.
-        layout: which elements of the data take part.
-        arithmetic: in which products and sums are rounded.
+        layout: the elements of the data that each sum reads.
+        arithmetic: rounds products and sums.
         bias: one more term, which broadcasts to the result.
-        more: roundings of each term besides those of its product and of additions.
+        more: number of other roundings of each term, besides its product and additions.
         is_integer: whether integers are added, without rounding.
 
     Raises:
@@ -53,7 +53,7 @@ def sum_of_products(
 
 
 def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> Combination:
-    """Return sums as multiples of atoms, one for each term of the data."""
+    """Return ideal sums as multiples of atoms, one atom for each term of the data."""
     result = Combination()
     for coefficient, atom in data.terms:
         result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
@@ -101,9 +101,9 @@ def _of_atom(
 
 
 def _reduced(numbers: Array) -> tuple[Array, Float64]:
-    """Return weights without the sign and the common divisor of each row, and what was divided.
+    """Return weights divided by the sign and the common divisor of each row, and the divisors.
 
-    Weights that are no whole numbers are returned as they are.
+    Weights that are not whole numbers are returned unchanged.
     """
     numbers = narrow(numbers)
     rows = numbers.reshape(len(numbers), -1)
@@ -125,7 +125,7 @@ def _reduced(numbers: Array) -> tuple[Array, Float64]:
 
 
 _FIRST = 16
-"""How many weights of a row are looked at first: most rows have no common divisor."""
+"""Number of weights of a row that are tested first: most rows have no common divisor."""
 
 
 def mean_of(
@@ -142,10 +142,10 @@ def mean_of(
 
     Args:
         atoms: makes the atoms.
-        data: what is averaged.
-        attributes: which elements; equal for equal means.
+        data: the averaged data.
+        attributes: describe the averaged elements; equal for equal means.
         count: the largest number of elements.
-        arithmetic: in which sums are rounded.
+        arithmetic: rounds the sums.
         axes: axes of the elements of a mean, counted from the last.
         has_zeros: whether padding counts as zeros.
     """
@@ -183,6 +183,6 @@ def _in_padding(atoms: Atoms, function: Combination) -> Combination:
 
 
 def _over(pick: np.ufunc, array: Float64, last_axes: Sequence[int]) -> Float64:
-    """Return the smallest or largest numbers along axes, of which one element is left."""
+    """Return the minimum or maximum along axes; the axes keep size 1."""
     axes = tuple(axis for axis in last_axes if -axis <= array.ndim)
     return np.asarray(pick.reduce(array, axis=axes, keepdims=True)) if axes else array

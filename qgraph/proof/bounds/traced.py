@@ -1,4 +1,4 @@
-"""Trace nodes by their definitions in primitives."""
+"""Evaluate nodes on quantities by their definitions in primitives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _constants(values: Sequence[ir.Value], call: NodeCall) -> dict[ir.Value, Con
     """Return operands that are all constant; None if one is data.
 
     Raises:
-        Undecidable: nothing is known of one.
+        Undecidable: an operand has no quantity.
     """
     constants: dict[ir.Value, Constant] = {}
     for value in values:
@@ -78,7 +78,7 @@ _NO_NUMBERS = "cOSUmM"
 
 
 def shape_of_data(node: ir.Node) -> Shape:
-    """Return the shape of the first operand; without axes if it is not known."""
+    """Return the shape of the first operand; empty if it is not known."""
     value = node.inputs[0]
     if value is None or value.shape is None:
         return ()
@@ -88,7 +88,7 @@ def shape_of_data(node: ir.Node) -> Shape:
 _WRAPPING = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Div", "Pow", "Sum"})
 """Operators on integers, whose results wrap around or are truncated."""
 _EXACT = 1 << 53
-"""Up to here the ends of ranges, which are float64, are exact."""
+"""Largest magnitude up to which float64 ranges of integers are exact."""
 
 
 def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Quantity:

@@ -1,8 +1,8 @@
-"""Trace definitions over quantities: one rule for each primitive, see :mod:`.quantity`.
+"""Evaluate definitions on quantities, with one rule for each primitive; see :mod:`.quantity`.
 
-A rounding makes whole numbers, on which two models are compared. What follows it up to the codes
-(clips, an added zero point, casts) only restricts or shifts them, so it is collected in
-:class:`Pending` codes. ``settle`` gives the codes their atom when something is computed from them.
+A rounding gives whole numbers, and two models are compared on these. The following operations up to
+the codes (clips, an added zero point, casts) only limit or shift the numbers. :class:`Pending`
+collects them. When an operation uses the codes, ``settle`` returns their atom.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class QuantityTracer:
 
     Args:
         atoms: makes the atoms, of both models.
-        settle: gives codes their atom.
+        settle: returns the atom of codes.
         node: the node whose definition is traced.
-        arithmetic: of the type in which operations round.
+        arithmetic: arithmetic of the type in which operations round.
 
     Attributes:
-        is_whole: whether operations are of integers.
+        is_whole: whether operations are on integers.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class QuantityTracer:
         return partial(self._call, name)
 
     def quantity(self, operand: Any) -> Quantity:
-        """Return an operand as a quantity: codes are settled, numbers are constants."""
+        """Return the quantity of an operand: of pending codes, or of a constant."""
         if isinstance(operand, Pending):
             return self.settle(operand)
         if isinstance(operand, Quantity):
@@ -124,7 +124,7 @@ class QuantityTracer:
         return self._recorded(result, name, quantities, attributes)
 
     def _as_float(self, operand: Any) -> Any:
-        """Return integers as the numbers to which an operation of floats converts them."""
+        """Return integers rounded to the float type of an operation."""
         if _is_data(operand) and isinstance(operand, Quantity) and operand.unit is not None:
             return self.rounded(operand)
         return operand
@@ -132,7 +132,7 @@ class QuantityTracer:
     def _recorded(
         self, result: Any, name: str, operands: Sequence[Any], attributes: dict[str, Any]
     ) -> Any:
-        """Return the result of an operation, with what computes it."""
+        """Return the result of an operation, with the operation attached."""
         is_new = isinstance(result, Quantity) and not any(result is o for o in operands)
         if not is_new or name not in _RECORDED or self.arithmetic.name != FLOAT32.name:
             return result
@@ -140,7 +140,7 @@ class QuantityTracer:
         return replace(result, operation=Operation(name, quantities, attributes, result))
 
     def rounded(self, exact: Quantity) -> Quantity:
-        """Return an exact result as it is executed."""
+        """Return an exact result with the rounding error of its execution."""
         return rounded(exact, self.arithmetic)
 
     def _add(self, a: Any, b: Any, sign: float = 1.0) -> Operand:
@@ -196,7 +196,7 @@ class QuantityTracer:
         return self.rounded(exact)
 
     def _quotient(self, x: Quantity, y: Quantity) -> Quantity:
-        """Return a division by data that keeps its sign, and keeps away from 0."""
+        """Return a division by data whose range does not contain 0."""
         least = np.minimum(np.abs(y.low), np.abs(y.high))
         share = y.absolute / least + y.relative
         if not (((y.low > 0) | (y.high < 0)) & (share < 1)).all():
@@ -232,7 +232,7 @@ class QuantityTracer:
         return result
 
     def _extreme(self, name: str, x: Quantity, y: Quantity) -> Quantity:
-        """Return the maximum or minimum of two tensors, which is one of their numbers."""
+        """Return the maximum or minimum of two tensors of data."""
         pick = np.maximum if name == "Max" else np.minimum
         low, high = pick(x.low, y.low), pick(x.high, y.high)
         atom = self.atoms.make("function", name, _sorted(x.meant, y.meant), (low, high))
@@ -248,7 +248,7 @@ class QuantityTracer:
         return self.clipped(self.quantity(data), *ends)
 
     def clipped(self, x: Quantity, low: Float64, high: Float64) -> Quantity:
-        """Return data limited to a range; its ends are numbers of the type of the data."""
+        """Return data limited to a range, whose limits are numbers of the type of the data."""
         if (x.low >= low).all() and (x.high <= high).all():
             return x
         bottom, top = np.clip(x.low, low, high), np.clip(x.high, low, high)
@@ -285,9 +285,9 @@ class QuantityTracer:
         Args:
             x: data, divided by its scale.
             mantissa: number of bits of the mantissa.
-            exponent: that of the smallest normal number.
+            exponent: exponent of the smallest normal number.
             largest: the largest number.
-            mode: how it is rounded.
+            mode: rounding mode.
         """
         step = np.asarray(2.0 ** (exponent - mantissa))
         last = np.asarray(largest) / step
@@ -362,12 +362,12 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def _sorted(x: Combination, y: Combination) -> tuple[Combination, Combination]:
-    """Return the operands of a commutative function in an order of their own."""
+    """Return the operands of a commutative function in a canonical order."""
     return (x, y) if x.serials <= y.serials else (y, x)
 
 
 _RECORDED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Max", "Min", "Relu", "Cast"})
-"""Primitives whose results on few whole numbers can be evaluated as they are executed."""
+"""Primitives that can be executed on every whole number of a range."""
 
 
 def _is_data(operand: Any) -> bool:

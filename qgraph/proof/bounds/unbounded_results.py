@@ -1,8 +1,8 @@
-"""Results of the reference without a bound, with which segments begin.
+"""Results of the reference without a bound, at which segments begin.
 
-Nothing is known of the result of an LSTM, for example. Where the candidate computes an equal one,
-both have one atom. Where it computes another one, the reason why there is no bound is the reason
-why there is none for what follows, either.
+For example, the result of an LSTM has no bound. If the candidate computes an equal result, both
+models get one atom for it. If not, the segments that follow have no bound either, for the same
+reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Result:
 
     Attributes:
         value: in the reference.
-        quantity: that begins there.
+        quantity: the quantity of the value.
         sources: numbers of the atoms without arguments that it is computed from.
         reason: why it has no bound.
     """
@@ -47,7 +47,7 @@ class UnboundedResults:
         self._results: dict[int, _Result] = {}
 
     def add(self, value: ir.Value, sources: frozenset[int], reason: ExplainedReason) -> Quantity:
-        """Return data that begins with a result.
+        """Register a result and return its quantity.
 
         Args:
             value: the result.
@@ -60,7 +60,7 @@ class UnboundedResults:
         return quantity
 
     def equal_to(self, value: ir.Value, equal: Callable[[str, str], bool]) -> Quantity | None:
-        """Return the data that begins with a result equal to a value of the candidate.
+        """Return the quantity of a result that equals a value of the candidate.
 
         Args:
             value: the value.
@@ -74,14 +74,14 @@ class UnboundedResults:
         return None
 
     def reason(self, ours: Combination, theirs: Combination) -> ExplainedReason | None:
-        """Return why a function of the reference has no bound that one of the candidate has.
+        """Return why two functions cannot be compared because of results without a bound.
 
         Args:
             ours: the function of the reference.
             theirs: that of the candidate, which may be its counterpart.
 
         Returns:
-            None if both are computed from other values, or from equal results.
+            None if neither depends on such results, or both depend on equal ones.
         """
         own = [self._results[n] for n in sorted(ours.leaves - theirs.leaves) if n in self._results]
         if not own or self._behind(ours.leaves) != self._behind(theirs.leaves):
@@ -89,7 +89,7 @@ class UnboundedResults:
         return own[0].reason
 
     def _behind(self, leaves: frozenset[int]) -> frozenset[int]:
-        """Return the atoms that results without a bound are computed from, in place of these."""
+        """Replace the serial numbers of unbounded results by those of their sources."""
         parts = (self._results[n].sources if n in self._results else {n} for n in leaves)
         return frozenset[int]().union(*parts)
 

@@ -1,4 +1,4 @@
-"""Lower quantizers that differ in their scale only once."""
+"""Lower all quantizers that differ only in their scale from one template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qgraph.reasons import Undecidable
 
 
 class AnyScale:
-    """Lowers nodes to expressions; those that differ in their scale only are lowered once.
+    """Lowers nodes to expressions; nodes that differ only in their scale share one template.
 
     Args:
         builder: builds the expressions.
@@ -41,7 +41,7 @@ class AnyScale:
 
         Args:
             node: the node.
-            expressions: those of its operands that are data.
+            expressions: expressions of its operands that are data.
             shape: shape of the data.
 
         Raises:
@@ -60,8 +60,8 @@ class AnyScale:
     ) -> tuple[Template, list[Expr]] | None:
         """Return the template of a node, and its operands: the data, and the scale.
 
-        A symbol takes the place of the scale while the definition is traced, so that nothing can
-        depend on its numbers. Where something is computed of parameters alone, there is none.
+        The definition is traced with a symbol instead of the scale, so the template cannot depend
+        on its value. There is no template if the definition computes with parameters alone.
 
         Args:
             node: the node.
@@ -95,7 +95,7 @@ class AnyScale:
 
 
 def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
-    """Return the scale of a quantizer and its array, if it is an operand that is a constant."""
+    """Return the scale of a quantizer and its array, if the scale is a constant operand."""
     operator = operator_of(node)
     if operator is None or "scale" not in operator.schema.inputs:
         return None, None

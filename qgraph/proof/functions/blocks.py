@@ -1,8 +1,7 @@
-"""Evaluate a pair of expressions on blocks of inputs, without new arrays.
+"""Evaluate a pair of expressions on blocks of inputs, in preallocated arrays.
 
-Each result has a place that is used again as soon as no later operation reads it. New arrays of the
-size of a block would be returned to the system after each operation, and half of the time would go
-into getting them back.
+The buffer of a result is reused as soon as no later operation reads the result. If each operation
+allocated new arrays of the size of a block, allocation would take half of the time.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from qgraph.proof.functions.expression import BOOL, FLOAT, INPUT, Expr, undefine
 from qgraph.proof.functions.program import TAKE_ONE_ZERO, PairProgram
 
 NUMPY_SIZE = 1 << 15
-"""Number of inputs of a block; results of some operations on it stay in the second-level cache."""
+"""Number of inputs of a block; a few results of this size fit in the second-level cache."""
 
 
 class Same(enum.Enum):
-    """What a block is found to be, besides two arrays of results that are not equal."""
+    """Outcome of a block whose results need no further comparison."""
 
     EQUAL = enum.auto()
     """The results are equal, bit for bit."""
     OPEN = enum.auto()
-    """ONNX does not define one of the results, or the sign of a zero on the way."""
+    """ONNX does not define one of the results, or the sign of an intermediate zero."""
 
 
 Results: TypeAlias = tuple[Float32, Float32] | Same
 
 
 class PairBlocks(Protocol):
-    """Two functions on blocks of inputs.
+    """Compares two functions on blocks of inputs.
 
     Attributes:
         x: the inputs of the block that was compared last.
@@ -48,12 +47,12 @@ class PairBlocks(Protocol):
     def compare(self, start: int) -> Results:
         """Compare the results at the inputs whose bit patterns begin with ``start``.
 
-        Returns: what they are, or arrays of both, which hold until the next call.
+        Returns: an outcome, or the results of both, which are valid until the next call.
         """
 
 
 Check: TypeAlias = Callable[[], bool]
-"""Returns whether ONNX leaves a result open for the present operands."""
+"""Returns whether ONNX leaves a result open for the current operands."""
 
 
 class _BlockStep(NamedTuple):
@@ -62,7 +61,7 @@ class _BlockStep(NamedTuple):
     Attributes:
         run: the function of the operands, which may put the result into ``out``.
         operands: the operands.
-        out: array for the result, which is none of them.
+        out: array for the result, different from the operands.
         is_open: whether ONNX leaves one of the results open; None if it never does.
     """
 
@@ -113,7 +112,7 @@ class NumpyBlocks:
         return Same.EQUAL if is_equal else self._sides
 
     def _lay_out(self, program: PairProgram, kind: int) -> None:
-        """Write the steps, and give each result a place from its step to its last use."""
+        """Create the steps, and assign each result a buffer from its step to its last use."""
         order = [e for e in program.order if _source(e) is e]
         last = {id(_source(o)): i for i, e in enumerate(order) for o in e.inputs}
         last.update((id(_source(root)), len(order)) for root in program.roots)
@@ -129,7 +128,7 @@ class NumpyBlocks:
                     self._free[self._places[key].dtype].append(self._places[key])
 
     def _add(self, e: Expr) -> Array:
-        """Add the step of an operation, and return where its result goes."""
+        """Add the step of an operation, and return the buffer of its result."""
         name, operands = e.op, [self._places[id(_source(o))] for o in e.inputs]
         if name == "Relu":
             name, operands = "Max", [*operands, np.zeros((), np.float32)]
@@ -152,7 +151,7 @@ class NumpyBlocks:
 
 
 def _source(e: Expr) -> Expr:
-    """Return the expression whose values ``e`` has: what a cast to FLOAT takes."""
+    """Return ``e`` without casts to FLOAT, which do not change values."""
     while e.op == "Cast" and e.dtype == FLOAT and e.inputs[0].dtype != BOOL:
         (e,) = e.inputs
     return e
@@ -174,7 +173,7 @@ def _check(e: Expr, operands: list[Array]) -> Check | None:
 
 
 class _Occurrence:
-    """Checks whether a bit pattern is among others."""
+    """Checks whether a bit pattern occurs in an operand."""
 
     def __init__(self, data: npt.NDArray[np.uint32], pattern: Array) -> None:
         self._data, self._pattern = data, pattern

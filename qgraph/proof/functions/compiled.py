@@ -1,13 +1,13 @@
 """Compile a pair of expressions to one loop over the inputs, if numba is installed.
 
-numba compiles a function of Python to a loop of vector instructions. Nothing is reordered,
-contracted to a fused multiply-add, or replaced by an approximation: that takes the option
-``fastmath``, which is off. Subnormal numbers are kept, and a division by zero gives an infinity or
-NaN (``error_model="numpy"``). Square roots and powers are left to NumPy, since numba may take them
-from another library.
+numba compiles a Python function to a loop of vector instructions. It does not reorder operations,
+contract them to fused multiply-adds, or approximate them: only the option ``fastmath`` allows this,
+and it is off. Subnormal numbers are kept, and a division by zero gives an infinity or NaN
+(``error_model="numpy"``). Square roots and powers are computed by NumPy, since numba may use
+another library for them.
 
-No result rests on this alone. A compiled pair is compared with NumPy at special inputs before it is
-used, and a block with a result that ONNX leaves open is evaluated by NumPy.
+In addition, a compiled pair is compared with NumPy at special inputs before it is used. Blocks with
+a result that ONNX leaves open are evaluated by NumPy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST = 256
 """Maximum number of operations to compile; the time grows faster than their number."""
 
 _LEAST = 1 << 28
-"""Least number of inputs to compile a loop for, which takes about a second."""
+"""Minimum number of inputs for which a loop is compiled; compilation takes about a second."""
 
 _FORMS = {
     "Add": "{0} + {1}",
@@ -65,7 +65,7 @@ _FORMS = {
     "Where": "{1} if {0} else {2}",
     "Gather": "{0}[np.int64({1}) if ({1} >= zero) & ({1} < {0}.size) else 0]",
 }
-"""The primitives on single numbers. What a result is that ONNX leaves open does not matter."""
+"""The primitives on single numbers. Results that ONNX leaves open may be arbitrary."""
 
 _BITS = "np.float32({}).view(np.int32)"
 _BOTH_ZEROS = "({0} == zero) & ({1} == zero) & (({2} ^ {3}) < 0)"
@@ -79,13 +79,13 @@ def compare(x, a, b{names}):
         {body}
     return is_open, differ != 0
 """
-"""The loop over inputs, given by their bits; LLVM makes it one of vector instructions."""
+"""The loop over inputs, given by their bits; LLVM vectorizes it."""
 
 logger = logging.getLogger(__name__)
 
 
 class _UnknownError(Exception):
-    """A primitive has no form here."""
+    """A primitive cannot be compiled."""
 
 
 def evaluations_of(
@@ -98,7 +98,7 @@ def evaluations_of(
         kind: the kind of channels.
         size: upper limit of the number of inputs of a block, a power of two.
         count: how many evaluations to return.
-        inputs: number of inputs that will be compared; a few are not worth the time to compile.
+        inputs: number of inputs that will be compared; for few inputs, compilation is too slow.
     """
     is_worth = inputs >= _LEAST and len(program.order) <= _MOST
     if is_worth and (numba := find_numba()) is not None:
@@ -111,7 +111,7 @@ def evaluations_of(
             compiled = [CompiledBlocks(function, constants, min(size, SIZE)) for _ in range(count)]
             if compiled[0].agrees(program, kind):
                 return [*compiled]
-            logger.warning("numba does not compute what NumPy does; NumPy is used alone")
+            logger.warning("results of numba differ from those of NumPy; only NumPy is used")
     return [NumpyBlocks(program, kind, min(size, NUMPY_SIZE)) for _ in range(count)]
 
 
@@ -136,7 +136,7 @@ def _written(program: PairProgram, kind: int) -> tuple[str, list[Any]]:
     The text depends on the zeros among the constants, but on no other value.
 
     Raises:
-        _UnknownError: a primitive has no form.
+        _UnknownError: a primitive cannot be compiled.
     """
     names: dict[int, str] = {}
     constants: list[Any] = []
@@ -189,7 +189,7 @@ def _open_form(e: Expr, zeros: list[bool | None]) -> str | None:
 
     Args:
         e: the operation.
-        zeros: for each operand whether it is a constant that is zero; None if it is no constant.
+        zeros: for each operand, whether it is a constant zero; None if it is not constant.
     """
     if e.op == "Gather":
         return "not (({1} >= zero) & ({1} < {0}.size))"
@@ -239,7 +239,7 @@ class CompiledBlocks:
     def agrees(self, program: PairProgram, kind: int) -> bool:
         """Return whether the results at special inputs are those of NumPy, bit for bit.
 
-        They may differ in what ONNX leaves open, and in the bits of NaN.
+        Results that ONNX leaves open, and the bits of NaN, may differ.
         """
         x = special_inputs(*program.roots)
         sides = np.empty((2, len(x)), np.float32)

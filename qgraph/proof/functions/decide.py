@@ -68,14 +68,14 @@ Key: TypeAlias = tuple[str, Shape | None]
 
 @dataclass(frozen=True)
 class PairOutcome:
-    """The verdict on a pair of functions, and the data that support it.
+    """The verdict on a pair of functions, and its evidence.
 
     Attributes:
         verdict: the verdict.
         finding: counts and intervals of differing inputs; None if no intervals were evaluated.
         pair: both functions; None if no intervals were evaluated.
-        zeros_differ: of values of a type that were enumerated, whether -0 and +0 have different
-            results, on either side.
+        zeros_differ: if the values of a type were enumerated, whether -0 and +0 have different
+            results on either side.
         at_most: the highest level that is still possible if the verdict is undecided.
         cases: for a region with two inputs, how each of them was divided.
     """
@@ -161,7 +161,7 @@ def decide_pairs(
 
 
 def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
-    """Return the outcome that follows from a finding about a pair of functions."""
+    """Return the outcome of a finding about a pair of functions."""
     level, largest = (graded := grade(finding, pair.reference))[:2]
     method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS
@@ -240,7 +240,7 @@ def decide(
 def replayed(finding: PairFinding, reference: Expr, candidate: Expr) -> PairFinding:
     """Return a finding whose witness has the exact values of both expressions at its input.
 
-    Before, the witness may have bounds only, if the values vary on the interval of its input.
+    A witness of the search may have bounds only, if values vary on the interval of its input.
     """
     witness = finding.witness
     if witness is None or not finding.differing:
@@ -262,7 +262,7 @@ def explore(
     domain: tuple[float, float] | None = None,
     until_difference: bool = False,
 ) -> tuple[list[PairFinding], Undecidable | None]:
-    """Return where the expressions of a program differ, and why the search gave up, if it did.
+    """Return where the expressions of a program differ, and why the search stopped early.
 
     With ``until_difference``, the search ends for each pair of functions at its first difference.
 
@@ -341,7 +341,7 @@ def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
 
 
 def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
-    """Return a key that pairs must share to be decided together; None for one to decide alone.
+    """Return a key shared by pairs that can be decided together; None for a pair decided alone.
 
     Pairs of the same form have the same operators in the same places, and differ only in the values
     of scalar constants.

@@ -3,7 +3,7 @@
 Functions of float32 without steps are compared at 2**32 inputs, because branch and bound does not
 terminate for them. This takes some seconds for each channel. Inputs are evaluated in blocks. Blocks
 with a result that ONNX does not define, such as the sign of a zero, are evaluated again for every
-possible result.
+allowed result.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _FINITE = 0x7F800000
 _INFINITY = 0x7F800000
 """Bit pattern of infinity; NaN has larger ones."""
 _MOST_THREADS = 4
-"""Maximum number of threads; more would wait for the interpreter."""
+"""Maximum number of threads; more would wait for the interpreter lock."""
 _COMPARISON = 8
-"""Effort of comparing and counting, in operations."""
+"""Cost of comparing and counting, in operations."""
 
 Bits: TypeAlias = npt.NDArray[np.uint32]
 Gap: TypeAlias = npt.NDArray[np.int32]
@@ -61,7 +61,7 @@ class _Block:
     ulps: int | None
 
     def joined(self, other: _Block) -> _Block:
-        """Return the differences on this block and on one of later bit patterns."""
+        """Return the combined differences of this block and a block of larger bit patterns."""
         stretch = self.stretch or other.stretch
         if self.stretch and other.stretch:
             (lo, hi), (low, high) = self.stretch, other.stretch
@@ -148,7 +148,7 @@ def _starts() -> list[int]:
 def _compare_blocks(
     program: PairProgram, kind: int, watch: Watch, blocks: PairBlocks, starts: Sequence[int]
 ) -> dict[int, _Block]:
-    """Compare a share of the blocks; the first share tells how far all are.
+    """Compare a share of the blocks; the thread of the first share reports progress.
 
     Raises:
         Undecidable: the time limit is reached, or results are undefined.
@@ -266,7 +266,7 @@ def _ulps(a: Float32, b: Float32) -> int | None:
 
 
 def _note(collector: Collector, program: PairProgram, kind: int, blocks: Sequence[_Block]) -> None:
-    """Add the differences of blocks to a collector, with the values at the inputs to report."""
+    """Add the differences of blocks to a collector, with the values at the reported inputs."""
     stretches = [block.stretch for block in blocks if block.stretch is not None]
     signs = [block.sign_at for block in blocks if block.sign_at is not None][:1]
     for what, ends in (("value", stretches), ("zero", [(key, key) for key in signs])):

@@ -36,14 +36,15 @@ _ARITY = {
 }
 _INTEGER = re.compile(r"(U?)INT(\d+)")
 _ALL_WHOLE = np.float32(2**23)
-"""float32 represents all integers up to this one, and rounds no larger number to one below."""
+"""float32 represents all integers up to this one, and rounds no larger number below it."""
 
 
 @dataclass(eq=False, slots=True)
 class Expr:
     """One operation. A builder creates each only once, so expressions are compared by identity.
 
-    None may be changed. It is not frozen, since that would take several times as long to create.
+    Expressions must not be changed. The class is not frozen, because creating frozen objects takes
+    several times as long.
 
     Attributes:
         op: ``"input"``, ``"constant"``, ``"table"`` or the name of a primitive.

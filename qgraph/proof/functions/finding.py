@@ -18,7 +18,7 @@ from qgraph.proof.functions.search import BoxBatch
 from qgraph.reasons import Undecidable
 
 _KEY_BITS = 33
-"""Bits that hold the key of any float32 number, and its sign."""
+"""Number of bits for the key of any float32 number and its sign."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class PairFinding:
             constants. If all inputs were tried one by one, only some of them.
         at_infinity: the infinities of ``infinity_differs``, in the same form.
         by_channel: channel and number of differing inputs, for the channels of ``runs``.
-        alike: for each of these channels, how many have its constants.
+        alike: for each of these channels, the number of channels with its constants.
         undecided: why there is no result; None if there is one.
-        given_up: whether the only reason is that it takes too long.
+        given_up: whether the only reason is that the comparison takes too long.
         enumerated: whether all inputs were tried one by one.
         largest_ulps: if so, the largest number of floats between two values; None if nothing
             differs, or a value is NaN.
@@ -97,7 +97,7 @@ class PairFinding:
     largest_ulps: int | None = None
 
     def without_runs(self) -> PairFinding:
-        """Return the finding without the inputs that differ, of which there may be millions."""
+        """Return the finding without the list of differing inputs, which may be millions."""
         return replace(self, runs=NO_RUNS, at_infinity=NO_RUNS)
 
 
@@ -125,8 +125,9 @@ class Collector:
         """Record boxes ``[n]`` on which results differ.
 
         Args:
-            what: "value" and "infinity" where the values differ throughout, "zero" where both are
-                zeros whose signs differ or may, "nan" for NaN inputs whose results differ at all.
+            what: "value" and "infinity" if the values differ everywhere in a box, "zero" if both
+                are zeros whose signs differ or may differ, "nan" for NaN inputs whose results
+                differ.
             boxes: the inputs.
             a: ``[n]`` results of the reference.
             b: ``[n]`` results of the candidate.
@@ -153,7 +154,7 @@ class Collector:
         self._zero_sign[kind] += zero_sign
 
     def finished(self) -> Mask:
-        """Return for each kind of channels whether a difference in value was recorded."""
+        """Return, for each kind of channels, whether a difference in value was recorded."""
         everywhere = np.full(len(self._differing), self._differing.any())
         return self._differing if self._separate else everywhere
 
@@ -231,7 +232,7 @@ def _merged(columns: _Columns) -> _Columns:
 def compare_special_inputs(program: PairProgram, collector: Collector) -> tuple[PointResults, Keys]:
     """Record the differences at both infinities and at NaN, in every kind of channel.
 
-    An infinity at which ONNX defines one of the results only counts as a difference.
+    An infinity at which ONNX defines only one of the results counts as a difference.
 
     Returns: the results, unknown at infinities at which it defines neither, and the keys.
     """
@@ -278,7 +279,7 @@ def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | N
     None does not mean that the functions are equal.
 
     Args:
-        finding: the finding of the comparison that was given up.
+        finding: the finding of the comparison that was stopped.
         reference: the reference function.
         candidate: the candidate.
     """
@@ -316,8 +317,9 @@ def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | N
 def special_inputs(*functions: Expr) -> Float32:
     """Return distinct inputs that are likely to show a difference between functions.
 
-    They are zeros, infinities, NaN, powers of two, constants of the functions with their products
-    and quotients, all with their neighbours, small multiples of a quarter, and random floats.
+    They are zeros, infinities, NaN, powers of two, constants of the functions, products and
+    quotients of these constants, the neighbours of all these, small multiples of a quarter, and
+    random floats.
     """
     constants = [known(e) for e in in_order(functions) if e.op == CONSTANT]
     numbers = [np.unique(c)[:_CONSTANTS] for c in constants if c.dtype == np.float32]

@@ -5,8 +5,8 @@ nearest is monotone. So the results at the ends of the operands, computed in flo
 bounds of all results, without directed rounding. A truth value is the interval [surely, possibly].
 
 An element is *bad* if a rule has no bounds for it: NaN is possible, the primitive may be undefined,
-or a denominator changes sign. Nothing follows from bad elements, except if every value is *nan*:
-a cast to a minifloat without saturation gives NaN for every input beyond the range.
+or a denominator changes sign. Bad elements decide nothing, unless every value is *nan*: a cast to a
+minifloat without saturation gives NaN for every input beyond the range.
 
 ONNX does not define which zero Min, Max and Relu return for -0 and +0. Both are possible results
 here. An element is *open* if the result is a zero whose sign is undefined for every input.

@@ -21,7 +21,7 @@ SAME_LEVEL = 2.0**-8
 ONE_STEP = 1.5
 """Largest difference of values of neighbouring codes, in steps."""
 NARROW = 2.0**-7
-"""Largest interval of inputs that counts as a moved threshold, in widths of a plateau."""
+"""Longest interval of inputs that counts as a moved threshold, in widths of a plateau."""
 
 _NEIGHBOURS = 2
 
@@ -115,7 +115,7 @@ def _measure(finding: PairFinding, steps: Plateaus) -> Graded:
 
 
 def other_codes(runs: Runs, reference: Expr) -> Mask:
-    """Return ``[n]`` whether each run gives another code; all do if that is not known."""
+    """Return ``[n]`` whether each run gives another code; true for all if it is not known."""
     steps = _steps(reference) if len(runs) else None
     if steps is None:
         return np.ones(len(runs), np.bool_)
@@ -129,7 +129,7 @@ def _gap(runs: Runs, step: Float64) -> Float64:
 
 
 def _counted(finding: PairFinding, beyond: Mask) -> tuple[int, int | None]:
-    """Return how many inputs give another code, and the largest difference of others in ulps."""
+    """Return the number of inputs with another code, and the largest other difference in ulps."""
     runs = finding.runs
     alike = {channel: n for (channel, _), n in zip(finding.by_channel, finding.alike, strict=True)}
     copies = np.array([alike[int(channel)] for channel in runs.channel], np.int64)

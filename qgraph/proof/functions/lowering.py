@@ -39,7 +39,7 @@ Constants = Callable[[ir.Value], Array | None]
 """Returns the array of a constant value, None for other values."""
 
 LowerOne = Callable[[ir.Node, Mapping[ir.Value, Expr], Shape], Expr]
-"""Returns the output of one node, whose operands are known, on data of a shape."""
+"""Lowers one node, from the expressions of its operands, on data of a shape."""
 
 
 def lower(
@@ -56,7 +56,7 @@ def lower(
 
     Every node is a primitive, or is replaced by the definition of its operator. Constants keep
     their shapes and broadcast to the data as in NumPy. The scale and zero point of QuantizeLinear
-    and DequantizeLinear are first laid out along their axis or blocks. Between a Reshape and the
+    and DequantizeLinear are first expanded along their axis or blocks. Between a Reshape and the
     Reshape that reverses it, constants apply to the reshaped data.
 
     Args:
@@ -65,7 +65,7 @@ def lower(
         y: the value to express.
         shape: shape of the data, None for unknown dimensions.
         builder: builds the expressions; use one for several regions to share common parts.
-        constants: returns the array of an operand that no node computes from ``x``.
+        constants: returns the array of an operand that does not depend on ``x``.
         one: lowers a node on data that is not reshaped; None for :func:`lower_node`.
 
     Raises:
@@ -289,13 +289,13 @@ _PLAIN = frozenset(
 
 
 class Forms:
-    """Computes the forms of nodes. No constant may change while it is in use."""
+    """Computes the forms of nodes. Constants must not change while it is in use."""
 
     def __init__(self) -> None:
         self._constants: dict[ir.Value, object] = {}
 
     def of(self, node: ir.Node, operands: Mapping[ir.Value, object]) -> Form | None:
-        """Return the form of a node with one output; None if it shares its form with no other.
+        """Return the form of a node with one output; None if no other node can share the form.
 
         Args:
             node: the node.

@@ -20,11 +20,11 @@ _KEEP_ORDER = frozenset({"Round", "Floor", "Ceil", "Relu", "Identity"})
 _BOXES = 1 << 20
 
 _FREE, _UP, _DOWN = 0, 1, -1
-"""A constant; a function that does not decrease; one that does not increase."""
+"""Directions: constant, not decreasing, not increasing."""
 
 
 def never_decreases(root: Expr) -> bool:
-    """Return whether a function never decreases, and is NaN for no input but NaN.
+    """Return whether a function never decreases, and is NaN only for NaN.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.

@@ -1,6 +1,6 @@
 """Compare two functions at all values of a type of up to 16 bits.
 
-These are few. The kernels of the operators compute all of them.
+There are at most 65,536 values, so the kernels of the operators compute all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def all_values(dtype: ir.DataType) -> Array:
 
 
 def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[list[int], int]:
-    """Return the sizes of data with all channels, and an axis that no parameter varies along.
+    """Return the shape of data with all channels, and an axis along which no parameter varies.
 
     Args:
         segments: both sides, whose parameters determine the channels.

@@ -29,7 +29,7 @@ from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, Undecidable
 Channels = npt.NDArray[np.int64]
 
 TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
-"""Primitives for which ONNX does not define whether they choose -0 or +0."""
+"""Primitives for which ONNX does not define whether they return -0 or +0."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class PairProgram:
 
 
 def _whole(result: Interval, size: int) -> Interval:
-    """Return an interval with one element for each box, also if it depends on constants only."""
+    """Return an interval with one element for each box, even if it depends only on constants."""
     if np.shape(result.lo) == (size,):
         return result
     lo = np.broadcast_to(result.lo, (size,))

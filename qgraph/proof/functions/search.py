@@ -42,7 +42,7 @@ from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.reasons import EFFORT, OUT_OF_TIME, Undecidable
 
 MAX_BOXES = 1 << 27
-"""Number of boxes after which a comparison gives up."""
+"""Number of boxes after which a comparison stops undecided."""
 
 _BATCH = 1 << 16
 _ENUMERATED = 8
@@ -74,7 +74,7 @@ class BoxSearch:
 
     Args:
         program: the two expressions.
-        max_boxes: number of boxes after which to give up.
+        max_boxes: maximum number of boxes.
         domain: restricts the inputs to those from the first to the second number.
         refines: whether boxes with disjoint results are split until the results do not vary.
 
@@ -127,7 +127,7 @@ class BoxSearch:
 
     @property
     def _inputs(self) -> int:
-        """Number of inputs of all kinds."""
+        """Number of inputs, summed over all kinds."""
         return (self._high - self._low + 1) * len(self._program.first)
 
     def drop(self, finished: Mask) -> None:
@@ -209,7 +209,7 @@ class BoxSearch:
             self._single.append(_every_input(window.at(inside)))
 
     def _estimate(self) -> None:
-        """Give up early if most small sample boxes cannot be settled.
+        """Stop early if most small sample boxes cannot be settled.
 
         Raises:
             Undecidable: far too many boxes would be needed.

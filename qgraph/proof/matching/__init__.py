@@ -1,1 +1,1 @@
-"""Matching of two graphs: which values are equal, and why."""
+"""Match two graphs: find equal values, and the claims needed to prove outputs equal."""

@@ -1,13 +1,13 @@
 """Find values that occur in a model, and decide whether a difference reaches an output.
 
 A region that differs does not make models different if its differing inputs never occur. So the
-limits of a value are found from inside: some input of the model gives each of them. The results of
-sums, such as those of a Conv, are assumed to take every value between their limits.
+limits of a value are computed from inside: some input of the model reaches each of them. The
+results of sums, such as those of a Conv, are assumed to take every value between their limits.
 
 ``visible`` says whether a difference reaches an output. Values that differ may become equal further
 on: a Relu or a quantizer maps many numbers to one. So the difference has to reach an output, or a
 sum, through operators that keep different elements different. After the sum, operators may round
-and clip, but not forget the size of numbers as comparisons and normalizations do.
+and clip, but not discard the magnitude of numbers, as comparisons and normalizations do.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Attained:
         self._found: dict[ir.Value, Limits | None] = {}
 
     def source(self, value: ir.Value) -> Limits | None:
-        """Return the limits between which a value can be every number; None if unknown.
+        """Return limits between which a value can take every number; None if unknown.
 
         These are inputs of the model, sums, and values that only move their elements.
         """
@@ -219,7 +219,7 @@ _RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits | None]] = 
 
 
 def _origin(value: ir.Value) -> ir.Value | None:
-    """Return the value whose elements ``value`` has after data movement; None if there is none."""
+    """Return the value before data movement that ends in ``value``; None if there is none."""
     while (node := value.producer()) is not None and is_move(node):
         if node.inputs[0] is None:
             return None
@@ -252,12 +252,12 @@ def _between(met: Limits) -> npt.NDArray[np.float32]:
 
 
 def _alike(met: Limits) -> Limits:
-    """Return limits for all channels together."""
+    """Return common limits of all channels."""
     return Limits(met.lo.min(keepdims=True), met.hi.max(keepdims=True))
 
 
 def _numbers(lo: Float64, hi: Float64) -> Limits | None:
-    """Return limits; None where one is NaN."""
+    """Return limits; None if one is NaN."""
     return None if np.isnan(lo).any() or np.isnan(hi).any() else Limits(lo, hi)
 
 
@@ -301,7 +301,7 @@ _KEEP_SIZES = frozenset(
     | {"LeakyRelu", "Log", "LogSoftmax", "Pad", "PRelu", "Resize", "Selu", "Sigmoid", "Softmax"}
     | {"Softplus", "Sum", "Tanh"}
 )
-"""Operators that pass on a difference of a sum, besides the elementwise ones."""
+"""Operators that keep a difference of a sum visible, besides the elementwise ones."""
 
 _FORGET_SIZES = frozenset(
     {"And", "BipolarQuant", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual"}
@@ -325,7 +325,7 @@ def visible(
         outputs: the outputs to examine.
         everywhere: whether all elements of the value differ in the same way. If not, no channel may
             have only weights of zero.
-        through_sums: whether sums pass it on; they do not pass on the sign of zero.
+        through_sums: whether sums keep the difference visible; they lose the sign of zero.
     """
     if _is_empty(value):
         return False
@@ -388,7 +388,7 @@ def _reads(node: ir.Node, index: int, known: KnownValues, *, everywhere: bool) -
 
 
 def _shows_sizes(node: ir.Node) -> bool:
-    """Return whether a node distinguishes two sums if they differ enough."""
+    """Return whether a node gives different results for two sums that differ enough."""
     to_truth = node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
     if to_truth or node.op_type in _FORGET_SIZES:
         return False

@@ -35,10 +35,10 @@ from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import described, joined, operands, rewritten_sum
 
 _HASHED_BYTES = 1 << 24
-"""Larger constants, in bytes, are compared only if a proof needs it."""
+"""Size in bytes above which constants are compared only if a proof needs it."""
 
 Class: TypeAlias = int
-"""Number of a set of equal values; :meth:`Congruence.find` returns its present number."""
+"""Number of a class of equal values; :meth:`Congruence.find` returns its current number."""
 
 _Key: TypeAlias = tuple[Hashable, tuple[Class, ...]]
 
@@ -144,12 +144,12 @@ class MatchedModel:
         return self._operands[value]
 
     def joined(self, value: ir.Value) -> list[ir.Value]:
-        """Return :meth:`operands`, also those of operators that join codes of two tensors."""
+        """Return :meth:`operands`, also of operators that combine codes of two tensors."""
         return joined(value, self.known.has)
 
 
 class ValueClasses:
-    """The classes of the values of two models. At first only equal operators make values equal.
+    """The classes of the values of two models; before any merge, by equal operators alone.
 
     Args:
         reference, candidate: one model each.
@@ -246,10 +246,10 @@ class ValueClasses:
                     self._congruence.merge(result, same)
 
     def ways(self, pair: Pair) -> list[list[Pair]]:
-        """Return the ways in which the equality of operands implies that of two results.
+        """Return lists of operand pairs whose equality implies that two results are equal.
 
-        Each way is a list of pairs that must all be equal. There is none if the operators differ,
-        and there are two if the operands may be swapped.
+        All pairs of one list must be equal. There is no list if the operators differ, and there are
+        two if the operands may be swapped.
         """
         first, second = (value.producer() for value in pair)
         if first is None or second is None or self.mismatch(pair) is not None:

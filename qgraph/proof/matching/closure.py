@@ -1,4 +1,4 @@
-"""What follows for the values of two models if only some facts about them hold.
+"""Deduce equal and corresponding values of two models from some facts alone.
 
 ``Closure`` decides which values are equal if only some claims hold. ``Context`` decides whether
 both models are the same function of values that differ: the reference is C[u], the candidate is
@@ -18,14 +18,14 @@ _MOST_PAIRS = 200_000
 
 @dataclass(frozen=True)
 class Implication:
-    """Two values that are equal if all entries are."""
+    """Two values that are equal if all pairs of entries are equal."""
 
     values: Pair
     entries: Sequence[Pair] = ()
 
 
 class Closure:
-    """The equality of values that follows from some facts alone.
+    """The equality of values that follows from some facts alone, by congruence.
 
     Args:
         matching: the matching of the two models; its claims are not used.

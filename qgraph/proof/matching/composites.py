@@ -5,7 +5,7 @@
 **Products with constant weights.** MatMulNBits becomes a MatMul with its decoded weights, and Gemm
 without factors becomes a MatMul. Both add a bias to the finished sum. ONNX does not define in which
 order any of them adds the products. MatMulNBits of 16-bit floats computes in float32, and rounds
-the sum with its bias once.
+the sum including its bias once.
 
 **Biases.** A Conv or ConvTranspose with a bias becomes the operator without it, then Add, where the
 other model has an Add. ONNX does not define when a bias is added, and with how many roundings. So
@@ -38,8 +38,8 @@ _BROADCASTS = 7
 def unfold(models: Sequence[ir.Model]) -> bool:
     """Replace operators that are defined as graphs, in place, if the models differ in them.
 
-    Operators that all models have stay: equal operands give equal results. Nodes that the
-    definition of their operator does not cover stay too.
+    Operators that occur in all models are kept: equal operands give equal results. Nodes that the
+    definition of their operator does not cover are kept too.
 
     Args:
         models: the models; their values have types and shapes.
@@ -172,7 +172,7 @@ def _replace(
 def split_biases(models: Sequence[ir.Model]) -> frozenset[str]:
     """Split biases off in two models, in place, and return the names of the results.
 
-    Nothing is done unless one model has an Add after a sum where the other one has a bias.
+    Nothing is changed unless one model has an Add after a sum and the other has a bias instead.
     """
     products = [list(filter(_may_have_bias, nodes_of(model.graph))) for model in models]
     forms = [[_bias(node) is not None for node in nodes] for nodes in products]

@@ -1,7 +1,7 @@
-"""Compute and compare large constants some rows at a time.
+"""Compute and compare large constants a few rows at a time.
 
 The kernels are those for whole constants; only their operands are cut along the first axis. This
-module shares no code with the passes that store weights, so that it finds their mistakes.
+module shares no code with the passes that store weights, so it can find their mistakes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
 )
-"""ONNX operators that are computed some rows at a time, besides those defined in qgraph."""
+"""ONNX operators that are computed a few rows at a time, besides those defined in qgraph."""
 
 _ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
 
 _WHOLE_ELEMENTS = 1 << 20
-"""Smaller constants are compared as a whole."""
+"""Size below which constants are compared as a whole."""
 
 _PIECE = 1 << 18
 """Approximate number of elements to compute at a time; at least one row."""
@@ -43,7 +43,7 @@ _FAILURES = (ExecutionError, ModelError, OperatorError, UnsupportedError)
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """A constant that is read in pieces; one of its rows is used for ``per`` rows."""
+    """A constant that is read in pieces; each row is used for ``per`` rows of the result."""
 
     value: ir.Value
     stream: Stream
@@ -86,7 +86,7 @@ class _Step:
 
 @dataclass(frozen=True, eq=False)
 class ConstantRows:
-    """A constant that is computed some rows at a time, by the kernels that compute it whole.
+    """A constant that is computed a few rows at a time, by the same kernels as the whole constant.
 
     Attributes:
         value: the constant.
@@ -152,7 +152,7 @@ class _Compiler:
         self._seen: dict[ir.Value, tuple[int, tuple[int, ...]]] = {}
 
     def visit(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
-        """Return the shape of a value with one row for ``per`` rows; None if not by rows."""
+        """Return the shape of a value with one row for ``per`` rows; None if there is none."""
         if value in self._seen:
             seen, shape = self._seen[value]
             return shape if seen == per else None
@@ -193,7 +193,7 @@ class _Compiler:
         return shape
 
     def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int | None:
-        """Return how many rows use a row of an operand; 0 if it is not cut, None if unknown."""
+        """Return how many rows use one row of an operand; 0 if not cut, None if unknown."""
         stored = constant_elements(operand)
         array = self._known.array(operand) if stored is None else stored
         if array is None:
@@ -274,7 +274,7 @@ def compare_constants(
 ) -> tuple[Comparison, Witness | None] | None:
     """Return the comparison of two constants of equal type and shape, and a differing element.
 
-    Large constants are computed and compared some rows at a time, if possible. None is returned if
+    Large constants are computed and compared a few rows at a time, if possible. None is returned if
     they cannot be compared.
 
     Raises:
@@ -301,7 +301,7 @@ def compare_constants(
 
 
 def _has_same_codes(ours: ConstantRows, theirs: ConstantRows) -> bool:
-    """Return whether packed weights are known to be those that a DequantizeLinear decodes."""
+    """Return whether packed weights are known to equal those that a DequantizeLinear decodes."""
     if ours.steps or len(theirs.steps) != 1:
         return False
     packed = ours.sources[0].stream.stored

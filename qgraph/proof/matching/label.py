@@ -75,7 +75,7 @@ def _trains(node: ir.Node) -> bool:
 
 
 def _places(node: ir.Node) -> tuple[bool, ...]:
-    """Return which operands are present; absent ones at the end are ignored."""
+    """Return the presence of each operand; absent ones at the end are ignored."""
     present = tuple(value is not None for value in node.inputs)
     while present and not present[-1]:
         present = present[:-1]
@@ -118,7 +118,7 @@ def common_form(
 
 
 def _keeps_all(node: ir.Node, imports: Imports) -> bool:
-    """Return whether a node is a Dropout in inference, which drops nothing."""
+    """Return whether a node is a Dropout in inference mode, which returns its data."""
     is_dropout = (node.domain, node.op_type) == ("", "Dropout")
     return is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports)
 
@@ -171,7 +171,7 @@ def is_identity(node: ir.Node, imports: Imports) -> bool:
 
 
 def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
-    """Return the label of an operator that qgraph defines, with its attributes as it reads them."""
+    """Return the label of an operator that qgraph defines, with parsed attributes."""
     try:
         operator = operator_of(node)
         if operator is None or operator.schema.standard:
@@ -185,7 +185,7 @@ def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
 
 
 def _version(node: ir.Node, version: int) -> Hashable:
-    """Return the version that introduced the meaning that the operator has in ``version``."""
+    """Return the first version with the meaning that the operator has in ``version``."""
     if node.domain != "":
         return version
     if version < OLDEST:

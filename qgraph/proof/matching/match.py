@@ -1,9 +1,9 @@
-"""Matching of two models: the claims that have to be proved for their outputs to be equal.
+"""Match two models: collect the claims whose proof makes their outputs equal.
 
 All values start in classes by the operators that compute them
 (:mod:`qgraph.proof.matching.classes`). Beginning at the outputs, two values that should be equal
-but are in different classes are traced back to something that can be proved on its own: two
-constants, or a region that computes both values from a pair of equal values. Each is an
+but are in different classes are reduced to a claim that can be proved alone: about two constants,
+or about a region that computes both values from a pair of equal values. Each is an
 :class:`EqualityClaim`. Its values are then assumed equal, so that later differences are found too.
 Each claim depends on earlier claims only.
 """
@@ -34,7 +34,7 @@ _MOST = 64
 """Maximum number of values to search for the two inputs of a region."""
 
 _NEAR = 64
-"""Number of values of a chain among which the entries of a region are searched first."""
+"""Number of the nearest values of a chain that are searched first for entries of a region."""
 
 
 class Kind(StrEnum):
@@ -177,7 +177,7 @@ class Matching(ValueClasses):
     def _namesakes(self, ours: ValueChain, theirs: ValueChain) -> Iterator[Pair]:
         """Yield pairs of values of two chains with equal names and types, the farthest first.
 
-        Those behind a pair that was yielded before were yielded before it.
+        All pairs after a yielded pair were yielded before it.
         """
         if not self._by_name or self._named.get(ours) is theirs:
             return
@@ -193,10 +193,10 @@ class Matching(ValueClasses):
                 yield a, b
 
     def _joins(self, pair: Pair) -> bool:
-        """Return whether the operands of two results are compared instead of the results.
+        """Return whether to compare the operands of two results instead of the results.
 
-        Equal operators join several values, and either these have equal names or joined values are
-        always compared.
+        This is so if equal operators join several values, and either the values have equal names or
+        ``splits`` is true.
         """
         first, second = (value.producer() for value in pair)
         if first is None or second is None or self.mismatch(pair) is not None:
@@ -251,7 +251,7 @@ class Matching(ValueClasses):
         return all(map(self.have_equal_values, differing)) and bool(differing or is_reshape(first))
 
     def have_equal_values(self, pair: Pair) -> bool:
-        """Return whether two constants are equal, but for the signs of zeros."""
+        """Return whether two constants are equal, except for signs of zeros."""
         compared = self.compare_constants(pair)
         return compared is not None and Exactness.of(compared[0]) >= Exactness.VALUES
 
@@ -268,7 +268,7 @@ class Matching(ValueClasses):
     def _common(self, ours: ValueChain, theirs: ValueChain) -> tuple[Pair, ...]:
         """Return the equal pairs among the dominators of two values, the nearest first.
 
-        Of long chains, only the nearest pairs and the farthest values are looked at.
+        Of long chains, only the nearest pairs and the farthest values are examined.
         """
         near, pairs = _NEAR, dict[Pair, None]()
         while True:
@@ -371,14 +371,14 @@ class Matching(ValueClasses):
 
 
 def _links(chain: ValueChain | None, ends: Container[ValueChain] = ()) -> Iterator[ValueChain]:
-    """Yield a chain and those behind it, up to the first one of ``ends``."""
+    """Yield a chain and the chains before it, up to the first one of ``ends``."""
     while chain is not None:
         yield chain
         chain = None if chain in ends else chain.rest
 
 
 def _may_be_equal(a: ir.Value, b: ir.Value) -> bool:
-    """Return whether one operator computes two values of a type, or a quantizer one of them."""
+    """Return whether one operator computes two values of one type, or a quantizer computes one."""
     nodes = [node for node in (a.producer(), b.producer()) if node is not None]
     is_quantized = any(node.domain or node.op_type == "DequantizeLinear" for node in nodes)
     return a.dtype is b.dtype and (is_quantized or len({node.op_type for node in nodes}) == 1)

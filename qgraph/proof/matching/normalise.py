@@ -1,10 +1,10 @@
-"""Normalise two models for matching, and list the types and shapes that their proof rests on.
+"""Normalise two models for matching, and list the types and shapes that their proof uses.
 
 ``normalised_models`` returns copies of two models with functions inlined, of one opset, with types
-and shapes inferred anew from the inputs that both models take. ``listed_facts`` returns the types
+and shapes inferred anew from the inputs that both models accept. ``listed_facts`` returns the types
 and shapes for a certificate:
 
-* the inputs, in the form that both models take;
+* the inputs, with the types and shapes that both models accept;
 * the values at the two ends of each region, and those from which its inputs are computed;
 * the results of Reshape, Flatten, Squeeze and Unsqueeze, which are compared by their shapes;
 * the operands of Casts that change nothing;
@@ -63,7 +63,7 @@ class NormalisedModel:
         fixed: by name, the operators of values that sizes determine and that are constants here.
         bias_sums: names of sums whose bias was split off into an Add.
         open_clips: names of the results of each Clip of real numbers that lacks a bound.
-        has_open_sums: whether nothing says that those sums are whole and bounded.
+        has_open_sums: whether those sums are not known to be whole and bounded.
         defined: operators on codes that were replaced by their definitions, in both models.
         sizes: names of open sizes that operators of the model as written compute with.
     """

@@ -86,7 +86,7 @@ def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.V
 
 
 def joined(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.Value]:
-    """Return the same as :func:`operands`, also for operators that join codes of two tensors."""
+    """Return :func:`operands`, also for operators that combine codes of two tensors."""
     node = value.producer()
     if node is None or node.domain != "com.microsoft" or node.op_type not in _OF_TWO_CODES:
         return operands(value, is_known)
@@ -115,7 +115,7 @@ def check_parameters(node: ir.Node, array_of: Callable[[ir.Value], Array | None]
 
 
 _STEPS = frozenset({"Add", "Div", "Mul", "Sub"})
-"""Last operators of the forms of one operator as several nodes."""
+"""Last operators of forms that express one operator as several nodes."""
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})

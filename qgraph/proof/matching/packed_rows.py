@@ -1,9 +1,9 @@
-"""The packed weights of a MatMulNBits: decoded some rows at a time, and compared as codes.
+"""Packed weights of MatMulNBits: decode a few rows at a time, and compare them as codes.
 
 A DequantizeLinear computes the same: ``(code - zero_point) * scale``, rounded once. The differences
 are small integers. So equal differences and scales of equal bits give weights of equal bits. The
-packed codes are not transposed by the code of the passes that store weights, so that its mistakes
-are found.
+packed codes are not transposed by the code of the passes that store weights, so mistakes there are
+found.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _WIDTH = 128
 def has_same_codes(packed: PackedRows, decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear is known to give all bits of the packed weights.
 
-    False says nothing.
+    If False, they may be equal or different.
 
     Args:
         packed: the weights ``[K, N]``.
@@ -173,7 +173,7 @@ def _has_same_scales(packed: PackedRows, scales: Stream) -> bool:
 
 
 def _is_transposed(packed: PackedRows, codes: Stream, middle: int) -> bool:
-    """Return whether the packed codes, less ``middle``, are those of the other layout."""
+    """Return whether the packed codes minus ``middle`` equal the codes in the other layout."""
     form = packed.form
     n, bits, each = form.n, form.bits, 8 // form.bits
     turned = np.empty((_WIDTH, n), np.uint8)
@@ -196,13 +196,13 @@ def _is_transposed(packed: PackedRows, codes: Stream, middle: int) -> bool:
 
 
 def _joined(codes: Array, n: int, bits: int, middle: int) -> Array:
-    """Return rows of ``n`` codes, plus ``middle``, of which a byte has several: first row lowest.
+    """Pack rows of ``n`` codes plus ``middle`` into bytes; the first row gets the lowest bits.
 
     Args:
-        codes: one in each byte, whole rows; is overwritten.
+        codes: whole rows, one code in each byte; overwritten.
         n: length of a row.
-        bits: of a code.
-        middle: is added to each.
+        bits: bits of a code.
+        middle: added to each code.
     """
     word = np.dtype(np.uint64 if n % 8 == 0 else np.uint8)
     ones = ((1 << 8 * word.itemsize) - 1) // 255

@@ -1,6 +1,6 @@
 """Find values whose zeros are all +0, by the operators that compute them.
 
-Two models whose results differ only in the sign of zero agree in all bits where neither gives -0:
+Two results that differ only in the sign of zero are equal in all bits if neither contains -0:
 
     no sign     c, each with a clear sign bit; |x|; x * x; x ** 2, 4, ...; exp(x), Sigmoid(x),
                 Softmax(x); roots, sums, means and products of values without sign; what Quant and
@@ -38,7 +38,7 @@ _KEEPING = frozenset(
 """Operators whose results have no sign if no operand has one."""
 
 _REDUCING = frozenset({"ReduceMean", "ReduceSum"})
-"""Those whose second operand says which axes, and is no data."""
+"""Operators whose second operand is a list of axes, not data."""
 
 Test = Callable[[ir.Value | None], bool]
 
@@ -95,7 +95,7 @@ def _has_no_sign(value: ir.Value | None, depth: int) -> bool:
 
 
 def _decodes(decode: ir.Node, has_no_sign: Test) -> bool:
-    """Return whether codes of data without sign are decoded with the zero point that coded them."""
+    """Return whether codes of data without sign are decoded with their quantizer's zero point."""
     code = producer_of(decode.inputs[0], "QuantizeLinear")
     if code is None:
         return False

@@ -1,4 +1,4 @@
-"""Constant values that sizes determine.
+"""Replace values that are computed from sizes alone by constants.
 
 ``fix_static_values`` turns the results of shape computations into constants: a chain of Shape,
 Gather and Concat that always gives [1, 300] is the constant [1, 300], and can then be compared with

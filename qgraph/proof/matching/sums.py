@@ -35,7 +35,7 @@ from qgraph.ops.integer.products import SIGNATURES, Product, Result, read_produc
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 
 _OPSET = 13
-"""Opset from which on all operators of these forms have their present definition."""
+"""First opset in which all operators of these forms have their current definition."""
 
 _SAME_FOR_ZEROS = frozenset({"Add", "Cast", "Clip", "Div", "Mul", "Relu", "Round", "Sub"})
 """Operators that map -0 and +0 to equal values if their other operands are constant."""
@@ -53,8 +53,8 @@ def with_common_sums(
     Args:
         models: the models; they are not changed.
         open_sums: allow sums that are not known to be integers and bounded, if factors are not
-            codes in one of the models. Regions that begin with such sums may be found different at
-            numbers that do not occur.
+            codes in one of the models. Regions that begin with such sums may then differ at numbers
+            that do not occur.
 
     Returns:
         The copies, and whether they have open sums. None instead of the copies if the models have

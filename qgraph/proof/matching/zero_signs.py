@@ -1,11 +1,11 @@
-"""Find the nodes that distinguish -0 from +0 where two models may compute zeros of other signs.
+"""Find nodes that distinguish -0 from +0, if two models may compute zeros of different signs.
 
 Two sides of a region may be equal except for the sign of zero. Nodes after the region then still
 compute equal values, unless they distinguish the two zeros: division by zero, some powers,
 operators that read bits, and operators that are not listed here. ``zero_sign_nodes`` finds such
 nodes.
 
-``distinguishes_signed_zeros`` and ``forgets`` say what one operator does with zeros of both signs.
+``distinguishes_signed_zeros`` and ``forgets`` describe how one operator treats zeros of both signs.
 ``is_positive`` excludes zeros by the operators that compute a value:
 
     positive        c > 0; a + b with a positive and b not negative; sqrt(a), max(a, x) with a
@@ -13,8 +13,9 @@ nodes.
     not negative    c >= 0; |x|; x * x; x ** 2, 4, ...; sqrt(x), exp(x), Relu(x), Sigmoid(x),
                     Softmax(x); norms; sums, means, products and maxima of values not negative
 
-Rounding does not carry a sum below its larger operand, nor a root of a positive number to zero; a
-product of positive numbers may become zero, and counts as not negative only. NaN is not considered.
+Rounding cannot make a sum smaller than its larger operand, nor the root of a positive number zero.
+A product of positive numbers may become zero, so it only counts as not negative. NaN is not
+considered.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _read(value: ir.Value | None) -> tuple[Array | None, ir.Node | None]:
 
 
 _DISTINGUISHING = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
-"""Standard operators that distinguish zeros; Div does by its second operand."""
+"""Standard operators that distinguish zeros; Div only in its second operand."""
 
 _FORGETTING = frozenset(
     {"Abs", "Cos", "Cosh", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax"}
@@ -185,17 +186,17 @@ def forgets(node: ir.Node, array_of: ArrayOf = constant_expression) -> bool:
 
 
 def is_whole(value: ir.Value) -> bool:
-    """Return whether a value holds integers, which have one zero."""
+    """Return whether a value contains integers, which have one zero."""
     return value.dtype is not None and value.dtype.is_integer()
 
 
 def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
     """Return the values in which a later operator may distinguish -0 from +0.
 
-    One walk against the order of the nodes: a value counts if a node distinguishes its zeros, if a
-    node uses it inside a graph of its own, or if a floating result computed from it counts, unless
-    the node has the same results for both zeros. Outputs of the model do not count, nor do
-    integers, which have one zero.
+    Nodes are visited in reverse order. A value is included if a node distinguishes its zeros, if a
+    subgraph of a node uses it, or if an included floating result depends on it, unless the node has
+    the same results for both zeros. Outputs of the model are not included, nor are integers, which
+    have one zero.
     """
     counted: set[ir.Value] = set()
     for node in reversed(list(graph)):
@@ -232,7 +233,7 @@ def zero_sign_nodes(
     steps: Sequence[ZeroRegion],
     array_of: ArrayOf,
 ) -> list[tuple[ir.Node, str]]:
-    """Return the nodes that distinguish zeros whose sign may differ between the models, and why.
+    """Return nodes that distinguish zeros whose sign may differ between models, with a reason.
 
     Args:
         nodes: all nodes of the model, with those of subgraphs, each graph in order.
@@ -276,7 +277,7 @@ def zero_sign_nodes(
 
 
 def _serves_only(node: ir.Node, step: ZeroRegion) -> bool:
-    """Return whether nothing outside of a region uses what a node in it computes."""
+    """Return whether nothing outside of a region uses the results of a node in it."""
     values = [value for value in node.outputs if value is not step.exit]
     return not any(
         value.is_graph_output() or not step.nodes.issuperset(value.consumers()) for value in values
@@ -284,6 +285,6 @@ def _serves_only(node: ir.Node, step: ZeroRegion) -> bool:
 
 
 def _beyond(node: ir.Node) -> list[ir.Value]:
-    """Return the values that may differ in the sign of zero because an operand of ``node`` does."""
+    """Return the results that may differ in the sign of zero because an operand of ``node`` may."""
     values = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
     return values + [value for graph in graphs_of(node) for value in graph.inputs]

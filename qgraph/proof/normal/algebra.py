@@ -91,7 +91,7 @@ def join_negations(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _is_negated(dtype: ir.DataType) -> bool:
-    """Return whether Neg takes a type: real numbers, and signed integers of at least 8 bits."""
+    """Return whether Neg accepts a type: real numbers, and signed integers of at least 8 bits."""
     return dtype.is_signed() and dtype.bitwidth >= (16 if dtype.is_floating_point() else 8)
 
 

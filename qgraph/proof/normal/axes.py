@@ -160,7 +160,7 @@ def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:
-    """Return whether a reduction lists these axes, and no attribute with its default."""
+    """Return whether a reduction lists exactly these axes, and states no default attribute."""
     if node.attributes.get_int("noop_with_empty_axes", 0) or "keepdims" not in node.attributes:
         return False
     if "axes" in node.attributes:

@@ -20,7 +20,7 @@ float32 represents exactly, in any order of additions. The later operations are 
 one by one and in its order. float64 may round a fused sum twice; so a QLinearAdd is written only if
 both forms have the same result for every pair of codes.
 
-An operator that both models have equally often stays as it is: equal operands give equal results.
+An operator that occurs equally often in both models is kept: equal operands give equal results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from qgraph.proof.normal.rewriter import Rewriter, sizes_of
 _REAL, _WIDE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 _LARGEST = 255
 _OPSET = 13
-"""Opset since which the operators of the definitions have their present form."""
+"""First opset in which the operators of the definitions have their current form."""
 _MOST = 64
 """Maximum number of elements of a window that are added one by one."""
 
@@ -55,7 +55,7 @@ _ONE = np.float32(1)
 
 
 def shared_operators(models: Iterable[ir.Model]) -> frozenset[OpKey]:
-    """Return the operators of com.microsoft that all models have equally often."""
+    """Return the operators of com.microsoft that occur equally often in all models."""
     counts = [
         Counter(OpKey.of(node) for node in nodes_of(model.graph) if node.domain == MICROSOFT)
         for model in models
@@ -81,7 +81,7 @@ def write_code_product(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def write_code_sum(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a QLinearAdd as its definition, if float64 has all its results."""
+    """Write a QLinearAdd as its definition, if the float64 form has the same results."""
     a, s_a, z_a, b, s_b, z_b, s_y, z_y = inputs_of(node, 8)
     read = _read(graph, [(a, s_a, z_a), (b, s_b, z_b)], s_y, z_y)
     if read is None:
@@ -199,7 +199,7 @@ def write_code_windows(graph: Rewriter, node: ir.Node) -> bool:
 def _part(
     graph: Rewriter, node: ir.Node, image: ir.Value, windows: Windows, tap: Sequence[int]
 ) -> ir.Value:
-    """Return the element at a place of each window."""
+    """Return the element at one position of each window."""
     starts = np.multiply(tap, windows.dilations)
     ends = starts + np.multiply(windows.strides, np.subtract(windows.out, 1)) + 1
     axes = np.arange(2, 2 + len(tap))
@@ -266,7 +266,7 @@ def _read(
 
 
 def _whole(graph: Rewriter, node: ir.Node, codes: ir.Value, zero: Array) -> ir.Value:
-    """Return codes less their zero point as float32."""
+    """Return codes minus their zero point as float32."""
     to, sizes = {"to": _REAL.value}, sizes_of(codes)
     cast = graph.node(node, "Cast", [codes], to, dtype=_REAL, sizes=sizes)
     if not zero:
@@ -276,7 +276,7 @@ def _whole(graph: Rewriter, node: ir.Node, codes: ir.Value, zero: Array) -> ir.V
 
 
 def _decode(graph: Rewriter, node: ir.Node, codes: ir.Value, scale: Array, zero: Array) -> ir.Value:
-    """Return the real numbers that codes stand for."""
+    """Return the dequantized codes."""
     inputs = [codes, graph.constant(scale, "scale"), graph.constant(zero, "zero_point")]
     return graph.node(node, "DequantizeLinear", inputs, dtype=_REAL, sizes=sizes_of(codes))
 

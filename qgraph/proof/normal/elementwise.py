@@ -70,10 +70,10 @@ def reads_table(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
-    """Return whether ONNX does not define the sign of a zero result, as of Max for -0 and +0.
+    """Return whether ONNX does not define the sign of a zero result, as for Max of -0 and +0.
 
-    An implementation may choose by the index of an element, if vector units and the loop over the
-    rest differ. A bound that is never zero settles the choice.
+    The sign may depend on the index of an element, if vector code and the scalar loop over the
+    remaining elements differ. If a bound is never zero, the sign is defined.
     """
     if node.domain or node.op_type not in ("Clip", "Max", "Min", "Relu"):
         return False
@@ -138,7 +138,7 @@ def moved(
     sizes: Sizes | None,
     result: Sizes | None,
 ) -> ir.Value | None:
-    """Return the result of ``node`` on moved operands, by a node before another one.
+    """Insert ``node`` on moved operands before another node, and return its result.
 
     Args:
         graph: the graph to rewrite.
@@ -252,7 +252,7 @@ def is_along_axis(node: ir.Node) -> bool:
 
 
 def stays(node: ir.Node, index: int) -> bool:
-    """Return whether an operand is used as a whole for each element: a type or a table."""
+    """Return whether each element uses the whole operand: a type or a table."""
     return (OpKey.of(node), index) in ((OpKey("", "CastLike"), 1), (OpKey("", "Gather"), 0))
 
 

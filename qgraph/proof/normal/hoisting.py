@@ -61,7 +61,7 @@ from qgraph.proof.normal.rewriter import Rewriter, sizes_of
 
 
 def write_movements(graph: Rewriter, node: ir.Node) -> bool:
-    """Write a node that moves elements in the form of its movements."""
+    """Write a node that moves elements in the canonical form of its movements."""
     used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
     if not used or is_written(graph, node) or any(map(graph.known.has, used)):
         return False
@@ -79,7 +79,7 @@ def write_movements(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def join_movements(graph: Rewriter, node: ir.Node) -> bool:
-    """Join two consecutive movements, or put them in order."""
+    """Join two consecutive movements, or sort them."""
     if not is_written(graph, node) or node.inputs[0] is None:
         return False
     last: Movement = graph.movements[node]
@@ -150,10 +150,10 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
-    """Reshape the data of a function instead of its result, to a shape that need not be known.
+    """Reshape the data of a function instead of its result; the shape may be unknown.
 
     The operands of the function that are not constant have one shape, and the others are single
-    numbers, so that the function is the same for each element, wherever it stands.
+    numbers. So the function is the same for each element, whatever its index.
     """
     value = node.inputs[0]
     inner = producer_of(value)
@@ -193,7 +193,7 @@ def _reshaped(graph: Rewriter, node: ir.Node, data: ir.Value) -> ir.Value:
 
 
 def _source_of_shape(graph: Rewriter, value: ir.Value) -> ir.Value:
-    """Return the farthest value whose shape functions of single elements hand on to a value."""
+    """Return the farthest value from which elementwise functions of equal shape lead to a value."""
     while (maker := value.producer()) is not None and is_on_elements(maker):
         data = data_of(graph, maker)
         if len(data) != 1 or not keeps_sizes(graph, maker, data[0]):
@@ -203,7 +203,7 @@ def _source_of_shape(graph: Rewriter, value: ir.Value) -> ir.Value:
 
 
 def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:
-    """Return whether a constant of a node has dimensions, which might enlarge the data."""
+    """Return whether a constant of a node has dimensions, so that it might enlarge the data."""
     arrays = [graph.array(v) for v in node.inputs if v is not None and graph.known.has(v)]
     return any(array is None or array.ndim > 0 for array in arrays)
 
@@ -298,9 +298,9 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
-    """Take elements of the results of a function of a constant, instead of elements of it.
+    """Apply a function to a constant table before the lookup instead of after it.
 
-    The elements may be moved before the function, and are moved behind the lookup then.
+    Movements between the lookup and the function are applied after the lookup.
     """
     value = _only_data(graph, node)
     rank = len(sizes_of(value) or ()) if value is not None else 0
@@ -339,13 +339,13 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def _source(graph: Rewriter, node: ir.Node, name: str) -> ir.Node | None:
-    """Return the operator ``name`` that gives the only data of a function of elements."""
+    """Return the node ``name`` that computes the only data of an elementwise function."""
     data = _only_data(graph, node)
     return producer_of(data, name)
 
 
 def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:
-    """Return the first operand of a function of elements if it alone is no constant."""
+    """Return the first operand of an elementwise function if all others are constant."""
     if not is_on_elements(node) or not is_elementwise(node):
         return None
     data = data_of(graph, node)

@@ -129,7 +129,7 @@ def _by_values(
     channels: tuple[int, ...],
     axes: Sequence[int],
 ) -> Order | None:
-    """Return the properties by computing all values of a type of up to 16 bits."""
+    """Return the properties from the results for all values of a type of up to 16 bits."""
     if x.dtype is None:
         return None
     values = all_values(x.dtype)
@@ -247,7 +247,7 @@ def _are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None
 
 
 def _may_exchange(graph: Rewriter, node: ir.Node, order: Order) -> bool:
-    """Return whether the exchange keeps the required level, and record what it does not keep."""
+    """Return whether the exchange keeps the required level; record its conditions."""
     if order.keeps_bits:
         return True
     if not graph.gives_up_zero_sign(node.outputs[0]):
@@ -301,7 +301,7 @@ def _copied(
     before: ir.Node,
     sizes: Sizes | None,
 ) -> ir.Value:
-    """Return ``end`` as computed from other values by copies of the nodes."""
+    """Return ``end`` recomputed from other values by copies of the nodes."""
     for node in nodes:
         inputs = [value if value is None else values.get(value, value) for value in node.inputs]
         values[node.outputs[0]] = graph.copy(node, before, inputs, sizes)

@@ -43,7 +43,7 @@ class Movement(ABC):
             array: of the rank of the data; each dimension is 1 or that of the data.
             sizes: of the data.
 
-        Returns: the parameter with the rank of the result; None where it has no such form.
+        Returns: the parameter with the rank of the result; None if it has no such form.
         """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Reshaping(Movement):
 
     @property
     def shape(self) -> list[int] | None:
-        """The shape input of a Reshape that does this, None where there is none."""
+        """The shape input of a Reshape with this effect; None if there is none."""
         if not have_equal_counts(self.source, self.target):
             return None
         shape: list[int] = []

@@ -80,7 +80,7 @@ RULES = (
         constants=True,
     ),
 )
-"""In the order in which they are tried."""
+"""All rules, in the order in which they are tried."""
 
 
 NORMAL_FORM = "the models were compared in normal form"

@@ -74,7 +74,7 @@ def is_single(sizes: Sizes | None) -> bool:
 
 
 _PARAMETER_BYTES = 1 << 22
-"""Larger constants are not moved to the other side of an operator."""
+"""Size up to which constants are moved to the other side of an operator."""
 
 _NEW_NODES = 8
 """Maximum number of new nodes per node of the model; beyond it, the model is not rewritten."""
@@ -353,7 +353,7 @@ class Rewriter:
         return True
 
     def _hand_on(self, value: ir.Value, new: ir.Value) -> None:
-        """Make ``new`` the graph output in place of ``value``, under its name."""
+        """Make ``new`` the graph output instead of ``value``, under its name."""
         outputs = [i for i, output in enumerate(self.graph.outputs) if output is value]
         if new in self._fresh and not new.is_graph_output():
             value.name, new.name = f"{value.name}_replaced", value.name
@@ -373,7 +373,7 @@ class Rewriter:
             self.graph.outputs[index] = new
 
     def name(self, stem: str) -> str:
-        """Return a name that no value has."""
+        """Return an unused name for a value."""
         name, count = stem, 0
         while name in self._names:
             count += 1

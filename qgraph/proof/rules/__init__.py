@@ -1,1 +1,1 @@
-"""Rules of operators for bounds: what each computes in real numbers, and how far it is off."""
+"""Rules of operators for bounds: the ideal result in real numbers, and the error of execution."""

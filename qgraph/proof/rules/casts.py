@@ -13,7 +13,7 @@ _REALS = frozenset({*ARITHMETIC, "DOUBLE"})
 
 @bound_rule("Cast", "CastLike")
 def cast(call: NodeCall) -> Operand:
-    """The numbers in another type, rounded once if it has fewer digits."""
+    """Cast: the numbers in another type, rounded once if it has fewer digits."""
     source, result = call.value(0), call.node.outputs[0]
     names = [value.dtype.name if value and value.dtype else "" for value in (source, result)]
     if not _REALS.issuperset(names):

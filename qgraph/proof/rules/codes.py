@@ -1,9 +1,9 @@
-"""Operators of ONNX Runtime that compute codes from codes: QLinearAdd and its like.
+"""Operators of ONNX Runtime that compute codes from codes, such as QLinearAdd.
 
-They decode, compute real numbers, and quantize these. Definitions differ in where they round: they
-decode first and divide by the scale of the result, or multiply codes by ratios of scales. With m
-the largest magnitude of all numbers that are added, in steps of the result, each form is off by at
-most ``8 u m`` besides.
+They decode, compute in real numbers, and quantize the result. Implementations round at different
+points: some decode first and divide by the scale of the result, others multiply codes by ratios of
+scales. Let m be the largest magnitude of all added numbers, in steps of the result. Then the
+additional error of each form is at most ``8 u m``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def function_of_codes(call: NodeCall) -> Operand:
 def softmax_of_codes(call: NodeCall) -> Operand:
     """Softmax of decoded codes.
 
-    The powers are a table of codes, rounded to float32, and are added in sequence: their errors are
-    below those of a Softmax. They are multiplied by the steps in 1, rounded down to a whole number.
+    A table contains the power of each code, rounded to float32. The powers are added in sequence,
+    so their errors are below those of a Softmax. They are multiplied by the number of steps in 1,
+    rounded down to a whole number.
     """
     steps = np.float32(1) / _single(call, 3).numbers.astype(np.float32)
     if (steps != np.floor(steps)).any():
@@ -63,7 +64,7 @@ def softmax_of_codes(call: NodeCall) -> Operand:
 @bound_rule(OpKey(MICROSOFT, "QLinearAveragePool"))
 @bound_rule(OpKey(MICROSOFT, "QLinearGlobalAveragePool"), OpKey(MICROSOFT, "QLinearReduceMean"))
 def mean_of_codes(call: NodeCall) -> Operand:
-    """Means of windows, or over whole axes."""
+    """QLinearAveragePool and similar: means of windows, or over whole axes."""
     if call.whole("channels_last"):
         raise call.refusal("channels last")
     x = _decoded(call, 0)
@@ -82,7 +83,7 @@ def mean_of_codes(call: NodeCall) -> Operand:
 
 @bound_rule(OpKey(MICROSOFT, "QLinearConcat"))
 def concat_of_codes(call: NodeCall) -> Operand:
-    """Tensors side by side, each with its own scale."""
+    """QLinearConcat: concatenated tensors, each with its own scale."""
     indices = range(2, len(call.node.inputs), 3)
     axis = call.whole("axis") % call.rank(2) - call.rank(2)
     sizes = [sizes_of(call.value(index), [axis])[0] for index in indices]
@@ -101,7 +102,7 @@ def _single(call: NodeCall, index: int) -> Quantity:
 
 
 def _decoded(call: NodeCall, index: int) -> Quantity:
-    """Return codes, decoded by the scale and the zero point that follow them."""
+    """Decode codes with the scale and the zero point in the next operands."""
     codes = call.tracer.Sub(call.quantity(index), _single(call, index + 2))
     return call.tracer.quantity(call.tracer.Mul(codes, _single(call, index + 1)))
 
@@ -118,8 +119,8 @@ def _encoded(call: NodeCall, y: Quantity, index: int, size: Float64 | None = Non
     Args:
         call: the node.
         y: the numbers.
-        index: of the scale of the result, which its zero point follows.
-        size: magnitude of the numbers that y was added from, in real units.
+        index: operand index of the scale of the result; its zero point follows.
+        size: magnitude of the terms of y, in real units.
     """
     scale, zero = _single(call, index), _single(call, index + 1)
     steps = call.tracer.quantity(call.tracer.Div(y, scale))

@@ -1,7 +1,7 @@
-"""Functions of one value in real arithmetic: slope, range and the error of their computation.
+"""Functions of one value: slope, range, and error of execution.
 
-How runtimes compute exp and its like is not defined; their results are taken to be within
-:data:`FUNCTION_ERROR` of the function, which is a condition of the bound.
+ONNX does not define how runtimes compute exp and similar functions. Their error is assumed to be at
+most :data:`FUNCTION_ERROR`, which is a condition of the bound.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class BoundedCurve:
     Attributes:
         slope: returns the largest magnitude of its slope between two arguments.
         ends: returns bounds of its values between two arguments.
-        defaults: of its attributes.
+        defaults: default attributes.
         roundings: number of its operations, if each is rounded once; None if it is approximated.
-        absolute: error of these operations that does not shrink with the result, in units, for
-            arguments beyond 3; for smaller ones it shrinks with them.
+        absolute: absolute error of these operations, in units, for arguments beyond 3; for smaller
+            arguments it is proportional to them.
     """
 
     slope: Callable[[Numbers, Float64, Float64], Float64]
@@ -53,7 +53,7 @@ def _at_most(slope: float) -> Callable[[Numbers, Float64, Float64], Float64]:
 
 
 def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Float64]]:
-    """Return bounds of a function that rises, from its values at both ends."""
+    """Return bounds of an increasing function, from its values at both ends."""
 
     def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
         first, second = (np.asarray(function(end, **numbers)) for end in (low, high))
@@ -67,7 +67,7 @@ def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Fl
 def _dipping(
     function: Callable[..., Float64], lowest: float
 ) -> Callable[..., tuple[Float64, Float64]]:
-    """Return bounds of a function that falls from 0 to its lowest value, and then rises."""
+    """Return bounds of a function that decreases from 0 to its minimum, and then increases."""
     at_ends = _rising(function)
 
     def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
@@ -165,10 +165,10 @@ def applied(
     """Return a function of data.
 
     Args:
-        tracer: of the node.
-        name: of the function, in :data:`CURVES`, or LeakyRelu, HardSigmoid.
+        tracer: the tracer of the node.
+        name: name of the function: a key of :data:`CURVES`, LeakyRelu or HardSigmoid.
         x: its argument.
-        attributes: those that are not the default.
+        attributes: attributes that are not the default.
 
     Raises:
         Undecidable: the function has no finite slope on the range of the data.
@@ -219,7 +219,7 @@ def _leaky(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:
 
 
 def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
-    """Return ``max(x, 0) + slope * min(x, 0)``, of which one product is rounded.
+    """Return ``max(x, 0) + slope * min(x, 0)``, in which one product is rounded.
 
     Args:
         tracer: of the node.

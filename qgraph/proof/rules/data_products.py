@@ -1,7 +1,7 @@
 """Matrix products of two tensors of data.
 
-The result is an atom of both operands. Their common factors are its coefficient, so that scales
-that are merged elsewhere leave the atom what it is.
+The result is an atom of both operands. Their factors are its coefficient, so the atom does not
+change if scales are merged into other nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def product_of_data(
         call: the node.
         a: its first operand.
         b: its second operand.
-        factor: of the product.
+        factor: factor of the product.
         bias: one more term.
         more: roundings of each term besides those of its product and of additions.
         is_integer: whether integers are added, without rounding.
@@ -77,7 +77,7 @@ def _alike(x: Quantity) -> Quantity:
 
 
 def _without_factor(function: Combination) -> tuple[Float64, Combination]:
-    """Return a factor of a function, and what is left without it."""
+    """Split a function into a factor and the rest."""
     numbers = [c for c, _ in function.terms]
     if not numbers or numbers[0].size != 1 or not numbers[0].all():
         return np.ones(()), function

@@ -1,6 +1,6 @@
 """Sums of products of codes, by the definitions in :mod:`qgraph.ops.integer.kernels`.
 
-The sum is exact. What follows is rounded: the multiplier, the sum as a float, their product.
+The sum is exact. The following operations round: the multiplier, the sum as a float, their product.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qgraph.reasons import AT_RUN_TIME, OVERFLOW, Undecidable
 
 @bound_rule(*SIGNATURES)
 def product_of_codes(call: NodeCall) -> Operand:
-    """The sum as an integer, as a real number, or as codes."""
+    """ConvInteger, QLinearConv and similar: the sum as an integer, a real number, or codes."""
     signature = SIGNATURES[OpKey.of(call.node)]
     index_of = {
         name: index for index, name in enumerate(signature.inputs) if call.value(index) is not None

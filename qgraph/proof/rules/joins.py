@@ -1,7 +1,7 @@
-"""Concat: tensors side by side.
+"""Concat.
 
-Each atom of a part becomes an atom of the whole that is 0 outside of the part. So the parts may
-have scales of their own, also when the result is multiplied by weights.
+Each atom of a part becomes an atom of the whole that is 0 outside of the part. So each part keeps
+its own scale, even if the result is multiplied by weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 
 @bound_rule("Concat")
 def concat(call: NodeCall) -> Operand:
-    """The tensors along an axis, each in its own place."""
+    """Concat: the concatenated tensors."""
     values = [value for value in call.node.inputs if value is not None]
     rank = len(shape_of(values[0]))
     axis = call.place(call.whole("axis"), rank) - rank
@@ -28,13 +28,13 @@ def concat(call: NodeCall) -> Operand:
 
 
 def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis: int) -> Quantity:
-    """Return tensors side by side.
+    """Return the concatenation of tensors.
 
     Args:
         call: the node.
         parts: the tensors.
-        sizes: of these along the axis.
-        axis: counted from the last.
+        sizes: their sizes along the axis.
+        axis: the axis, counted from the last.
     """
     functions = [x.meant for x in parts]
     meant = placed(call.tracer.atoms, list(zip(places(sizes, axis), functions, strict=True)))
@@ -49,7 +49,7 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
 
 
 def side_by_side(arrays: Sequence[Float64], sizes: Sequence[int], axis: int) -> Float64:
-    """Return arrays that broadcast to tensors as one that broadcasts to these side by side."""
+    """Concatenate arrays that broadcast to the tensors of a concatenation."""
     first = arrays[0].reshape(-1)[0]
     if all(array.size == 1 and (array == first).all() for array in arrays):
         return arrays[0].reshape(())

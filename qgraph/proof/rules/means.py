@@ -46,11 +46,11 @@ def mean(call: NodeCall) -> Operand:
 
 
 def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
-    """Return the axes that are reduced, sorted, counted from the first.
+    """Return the reduced axes, sorted, counted from the first.
 
     Args:
         call: the node.
-        stated: the axes that are an input, if there is one.
+        stated: the input with the axes, if there is one.
     """
     rank = call.rank()
     if call.node.op_type == "GlobalAveragePool":
@@ -65,7 +65,7 @@ def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
 
 
 def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
-    """Return means over axes, of which one element each is kept."""
+    """Return means over axes; the axes keep size 1."""
     last_axes = [axis - call.rank() for axis in axes]
     return averaged(call, x, ("mean", *last_axes), call.most(axes), last_axes)
 

@@ -1,4 +1,4 @@
-"""Operators that move elements of a tensor, or choose the largest of some."""
+"""Operators that move elements of a tensor, or take maxima."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def transpose(call: NodeCall) -> Operand:
 def transposed(
     call: NodeCall, index: int, axes: Sequence[int], x: Quantity | None = None
 ) -> Quantity:
-    """Return an operand, or what was made of it, with its axes in another order."""
+    """Return a quantity with its axes in another order."""
     x = call.quantity(index) if x is None else x
     order = tuple(axis % len(axes) for axis in axes)
     if order == tuple(range(len(order))):
@@ -74,7 +74,7 @@ def identity(call: NodeCall) -> Operand:
 @bound_rule("Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "DepthToSpace")
 @bound_rule("SpaceToDepth", "MaxPool", "GlobalMaxPool", "Compress", "ReverseSequence")
 def selection(call: NodeCall) -> Operand:
-    """Elements of the data, or for pools the largest of some."""
+    """Gather, Slice, MaxPool and similar: elements of the data, or maxima of them."""
     if call.node.op_type == "Gather" and call.quantity(0).value is not None:
         return _rows(call)
     x = data_of(call)
@@ -86,7 +86,7 @@ def selection(call: NodeCall) -> Operand:
 
 
 def _rows(call: NodeCall) -> Quantity:
-    """Return elements of a constant table, chosen by data."""
+    """Return elements of a constant table whose indices are data."""
     table, indices = call.quantity(0), call.quantity(1)
     if indices.value is not None:
         raise call.refusal("constants")
@@ -166,7 +166,7 @@ def _padded(call: NodeCall, x: Quantity) -> Quantity:
 
 
 def largest_of(call: NodeCall, x: Quantity) -> Quantity:
-    """Return the largest, or smallest, of some elements: its error is that of an element."""
+    """Return the maximum or minimum of some elements; its error is that of an element."""
     change, key = _along(call), _key(call)
     coefficients = [coefficient for coefficient, _ in x.meant.terms]
     if len(coefficients) == 1 and (coefficients[0] > 0).all():
@@ -177,7 +177,7 @@ def largest_of(call: NodeCall, x: Quantity) -> Quantity:
 
 
 def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
-    """Return what is equal for equal movements: of data of one shape, after broadcasting."""
+    """Return a key that is equal for equal movements of data of one shape, after broadcasting."""
     parameters = []
     for value in call.node.inputs[1:]:
         array = call.array(value)
@@ -188,7 +188,7 @@ def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
 
 
 def _along(call: NodeCall, result: ir.Value | None = None) -> Change:
-    """Return a change of arrays that do not vary along the axes in which elements are moved."""
+    """Return a function that moves arrays that do not vary along the moved axes."""
     before = shape_of(call.value(0))
     after = shape_of(result or call.node.outputs[0])
     kept = _kept_axes(call, before, after)

@@ -3,12 +3,12 @@
 With n elements, of magnitude at most X, let A be the largest error of their mean, and s the
 smallest ``sqrt(variance + epsilon)``, which is at least ``sqrt(epsilon)``. The normalized elements
 ``(x - mean) / s`` are at most ``sqrt(n)``. As functions of the elements their slope is at most
-``sqrt(n) / s``: the derivative is a projection, divided by s. The mean of the squared differences
-from a mean that is off by a is larger by a**2. So, with u the unit of rounding::
+``sqrt(n) / s``: the derivative is a projection, divided by s. If a mean is off by a, the mean of
+squared differences from it is larger by a**2. So, with u the unit of rounding::
 
     error <= sqrt(n) / s * error of x + A / s + sqrt(n) * ((n + 6) u + A**2 / epsilon + 6 u)
 
-with a factor of 1.1 for products of small terms, all of which have to be below 1/16.
+with a factor of 1.1 for products of small terms, all of which must be below 1/16.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def batch_normalization(call: NodeCall) -> Operand:
 
 
 def _of_channels(call: NodeCall, index: int) -> Quantity:
-    """Return a constant of a channel each, which broadcasts to the data ``[N, C, ...]``."""
+    """Return a constant with one number per channel, broadcast to the data ``[N, C, ...]``."""
     parameter = call.constant(index)
     if parameter is None:
         raise Undecidable(AT_RUN_TIME(f"a parameter of {call.node.op_type} is missing"))
@@ -121,7 +121,7 @@ def group_normalization(call: NodeCall) -> Operand:
 
 @bound_rule("Div")
 def division(call: NodeCall) -> Operand:
-    """A division; by a root mean square of the same data it is a normalization."""
+    """Div; a division of data by its own root mean square is a normalization."""
     statistics = _root_mean_square(call)
     if statistics is None:
         return traced(call)
@@ -131,7 +131,7 @@ def division(call: NodeCall) -> Operand:
 
 
 def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
-    """Return the mean and the epsilon of ``sqrt(mean(x * x) + epsilon)``, by which x is divided."""
+    """Return the mean and the epsilon of a divisor ``sqrt(mean(x * x) + epsilon)`` of x."""
     root = producer_of(call.value(1), "Sqrt")
     total = None if root is None else producer_of(root.inputs[0], "Add")
     if total is None:
@@ -153,14 +153,14 @@ def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
 def normalized(
     call: NodeCall, x: Quantity, axes: Sequence[int], is_centred: bool, groups: int = 1
 ) -> Quantity:
-    """Return elements divided by their root mean square, or first less their mean.
+    """Return elements, minus their mean if ``is_centred``, divided by their root mean square.
 
     Args:
         call: the node, with its epsilon.
         x: the elements.
-        axes: over which they are normalized, counted from the first.
-        is_centred: whether their mean is subtracted.
-        groups: into which the elements of these axes are divided.
+        axes: the normalized axes, counted from the first.
+        is_centred: whether the mean is subtracted.
+        groups: number of groups into which the elements of these axes are divided.
 
     Raises:
         Undecidable: rounding may change the variance by much of epsilon.

@@ -27,7 +27,7 @@ from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
 
 LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
-"""How weights are multiplied that stand left of the data."""
+"""Layout of products in which the weights are the left factor."""
 
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid")
 
@@ -101,9 +101,9 @@ def _of_factors(
         call: the node.
         a: a factor.
         b: the other factor.
-        alpha: multiplies their product.
-        c: is added, times its factor.
-        more: roundings of each term by both factors.
+        alpha: factor of the product.
+        c: the added term, times its factor.
+        more: number of roundings of each term by both factors.
     """
     if a.value is not None and b.value is not None:
         raise call.refusal("two constants")

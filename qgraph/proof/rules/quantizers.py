@@ -1,7 +1,7 @@
 """Quantizers that are not traced by their definitions.
 
-FakeQuantize compares the data with the ends of its range, BipolarQuant with 0, and FloatQuant looks
-for the step of each number. What they compute is the same as written here: a comparison chooses the
+By definition, FakeQuantize compares the data with the limits of its range, BipolarQuant with 0, and
+FloatQuant finds the step of each number. The rules here compute the same: a comparison selects the
 first or the last code, as a clip of codes does. QuantizeLinear and DequantizeLinear of 16-bit types
 are defined in these types.
 """
@@ -97,7 +97,7 @@ def trunc(call: NodeCall) -> Operand:
 
 @bound_rule("QuantizeLinear", OpKey(MICROSOFT, "QuantizeLinear"))
 def quantize_linear(call: NodeCall) -> Operand:
-    """By its definition; in 16 bits what is beyond the last codes is clipped first."""
+    """By its definition; 16-bit data beyond the last codes is clipped first."""
     if not _is_of_16_bits(call):
         return traced(call)
     x = call.quantity(0)
@@ -114,7 +114,7 @@ def quantize_linear(call: NodeCall) -> Operand:
 
 _BITS = 8
 _BEYOND_CODES = 2.0**14
-"""Steps beyond all codes of so many bits, and below the largest number of each type."""
+"""By bits of codes: steps beyond all codes, and below the largest number of each type."""
 
 
 @bound_rule("DequantizeLinear", OpKey(MICROSOFT, "DequantizeLinear"))

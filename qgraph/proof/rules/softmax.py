@@ -1,9 +1,9 @@
 """Softmax, LogSoftmax and ReduceLogSumExp.
 
-Elements that are off by e change a Softmax by at most ``e / 2``, its logarithm by ``2 e``, and the
-logarithm of the sum by e. With n elements, of which the largest is subtracted first, the sum of
-their powers lies between 1 and n. Each power is off by at most :data:`FUNCTION_ERROR`, f, absolute
-and relative, and the sum by a share s of it::
+An error e of the elements changes a Softmax by at most ``e / 2``, its logarithm by ``2 e``, and the
+logarithm of the sum by e. The largest of n elements is subtracted first, so the sum of their powers
+lies between 1 and n. The absolute and the relative error of each power is at most
+:data:`FUNCTION_ERROR`, f, and the relative error of the sum is at most s::
 
     s = f + n f + n u          Softmax: (2 f + s) / (1 - s) + 2 u
 """
@@ -23,7 +23,7 @@ from qgraph.proof.rules.means import reduced_axes, without_axes
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
 OF_ONE_AXIS = 13
-"""From this opset on, Softmax runs along one axis; before, along all from an axis on."""
+"""First opset in which Softmax runs along one axis; before, it runs along all axes from one on."""
 
 
 @bound_rule("Softmax", "LogSoftmax")
@@ -41,7 +41,7 @@ def softmax_of(call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: boo
         call: the node.
         name: Softmax or LogSoftmax.
         x: the numbers.
-        axis: of the sums, or the first of these.
+        axis: the axis of the sums, or the first of them.
         is_new: whether the sums run along one axis, and not along all that follow it.
     """
     axis = call.place(axis, call.rank())
@@ -83,7 +83,7 @@ def log_sum_exp(call: NodeCall) -> Operand:
 
 
 def _width(x: Quantity) -> float:
-    """Return how far elements may lie apart as they are executed."""
+    """Return the largest difference of two executed elements."""
     width = float(np.max(x.high + x.error) - np.min(x.low - x.error))
     if not math.isfinite(width):
         raise Undecidable(OUT_OF_RANGE("the range of the data of a Softmax is not known"))

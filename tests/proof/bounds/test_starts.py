@@ -146,4 +146,4 @@ def test_quantizers_of_other_data_are_not_explained_by_sums_without_a_bound():
     sides = (ir.from_onnx_text(text.replace("BODY", body)) for body in bodies)
     request = qgraph.Bounding(within="1step", ranges={"x": (-1.0, 1.0)})
     (region, _) = qgraph.prove(*sides, within=request).regions
-    assert str(region.reason) == "no quantizer of the reference rounds what 'last' does"
+    assert str(region.reason) == "no quantizer of the reference rounds the same data as 'last'"
