@@ -1,4 +1,4 @@
-"""Passes, and what runs them on files.
+"""Passes, and the functions that run them on files.
 
 Each pass is a frozen dataclass whose fields are its options; :func:`parse_spec` makes one from text
 such as ``convert{to=qdq}``, and :func:`rewrite` applies passes to a model file. Names are imported

@@ -36,7 +36,7 @@ _BOOLEANS = {"true": True, "false": False}
 _NONE = "none"
 _RUNTIME, _QUANTIZES_DATA = "onnxruntime-cpu", "quantizes-data"
 ABOUT_RUNTIME = f"{_RUNTIME}: "
-"""Beginning of notes about what ONNX Runtime makes of a result."""
+"""Beginning of notes about silent changes by ONNX Runtime."""
 
 _SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
 
@@ -50,10 +50,10 @@ class Option:
     Attributes:
         name: as in the specification.
         type: bool, int, float, str or an enumeration.
-        optional: whether None is a value.
+        optional: whether None is allowed.
         registry: the registry whose entries a str names; None for free text.
         value: the default; MISSING if the option is required.
-        help: what it does.
+        help: help text.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Option:
 
     @property
     def kind(self) -> str:
-        """The values that the option takes, in words."""
+        """The allowed values of the option, in words."""
         names = self.registry.names() if self.registry else None
         if names is None and issubclass(self.type, StrEnum):
             names = list(self.type)
@@ -87,10 +87,10 @@ class Option:
         return str(self.value).lower() if self.type is bool else str(self.value)
 
     def read(self, value: object) -> Any:
-        """Return a value given in Python in the type of the option; words match in any case.
+        """Convert a Python value to the type of the option; words match in any case.
 
         Raises:
-            OptionError: it is no value of the option.
+            OptionError: the option does not allow this value.
         """
         if value is None and self.optional:
             return None
@@ -113,10 +113,10 @@ class Option:
         raise self._refuse(value)
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text in a specification stands for.
+        """Parse the text of a value in a specification.
 
         Raises:
-            OptionError: it stands for none.
+            OptionError: the option does not allow this value.
         """
         if self.optional and text.lower() == _NONE:
             return None
@@ -176,9 +176,8 @@ class Transform(ir.passes.InPlacePass):
 
     Attributes:
         name: the name under which it is registered, such as ``fold-weights``.
-        preserves: the level of equality that the pass promises for whatever it changes; none
-            unless it says so.
-        bounded: whether its results are not equal, but lie within a bound that can be computed.
+        preserves: the level of equality that the pass guarantees for all changes; None by default.
+        bounded: whether its results are not equal, but have a computable bound.
     """
 
     name: ClassVar[str] = ""
@@ -187,7 +186,7 @@ class Transform(ir.passes.InPlacePass):
 
     @final
     def __post_init__(self) -> None:
-        """Convert each option to its type, so that strings and members mean the same."""
+        """Convert each option to its type, so that strings are accepted for enumeration members."""
         for each in options_of(type(self)):
             try:
                 value = each.read(getattr(self, each.name))
@@ -271,7 +270,7 @@ def option(
 
     Args:
         default: value if none is given.
-        help: what the option does.
+        help: help text of the option.
         registry: the registry whose entries the text names; None for free text.
     """
     return dataclasses.field(default=default, metadata={"help": help, "registry": registry})
@@ -290,12 +289,12 @@ def opset_option() -> Any:
 
 
 def selects(patterns: str, name: str) -> bool:
-    """Return whether patterns select a name: one of them fits, and none that begins with ``!``.
+    """Return whether patterns select a name: one of them matches, and none that begins with ``!``.
 
     Args:
         patterns: with ``*`` and ``?``, joined by ``|``. If all begin with ``!``, they
             select every other name.
-        name: of a node.
+        name: name of a node.
     """
     listed = re.split(r"\|(?!\])", patterns)
     wanted = [pattern for pattern in listed if not pattern.startswith("!")] or ["*"]
@@ -316,8 +315,8 @@ class PassInfo:
     Attributes:
         name: as in the specification.
         summary: what it does, in a sentence.
-        preserves: minimum level of equality that it accepts by default; "bounded" if what it
-            changes is within a bound.
+        preserves: minimum level of equality that it accepts by default; "bounded" if its changes
+            have a bound.
         options: its options, in the order of the fields.
     """
 
@@ -327,7 +326,7 @@ class PassInfo:
     options: tuple[Option, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description in words, as its view takes it."""
+        """Return the description as JSON, for its view."""
         fields = ("name", "kind", "default", "help")
         listed = [{name: getattr(option, name) for name in fields} for option in self.options]
         return vars(self) | {"preserves": str(self.preserves), "options": listed}
@@ -336,9 +335,8 @@ class PassInfo:
 def parse_spec(text: str) -> Transform:
     """Return the pass that ``text`` specifies: ``name`` or ``name{option=value,option=value}``.
 
-    Values are written as their type shows them: ``true`` and ``false``, numbers, the members of a
-    choice, all in any case; ``none`` where an option may be absent. They contain no braces and no
-    commas.
+    Values are ``true`` and ``false``, numbers, and the members of a choice, all in any case, and
+    ``none`` if the option allows None. They contain no braces and no commas.
 
     Raises:
         OptionError: the text has another form, the pass or an option is unknown, a required

@@ -1,4 +1,4 @@
-"""The pass ``canonical-operators``: operators in the forms that integer kernels are written for."""
+"""The pass ``canonical-operators``: write operators in the forms that integer kernels accept."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ class CanonicalForm(Choice):
 
 @transform("canonical-operators")
 class CanonicalOperators(Transform):
-    """Write operators on decoded codes in the forms that kernels on codes have.
+    """Write operators on decoded codes in the forms that integer kernels accept.
 
     1. ``gemm``: ``Add(MatMul(x, w), b) -> Gemm(x, w, b)`` for decoded matrices ``x`` and ``w``, and
        a constant or decoded ``b`` for each column; ``alpha`` and ``beta`` of a Gemm go into the
        scale of its stored codes and into its constant bias.
-    2. ``pool``: ``ReduceMean`` of decoded data over all axes behind the channels becomes
-       ``GlobalAveragePool``, with a Reshape where the axes are dropped; likewise an AveragePool
-       whose window is all of them.
+    2. ``pool``: ``ReduceMean`` of decoded data over all axes after the channels becomes
+       ``GlobalAveragePool``, with a Reshape if the axes are dropped; likewise an AveragePool whose
+       window covers all of them.
     3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
     4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
 
-    5. ``factors``: Mul and Div by one constant move in front of Reshape, Transpose and similar
+    5. ``factors``: Mul and Div by one constant move before Reshape, Transpose and similar
        operators, next to the MatMul, Gemm or Conv that computes the data and can absorb them.
 
     Rules 3 to 5 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
@@ -256,7 +256,7 @@ def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | 
 
 
 def _is_sum(value: ir.Value) -> bool:
-    """Return whether a layer gives a value, or what an Add makes of its result."""
+    """Return whether a layer computes a value, possibly followed by an Add."""
     node = value.producer()
     if node is not None and node.op_type == "Add" and not node.domain:
         makers = [producer_of(v) for v in node.inputs]
@@ -266,7 +266,7 @@ def _is_sum(value: ir.Value) -> bool:
 
 
 def _decodes(value: ir.Value) -> bool:
-    """Return whether DequantizeLinear gives a value, or an operator on such values does."""
+    """Return whether a value is a result of DequantizeLinear, or of an operator on such."""
     node = value.producer()
     while node is not None and node.op_type in _BETWEEN and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -274,7 +274,7 @@ def _decodes(value: ir.Value) -> bool:
 
 
 _NAMED = frozenset({"Gemm", "GlobalAveragePool"})
-"""Operators that take the name of what they replace."""
+"""Operators that get the name of the node that they replace."""
 
 _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -1,4 +1,4 @@
-"""The passes ``convert`` and ``fold-weights``: quantizers in another dialect, or packed codes."""
+"""The passes ``convert`` and ``fold-weights``: write quantizers in another dialect, or as codes."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class ConvertDialect(Transform):
        ``level(site(x) = d(x) for all x) >= exact`` and an opset up to ``opset`` replaces the site.
     3. If no draft does, rule 2 is applied to the quantizers within the site, without the operators
        around them.
-    4. What no rule converts is left unchanged and reported with the reason.
+    4. A site that no rule converts is left unchanged and reported with the reason.
 
-    Operators that a graph of standard operators defines (``lower-vendor-operators``) are replaced
-    by it first. Those of QONNX without codes stay if ``to`` is qonnx.
+    Operators that are defined as a graph of standard operators are first replaced by this graph
+    (``lower-vendor-operators``). If ``to`` is qonnx, operators of QONNX without codes are kept.
     """
 
     to: str = option(registry=DIALECTS, help="target dialect: qdq, qonnx, openvino or onnx")
@@ -153,7 +153,7 @@ class ConvertDialect(Transform):
         comparer: Comparer,
         limit: int,
     ) -> list[Decision]:
-        """Add to each refusal which dialect has an equal form; equal reasons are tried once."""
+        """Add to each refusal the dialect that has an equal form; equal reasons are tried once."""
         remedies: dict[str, str] = {}
         advised = []
         for each in decisions:
@@ -196,7 +196,7 @@ class ConvertDialect(Transform):
     def _understood(
         self, site: Site | Refusal, target: Dialect, editor: Editor
     ) -> tuple[Site, Iterable[Draft]] | Refusal:
-        """Return the site with its meaning, and the drafts to try before those of the dialect."""
+        """Return the site in the chosen arithmetic, and drafts to try before the dialect's."""
         if isinstance(site, Refusal):
             return site
         if self.fake_quantize is Arithmetic.REFERENCE:
@@ -217,7 +217,7 @@ class ConvertDialect(Transform):
 
 @transform("fold-weights")
 class FoldWeights(Transform):
-    """Store weights as packed codes in front of a DequantizeLinear.
+    """Store weights as packed codes, decoded by a DequantizeLinear.
 
     For a constant ``w``, ``quantizer(w) -> DequantizeLinear(codes, scale, zero_point)`` with
     ``(codes - zero_point) * scale = quantizer(w)`` for each element. The float values are removed.
@@ -247,7 +247,7 @@ class FoldWeights(Transform):
     def _choose(
         self, model: Model, editor: Editor, comparer: Comparer
     ) -> tuple[list[Decision], list[SiteReport]]:
-        """Decide on each constant quantizer, and report the unreadable ones."""
+        """Decide how to store each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: Offers = []
         read_sites = list(sites(model.ir, around_constants=True))
@@ -289,7 +289,7 @@ def _why_not_stored(site: Site) -> ExplainedReason:
 
 
 def _quantizes_weight(node: ir.Node) -> bool:
-    """Return whether a node quantizes a weight, or decodes what such a node gives."""
+    """Return whether a node quantizes a weight, or decodes the result of such a node."""
     x = input_of(node, 0)
     maker = producer_of(x)
     if node.op_type.endswith("DequantizeLinear"):

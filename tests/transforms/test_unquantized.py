@@ -41,7 +41,7 @@ def test_each_product_without_codes_has_a_reason(deployment):
         "behind": "no quantizer between Relu and it",
         "plain": "its weights have no quantizer",
         "fed": "no quantizer between input 'v' and it",
-        "wide": "its codes are no integers of 16 bits or fewer",
+        "wide": "its codes are not integers of 16 bits or fewer",
     }
     assert deployment.to_json()["notes"][-1] == (
         "not quantized, so in float and not listed: behind (no quantizer between Relu and it); "

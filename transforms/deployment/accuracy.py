@@ -21,9 +21,9 @@ class Accuracy:
 
     Attributes:
         samples: rows of the inputs.
-        before, after: share of the samples whose largest score is that of the label; None without
-            labels.
-        bounds: of each segment, codes that differ, and distances beside their bound.
+        before, after: share of correct samples, whose largest score is that of the label; None
+            without labels.
+        bounds: for each segment, the differing codes, and distances with their bounds.
     """
 
     samples: int
@@ -33,7 +33,7 @@ class Accuracy:
 
     @property
     def codes_that_differ(self) -> float | None:
-        """Share of codes that differ when each model continues with its own; None without codes."""
+        """Share of codes that differ, with each model on its own codes; None without codes."""
         coded = [each for each in self.bounds.segments if not each.is_output]
         total = sum(each.elements for each in coded)
         return sum(each.accumulated_codes for each in coded) / total if total else None
@@ -63,9 +63,9 @@ def accuracy(
     Args:
         reference: the input of a deployment.
         candidate: its result.
-        request: the limits that were kept.
-        inputs: arrays by name, and how others are drawn.
-        labels: the right answers for the rows; None if they are not known.
+        request: the limits of the deployment.
+        inputs: arrays by name, and options of random inputs.
+        labels: the labels of the rows; None if they are not known.
 
     Raises:
         OptionError: labels and outputs do not fit.

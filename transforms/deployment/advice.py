@@ -1,4 +1,4 @@
-"""What to do after a deployment: the command that proves it again, and the next step."""
+"""Advice after a deployment: the command that repeats the proof, and the next step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qgraph.text import counted
 
 
 def proof_command(request: Bounding, source: str, result: str) -> str:
-    """Return the command line that proves the claim of a deployment again.
+    """Return the command line that repeats the proof of a deployment.
 
     Args:
-        request: what was proved or bounded.
+        request: the options of bounds.
         source: path of the input.
         result: path of the deployed model.
     """

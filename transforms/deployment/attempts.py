@@ -1,4 +1,4 @@
-"""Ways to rewrite a model, tried until one is within the limits."""
+"""Try forms of a model until one is within the limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WITHOUT = (
         "split-zero-points",
     ),
 )
-"""Passes that are left out, in the order of the attempts."""
+"""Passes that each attempt omits, in the order of the attempts."""
 
 _PLAIN = [without for without in _WITHOUT if "plain-pairs" not in without]
 _PLANS = [
@@ -47,10 +47,10 @@ _PLANS = [
     *((without, True) for without in _PLAIN),
     *((without, False) for without in _WITHOUT if without not in _PLAIN),
 ]
-"""Passes that are left out, and whether quantizers that exceeded the limits stay exact."""
+"""Omitted passes, and whether quantizers that exceeded the limits stay exact."""
 
 _POINTS = CanonicalOperators(forms=CanonicalForm.POINTS)
-"""What keeps every bit, and so is never left out."""
+"""Passes that keep every bit; they are never omitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,8 @@ class Attempt:
         model: the result.
         report: of the passes.
         certificate: how equal the result is to the input.
-        decoded: what layers were before their weights became floats, by name.
-        obstacle: why not all rewrites were done, where a wider limit allows them.
+        decoded: descriptions of layers before their weights became floats, by name.
+        obstacle: why not all rewrites were done, if a wider limit would allow them.
     """
 
     model: Model
@@ -88,16 +88,16 @@ def best_form(
 ) -> Attempt:
     """Return the first form that is within the limits.
 
-    First all passes are applied, then all but those that change which layers correspond, then the
-    exact ones alone; these at once where only sizes are missing, which no pass changes. If regions
-    exceed the limits, their layers and quantizers are left as they were, and the passes run again.
-    If nothing is within the limits, the model is unchanged, and a note says why.
+    The first attempt applies all passes, the second all but those that change the correspondence of
+    layers, the third only exact passes; if only sizes are unknown, the third follows at once. If
+    regions exceed the limits, the passes run again without changing their layers and quantizers. If
+    no form is within the limits, the model is unchanged, and a note says why.
 
     Args:
         reference: the input.
         profile: of the target.
         request: the limits.
-        kept: patterns of layers that no factor and no bias is moved into.
+        kept: patterns of layers into which no factors and biases are merged.
         packed: see :func:`.pipeline.steps_for`.
     """
     plain = reference.clone()
@@ -158,7 +158,7 @@ def best_form(
 
 
 def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
-    """Return the layers whose results reach some values through other operators."""
+    """Return the layers from whose results other operators compute the given values."""
     pending = [value for node in model.nodes() for value in node.outputs if value.name in ends]
     names = set[str]()
     reached = set(pending)
@@ -174,14 +174,14 @@ def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
 
 
 def _quantized(reference: Model, regions: Sequence[RegionVerdict]) -> list[str]:
-    """Return the results of quantizers that regions end with."""
+    """Return the results of the quantizers at the ends of regions."""
     ends = {region.reference_value for region in regions}
     results = (str(site.y.name) for site in sites(reference.ir) if isinstance(site, Site))
     return [escaped(name) for name in results if name in ends]
 
 
 def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:
-    """Return why not all rewrites were done, where a wider limit allows them."""
+    """Return why not all rewrites were done, if a wider limit would allow them."""
     bounds = [region.bound for region in failing if region.bound is not None]
     if len(bounds) < len(failing):
         return None
@@ -197,7 +197,7 @@ def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:
 
 
 def _of_floats(model: Model) -> list[str]:
-    """Return the products whose data no quantizer gives, also through other operators."""
+    """Return the products whose data no quantizer computes, directly or through other operators."""
     coded = {site.y for site in sites(model.ir) if isinstance(site, Site)}
     labels = []
     for node in model.nodes(*LAYERS):
@@ -215,7 +215,7 @@ def _of_floats(model: Model) -> list[str]:
 
 
 def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
-    """Return the model as it is, with a note that says why."""
+    """Return the unchanged model, with a note that says why."""
     size = weight_bytes(reference.ir)
     report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
     same = reference.clone()
@@ -223,9 +223,9 @@ def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
 
 
 def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note: str) -> Attempt:
-    """Return the model with its quantized layers as they are, with a note that says why.
+    """Return the model with unchanged quantized layers, and a note that says why.
 
-    Weights that the target would decode in each run are floats.
+    Weights that the target would decode in each run become floats.
     """
     attempt = unchanged(reference, request, note)
     decoded = decode_weights(attempt.model, profile, attempt.report)
@@ -245,7 +245,7 @@ def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
 
 
 def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
-    """Return how equal two models are; the candidate is in no file yet."""
+    """Return the certificate of two models; the candidate is not saved yet."""
     sides = reference.ir, candidate.ir
     proof = certify(*sides, evidence=True, demonstrate=demonstrate)
     certificate = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
@@ -253,6 +253,6 @@ def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate
 
 
 def order_of(profile: Profile) -> str:
-    """Return the order of additions that all float sums of a target keep."""
+    """Return the order of additions that holds for all float sums of a target."""
     orders = {rule.order for rule in profile.sums if not rule.when}
     return orders.pop() if len(orders) == 1 else "any"

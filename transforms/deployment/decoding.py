@@ -1,4 +1,4 @@
-"""Store weights as floats that a target would decode in each run."""
+"""Store weights as floats if a target would decode their codes in each run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.fold_constants import FoldConstants
 
 _BETWEEN = frozenset({"Add", "Clip", "Identity", "Relu"})
-"""Operators between a layer and a quantizer that runtimes join with the layer."""
+"""Operators that runtimes fuse with the layer before them and the quantizer after them."""
 
 
 def decode_weights(model: Model, profile: Profile, report: Report) -> dict[str, QuantizedLayer]:
-    """Decode the weights of layers in float that were measured to be slower on stored codes.
+    """Decode the weights of float layers that were measured to be slower on stored codes.
 
     Args:
-        model: is changed; without a quantized layer it stays.
+        model: changed in place; unchanged if it has no quantized layer.
         profile: of the target.
-        report: gets what was done.
+        report: gets an entry for each layer.
 
     Returns:
-        What the quantized layers among them were, by their names.
+        The descriptions of the quantized layers among them before the change, by name.
     """
     slow = {
         (name, codes)

@@ -1,4 +1,4 @@
-"""Rewrite a model so that its target executes it in integers, and say how equal the result is."""
+"""Rewrite a model so that its target executes it in integers, and prove the result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _FAMILIES = ("QG1", "QG3", "QG4", "QG6")
 """Rules about correctness, silent changes, speed and portability."""
 
 _TOLD = ("QG401",)
-"""Rules about layers that are left, which have a line of their own."""
+"""Rules about layers that stay in float; the report lists these layers separately."""
 
 
 def deploy(
@@ -73,32 +73,30 @@ def deploy(
 ) -> Deployment:
     """Rewrite a model so that a target executes its quantized layers in integer kernels.
 
-    Each rewrite is proved or bounded against what the input means in real numbers. A rewrite that
-    cannot be shown to be within the limit is not done: the layer keeps its form, and the report
-    says why.
+    Each rewrite is proved equal, or its distance from the input model in real numbers is bounded. A
+    rewrite whose bound exceeds the limit is not done: the layer keeps its form, and the report says
+    why.
 
     Args:
         source: the model; a :class:`qgraph.Model` is changed, as a whole or not at all.
         target: name or path of a profile, see ``qgraph targets``.
         within: limits, see :meth:`qgraph.bound.Limit.parse`; or :class:`qgraph.bound.Bounding` for
             ranges of inputs too. The deployment chooses ``against`` and ``order`` itself.
-        keep: patterns of names of layers that no factor and no bias is moved into; or one.
-        require_all: raise if a quantized layer is left in float.
-        prefer: ``speed`` leaves layers in float whose integer form is slower by the profile;
-            ``size`` leaves weights of few bits packed; ``tuned`` measures both forms of each
-            distinct layer on this machine, and takes the fastest.
+        keep: one or several patterns of names of layers into which no factors and biases are
+            merged.
+        require_all: raise if a quantized layer stays in float.
+        prefer: ``speed`` leaves layers in float if the profile says that their integer form is
+            slower; ``size`` leaves weights of few bits packed; ``tuned`` measures both forms of
+            each distinct layer on this machine, and uses the faster one.
         inputs: arrays by name, or paths of files with them, on which the result is compared with
-            the input; or :class:`qgraph.Inputs`, whose shapes are those of the models that are
-            timed.
-        labels: the right answers for the rows of the inputs.
+            the input; or :class:`qgraph.Inputs`, whose shapes are also used to time models.
+        labels: the labels of the rows of the inputs.
 
     Raises:
-        OptionError: an option is wrong, or there is no such target.
-        ModelError: the model, or the profile, is not usable.
-        ExecutionError: the model cannot be run on the inputs.
-        EquivalenceError: ``require_all`` is set and layers are left, or the inputs show that a
-            bound is violated.
-        UndecidedError: the time limit was reached.
+        OptionError: an option is wrong, or there is no such target. ModelError: the model or the
+        profile is not usable. ExecutionError: the model cannot be run on the inputs.
+        EquivalenceError: ``require_all`` is set and layers stay in float, or the inputs show that a
+        bound is violated. UndecidedError: the time limit was reached.
     """
     require(keep, str | list | tuple, "keep", "patterns of names of layers, such as ['conv*']")
     patterns = [keep] if isinstance(keep, str) else list(keep)
@@ -168,14 +166,14 @@ def _gaining(
     before: Deployment,
     runtime: TargetRuntime,
 ) -> Attempt:
-    """Return the best form if layers get kernels by it; else what is needed to load the model.
+    """Return the best form if it has more integer kernels; else only the changes needed to load it.
 
     Args:
         reference: the input.
         profile: of the target.
         request: the limits.
-        keep: patterns of layers that no factor and no bias is moved into.
-        before: the report on the input as it is.
+        keep: patterns of layers into which no factors and biases are merged.
+        before: the report on the unchanged input.
         runtime: of the target.
     """
     attempt = best_form(reference, profile, request, keep)
@@ -207,13 +205,13 @@ def _gaining(
 
 
 def _traps(model: Model, target: str | os.PathLike[str]) -> tuple[LintFinding, ...]:
-    """Return the findings of lint in a result that its list of layers does not contain."""
+    """Return the findings of lint in a result that its list of layers does not contain already."""
     findings = lint(model, target, select=_FAMILIES, ignore=_TOLD)
     return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)
 
 
 def _renamed(left: Left, reference: Model, model: Model) -> Left:
-    """Return reasons by the names of layers of the reference instead of those of a result."""
+    """Return reasons by names of layers of the reference instead of names in the result."""
     if not left:
         return left
     plain = reference.clone()
@@ -224,7 +222,7 @@ def _renamed(left: Left, reference: Model, model: Model) -> Left:
 
 
 def _is_taken(reference: Model, result: Model, deployment: Deployment, profile: Profile) -> bool:
-    """Return whether the target loads the input, or if it is not run, no less than the result."""
+    """Return whether the target loads the input; if it cannot be run, as much as the result."""
     if deployment.is_executed or profile.executed is not None:
         return deployment.is_executed
     against = []
@@ -235,13 +233,13 @@ def _is_taken(reference: Model, result: Model, deployment: Deployment, profile: 
 
 
 def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
-    """Return the layers that have lost their kernels, if both models are run, or neither is."""
+    """Return the layers that lost their kernels, if both models were run, or neither was."""
     is_alike = before.is_executed == after.is_executed
     return [layer for layer in after.layers if is_alike and layer.before and not layer.kernel]
 
 
 def _sign(model: Model, profile: Profile, reference: Model) -> None:
-    """Write into the model what made it."""
+    """Write the name and version of the producer into the model."""
     facts = {"version": __version__, "target": profile.name, "profile": profile.digest}
     facts["input"] = reference.identity().sha256 or ""
     model.ir.metadata_props.update({f"qgraph.deploy.{k}": v for k, v in facts.items()})

@@ -12,7 +12,7 @@ from qgraph.transforms.deployment.pipeline import as_pairs
 
 
 def float_network(model: Model) -> Model:
-    """Return the model without its quantizers: data pass as they are, weights are stored floats."""
+    """Return the model without its quantizers; weights become stored floats."""
     plain = model.clone()
     plain.apply(as_pairs())
     graph = plain.ir.graph

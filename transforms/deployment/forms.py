@@ -1,4 +1,4 @@
-"""In which form the weights of a layer are stored, which decides what computes it.
+"""Storage forms of the weights of a layer, which determine the kernel that computes it.
 
 The numbers are the same in all forms::
 
@@ -33,17 +33,17 @@ FLOAT = "float"
 _BYTE = 8
 
 Left = Mapping[str, ExplainedReason]
-"""Layers that are left in float by choice, and why."""
+"""Layers that are left in float by choice, with the reason, by name."""
 
 
 class Preference(Choice):
-    """What a deployment prefers where it has a choice."""
+    """Preference of a deployment between forms of a layer."""
 
     SPEED = "speed"
-    """Integer kernels, but for forms that the profile says are slower."""
+    """Integer kernels, except forms that are slower according to the profile."""
 
     SIZE = "size"
-    """Weights of few bits stay packed, although no integer kernel takes them."""
+    """Weights of few bits stay packed, although no integer kernel accepts them."""
 
     TUNED = "tuned"
     """The form that is the fastest on this machine, as measured."""
@@ -62,12 +62,12 @@ def in_float(names: Collection[str]) -> Transform:
 
 
 def has_kernel(layer: FoundLayer, profile: Profile) -> bool:
-    """Return whether a kernel takes a layer by a profile."""
+    """Return whether a kernel accepts a layer, according to a profile."""
     return isinstance(kernel_of(layer.description, profile), KernelMatch)
 
 
 def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
-    """Return the layers whose integer form is slower than float by a profile."""
+    """Return the layers whose integer form is slower than float, according to a profile."""
     reasons = {}
     for layer in quantized_layers(model.ir):
         match = kernel_of(layer.description, profile)
@@ -80,7 +80,7 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 
 def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
-    """Return the layers that a target takes by mistake and that fail when they run, and why."""
+    """Return the layers that a target accepts although they fail at run time, with the reason."""
     reasons: dict[str, ExplainedReason] = {}
     if not any(kernel.fails for kernel in profile.kernel):
         return reasons
@@ -94,7 +94,7 @@ def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 
 def is_misread(model: Model, profile: Profile) -> bool:
-    """Return whether a target computes wrong values of codes that are joined, or added by rows."""
+    """Return whether a target is wrong after a Concat of codes, or in sums over rows."""
     if misreads_row_sums(profile) and row_sums_of(model.ir):
         return True
     wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}

@@ -1,4 +1,4 @@
-"""Apply the passes that lint names as fixes, as far as their results are shown to be equal."""
+"""Apply the passes that lint names as fixes, if their results are equal or bounded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ORDER = (
     "move-quantizers",
     "quantize-bias",
 )
-"""Passes in the order in which they are applied; each finds what those before it leave."""
+"""Passes in the order in which they are applied; each finds cases that earlier ones leave."""
 
 _MOST_ROUNDS = 4
 _ENOUGH = {ProofVerdict.PROVED, ProofVerdict.BOUNDED}
@@ -52,8 +52,8 @@ class AppliedFix:
         applied: the pass, limited to these nodes if it can be.
         sites: number of sites that it changed.
         beyond: names of changed nodes that no finding names.
-        exactness: how equal the result is; None if nothing was changed.
-        reason: why it was not applied, or what it left; None if it was applied everywhere.
+        exactness: level of equality of the result; None if nothing was changed.
+        reason: why it was not applied, or not to all nodes; None if it was applied to all.
     """
 
     name: str
@@ -76,7 +76,7 @@ class AppliedFix:
 
 @dataclass(frozen=True)
 class LintFixes:
-    """What :func:`fix` did.
+    """Result of :func:`fix`.
 
     Attributes:
         steps: the passes that were tried, in order.
@@ -91,7 +91,7 @@ class LintFixes:
 
     @property
     def passes(self) -> list[Transform]:
-        """The passes that changed something, to be applied again."""
+        """The passes that changed something; they can be applied again."""
         return [step.applied for step in self.steps if step.sites]
 
 
@@ -117,8 +117,9 @@ def fix(
         target: name or path of a profile.
         select: only these rules, as for :func:`qgraph.lint`.
         ignore: not these rules.
-        within: limits, see :meth:`qgraph.bound.Limit.parse`; without one, only what is proved.
-        known: findings that are left as they are.
+        within: limits, see :meth:`qgraph.bound.Limit.parse`; without one, only proved results are
+            accepted.
+        known: findings that are not fixed.
 
     Raises:
         OptionError: there is no such target, rule or limit.
@@ -164,7 +165,7 @@ def _wanted(findings: LintReport, within: Within) -> Iterator[AppliedFix]:
 
 
 def _limited(each: Transform, nodes: Iterable[str]) -> Transform:
-    """Return a pass that changes these nodes only, or the pass itself if it cannot be limited."""
+    """Return a pass that changes only these nodes, or the pass itself if it cannot be limited."""
     if not any(option.name == "nodes" for option in options_of(type(each))):
         return each
     if any(name.startswith("!") for name in nodes):  # would select all others
@@ -179,7 +180,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _applied(model: Model, step: AppliedFix, within: Within) -> tuple[Model, AppliedFix]:
-    """Return the model after a pass, or as it was, and what became of the pass."""
+    """Return the model after a pass, or unchanged, and the result of the pass."""
     each, draft = step.applied, model.clone()
     try:
         report = draft.apply(each)

@@ -1,4 +1,4 @@
-"""Which kernel takes each layer of a deployed model, and what was done to the layer."""
+"""List the layers of a deployed model, with their kernels and rewrites."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ KERNELS = (
     "QLinearConv",
     "QLinearMatMul",
 )
-"""Operators that are integer kernels as they are written."""
+"""Operators that are integer kernels themselves."""
 
 _ENCODER = "QuantizeLinear"
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """What computes a layer: a kernel, or the reason why there is none."""
+    """The kernel of a layer, or the reason why there is none."""
 
     kernel: str | None
     reason: str | None = None
@@ -62,7 +62,7 @@ class TargetRuntime:
         self._known: dict[int, tuple[Model, ExecutedGraph | QGraphError]] = {}
 
     def executed(self, model: Model, name: str) -> ExecutedGraph:
-        """Return what the runtime ``name`` executes; errors as of :func:`executed`."""
+        """Return the graph that the runtime ``name`` executes; raises like :func:`executed`."""
         if id(model) not in self._known:
             graph: ExecutedGraph | QGraphError
             try:
@@ -76,7 +76,7 @@ class TargetRuntime:
         return outcome
 
     def refuses(self, model: Model) -> bool:
-        """Return whether the runtime is installed, and cannot run the model."""
+        """Return whether the runtime is installed but cannot run the model."""
         if self.profile.executed is None:
             return False
         try:
@@ -91,12 +91,12 @@ class TargetRuntime:
 def _kernels(
     model: Model, runtime: TargetRuntime, *, run: bool
 ) -> tuple[dict[str, _Taken], Collection[str]]:
-    """Return what computes each quantized layer, by name, and all products that are executed.
+    """Return the kernel of each quantized layer, by name, and all executed products.
 
     Args:
         model: the model.
-        runtime: whose profile predicts it.
-        run: read it from the graph that the runtime executes.
+        runtime: the runtime, whose profile predicts kernels.
+        run: read kernels from the executed graph instead.
 
     Raises:
         ExecutionError: the runtime refuses the model.
@@ -119,7 +119,7 @@ def _kernels(
 
 
 def _predicted(layer: QuantizedLayer, profile: Profile) -> _Taken:
-    """Return what the profile says about a layer."""
+    """Return the kernel that the profile predicts for a layer."""
     match = kernel_of(layer, profile)
     if isinstance(match, KernelMatch):
         return _Taken("/".join(match.kernel.runs) or match.kernel.id)
@@ -128,7 +128,7 @@ def _predicted(layer: QuantizedLayer, profile: Profile) -> _Taken:
 
 
 def _unread(layer: QuantizedLayer, profile: Profile) -> _Taken:
-    """Return why a layer of the input has no kernel that is no layer of codes in the result."""
+    """Return why a layer of the input that is not quantized in the result has no kernel."""
     taken = _predicted(layer, profile)
     if taken.kernel is None:
         return taken
@@ -142,7 +142,7 @@ def listed(
 
     Args:
         reference: the input.
-        attempt: its result.
+        attempt: the attempt with the result.
         runtime: of the target.
         chosen: layers of the input that are left in float by choice, and why.
     """
@@ -208,9 +208,9 @@ def listed(
 
 
 def _coded(model: Model, profile: Profile) -> dict[str | None, ir.Node]:
-    """Return the operators that a target has as kernels and that are written so, by their result.
+    """Return operators that are integer kernels of a target themselves, by their result.
 
-    A target that names none of them in its executed graphs takes layers between quantizers alone.
+    A target whose executed graphs contain none of them accepts only layers between quantizers.
     """
     if not any(set(kernel.runs) & set(KERNELS) for kernel in profile.kernel):
         return {}
@@ -220,7 +220,7 @@ def _coded(model: Model, profile: Profile) -> dict[str | None, ir.Node]:
 def paired_layers(
     layers: Sequence[FoundLayer], others: Sequence[FoundLayer]
 ) -> dict[str, FoundLayer]:
-    """Return the layer of the result for each layer of the input, by the name of the latter.
+    """Return the layer of the result for each layer of the input, by its name in the input.
 
     A replaced layer and its replacement compute values of the same name.
     """
@@ -240,14 +240,14 @@ def paired_layers(
 
 
 def _made(layer: FoundLayer) -> list[str]:
-    """Return the names of what a layer gives, and of the codes of it."""
+    """Return the names of the result of a layer, and of its codes."""
     values = [value for node in (layer.node, *layer.follows) for value in node.outputs]
     codes = [user.outputs[0] for user in values[-1].consumers() if user.op_type == _ENCODER]
     return [str(value.name) for value in (*values, *codes)]
 
 
 def _names(layer: FoundLayer) -> set[str]:
-    """Return the names of a layer, of what follows it, and of the quantizers of its result."""
+    """Return the names of a layer, of the following nodes, and of the quantizers of its result."""
     names = {label(node) for node in (layer.node, *layer.follows)}
     behind = [layer.node] if layer.description.y is None else []
     while behind:
@@ -264,11 +264,11 @@ def _row(
     """Return the line of one layer.
 
     Args:
-        layer: what it is in the input.
-        names: of its nodes up to the quantizer of its result, in both models.
-        taken: what computes it.
-        before: the integer kernel that takes it in the input.
-        attempt: what was done.
+        layer: the layer of the input.
+        names: names of its nodes up to the quantizer of its result, in both models.
+        taken: its kernel.
+        before: its integer kernel in the input.
+        attempt: the attempt with the result.
     """
     regions = [
         region

@@ -1,4 +1,4 @@
-"""Which passes bring a model into the form that the kernels of a target take, in which order."""
+"""Select and order the passes that write a model in a form that a target's kernels accept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qgraph.transforms.widen_codes import WidenCodes
 from qgraph.transforms.widen_floats import WidenFloats
 
 HIGHEST_OPSET = 21
-"""Nothing in the forms below needs a higher one."""
+"""Highest opset that the forms in this module need."""
 
 
 def steps_for(
@@ -44,15 +44,15 @@ def steps_for(
 ) -> list[Transform]:
     """Return the passes for a target, in the order in which they are applied.
 
-    Constants are computed first, since the rules of the other passes see stored codes only. Weight
-    codes are widened before biases become int32, whose scale is that of the products.
+    Constants are computed first, since the rules of the other passes only match stored codes.
+    Weight codes are widened before biases become int32, whose scale is that of the products.
 
     Args:
         profile: of the target.
-        nodes: patterns of names of the layers into which factors and biases may go.
-        values: patterns of names of the results of quantizers that get the plain form.
-        coded: patterns of names of the products whose weights get the type that kernels take.
-        packed: None to store weights in the types that kernels take. Otherwise weights keep the
+        nodes: patterns of names of the layers into which factors and biases may be merged.
+        values: patterns of names of the results of quantizers to write in plain form.
+        coded: patterns of names of the products whose weights get the type that kernels accept.
+        packed: None to store weights in the types that kernels accept. Otherwise weights keep the
             type that FoldWeights chooses, and the named layers keep their biases.
     """
     opset = wants.highest_opset(profile, HIGHEST_OPSET)
@@ -78,7 +78,7 @@ def as_pairs() -> LowerIntegerOperators:
 
 
 def conversion_for(profile: Profile) -> list[Transform]:
-    """Return the passes that write quantizers as a target reads them, equal in value."""
+    """Return the passes that write quantizers in the dialect of a target, equal in value."""
     opset = wants.highest_opset(profile, HIGHEST_OPSET)
     if not wants.takes(profile, "DequantizeLinear"):
         return [as_pairs(), ConvertDialect(to="qonnx")]
@@ -87,7 +87,7 @@ def conversion_for(profile: Profile) -> list[Transform]:
 
 
 def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
-    """Yield what gives each quantizer the plain form, and each weight stored codes."""
+    """Yield passes that write quantizers in plain form and weights as stored codes."""
     yield as_pairs()
     # Before conversion, since a bias would join the float operators around a quantizer.
     yield PlainPairs(values=values, opset=opset)
@@ -100,7 +100,7 @@ def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
 
 
 def _quants(profile: Profile, values: str) -> Iterator[Transform]:
-    """Yield what gives each quantizer the form of one Quant, and leaves none that does nothing."""
+    """Yield passes that write each quantizer as one Quant, and remove those without effect."""
     yield as_pairs()
     yield MoveQuantizers()
     yield ConvertDialect(to="qonnx")
@@ -111,7 +111,7 @@ def _quants(profile: Profile, values: str) -> Iterator[Transform]:
 
 
 def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
-    """Yield what leaves only a layer between two quantizers, in types that kernels take."""
+    """Yield passes that leave only layers between quantizers, in types that kernels accept."""
     repack = Repack(
         to=CodeTarget.INT8, activations=False, operators="Conv*|Gemm|MatMul", opset=opset
     )

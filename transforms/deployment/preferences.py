@@ -1,4 +1,4 @@
-"""Leave layers in float where a profile, the size or measured times prefer that."""
+"""Leave layers in float if the profile, the size preference or measured times favour that."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from qgraph.transforms.drafts.choice import label
 
 _ROUNDS = 21
 _CLEAR = 0.98
-"""Another form of the model is taken if it needs less than so much of the time."""
+"""Another form of the model is used if its time is less than this share of the time before."""
 
 
 @dataclass(frozen=True, eq=False)
 class Preferred:
-    """A model in the form that is preferred.
+    """A model in its preferred form.
 
     Attributes:
-        attempt: the model, and how equal it is.
-        left: the layers that are left in float by choice, and why.
-        tuning: what was measured; None if nothing was.
+        attempt: the model and its certificate.
+        left: the layers that are left in float by choice, with the reason.
+        tuning: measured times; None if nothing was measured.
     """
 
     attempt: Attempt
@@ -62,11 +62,11 @@ def preferred(
         reference: the input.
         profile: of the target.
         request: the limits.
-        prefer: what is preferred.
+        prefer: the preference.
         shapes: of the inputs of models that are timed, by name.
 
     Raises:
-        OptionError: times are wanted of a target that cannot be run here.
+        OptionError: times are requested for a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
     failed = failing(attempt.model, profile)
@@ -87,9 +87,9 @@ def preferred(
 
 
 def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Preferred:
-    """Return the fastest of the model, the input, the tuned model, and all layers in float.
+    """Return the fastest of: the model, the input, the tuned model, all layers in float.
 
-    All quantizers stay in each of them.
+    Each of them keeps all quantizers.
     """
     attempt, tuning = preferred.attempt, preferred.tuning
     if tuning is None:
@@ -138,6 +138,6 @@ def _leaving(
 
 
 def _stored(model: Model, names: Collection[str]) -> tuple[Model, Report]:
-    """Return a copy of a model with layers in float, and what was done."""
+    """Return a copy of a model with some layers in float, and the report."""
     copy = model.clone()
     return copy, copy.apply(in_float(names)) if names else Report()

@@ -1,4 +1,4 @@
-"""What ``deploy`` reports: each quantized layer, its kernel, and how far it may differ."""
+"""Report of ``deploy``: each quantized layer, its kernel, and its bound."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class DeployedLayer:
     Attributes:
         node: its name in the input.
         op: its operator.
-        kernel: the integer kernel that takes it; None if none does.
-        reason: why no integer kernel takes it, or a remark.
+        kernel: its integer kernel; None if there is none.
+        reason: why it has no integer kernel, or a remark.
         reason_id: stable id of the reason; None if there is none.
         rewrites: the passes that changed it, or something between it and its quantizers.
-        exactness: level that its segments keep, ``bounded`` included; None if not decided.
+        exactness: lowest level of its segments, possibly ``bounded``; None if not decided.
         bound: the largest bound of its segments; None if none is bounded.
-        before: the integer kernel that takes it in the input; None if none does.
+        before: its integer kernel in the input; None if there is none.
     """
 
     node: str
@@ -56,20 +56,20 @@ class Deployment(Displayed):
     Attributes:
         target: name of the profile.
         profile: its SHA-256.
-        runtime: module of the runtime, where there is one; None if not.
+        runtime: module of the runtime; None if there is none.
         layers: the quantized layers of the input, in order.
-        is_executed: whether kernels were read from the graph that the runtime executes; if not,
-            they are what the profile predicts.
-        certificate: how equal the result is to the input.
+        is_executed: whether kernels were read from the graph that the runtime executes; if not, the
+            profile predicts them.
+        certificate: certificate of the input and the result.
         weight_bytes_before, weight_bytes_after: sizes of all weights.
-        session_options: what a session has to set for the result.
+        session_options: options that a session must set for the result.
         notes: remarks.
-        accuracy: on the data that was given; None without any.
-        tuning: the forms of layers that were measured; None if none were.
+        accuracy: comparison on data; None without data.
+        tuning: the measured forms of layers; None if none were measured.
         measured: times; None if not measured.
-        findings: warnings and errors of lint in the result, mostly about what the target changes
-            silently; layers that are left in float are not repeated.
-        unquantized: the convolutions and matrix products that are no quantized layers, and why.
+        findings: warnings and errors of lint in the result, mostly about silent changes by the
+            target; layers that stay in float are not repeated.
+        unquantized: the convolutions and matrix products that are not quantized layers, and why.
     """
 
     target: str
@@ -90,7 +90,7 @@ class Deployment(Displayed):
 
     @property
     def summary(self) -> str:
-        """How many layers are in integer kernels, and how equal the result is."""
+        """Number of layers in integer kernels, and the verdict."""
         done = sum(layer.kernel is not None for layer in self.layers)
         return f"{done} of {len(self.layers)} layers in integer kernels, {self.certificate.verdict}"
 
@@ -113,13 +113,14 @@ class Deployment(Displayed):
         sentences = [f"{layer.op} {name!r} runs in {layer.kernel or 'float'} on {self.target}."]
         sentences.append(f"In the input it runs in {layer.before or 'float'}.")
         if layer.reason is not None:
-            sentences.append(f"No integer kernel takes it: {layer.reason} [{layer.reason_id}].")
+            sentences.append(f"No integer kernel accepts it: {layer.reason} [{layer.reason_id}].")
         if layer.rewrites:
             sentences.append(f"Rewritten by {', '.join(layer.rewrites)}.")
         if layer.bound is not None:
             sentences.append(
-                f"Codes behind it differ by at most {layer.bound.max_steps} steps from what the "
-                f"input means, and only within {layer.bound.tie_distance_steps:.2g} steps of a tie."
+                f"Its codes differ by at most {layer.bound.max_steps} steps from those of the "
+                f"input in real numbers, and only within {layer.bound.tie_distance_steps:.2g} steps of a "
+                "tie."
             )
         elif layer.exactness is not None:
             sentences.append(f"Its segments are equal: {layer.exactness}.")
@@ -127,7 +128,7 @@ class Deployment(Displayed):
 
     @property
     def left(self) -> list[DeployedLayer]:
-        """The layers that no integer kernel takes."""
+        """The layers without an integer kernel."""
         return [layer for layer in self.layers if layer.kernel is None]
 
     def to_json(self) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from qgraph.transforms.drafts.choice import label
 
 _ENDS = LAYERS | {"DequantizeLinear"}
 _FURTHEST = 12
-"""Operators that are followed from a layer to the quantizer of its result."""
+"""Operators that may lie between a layer and the quantizer of its result."""
 
 Progress = Callable[[int, int], None]
 
 _ROUNDS = 9
 _CLEAR = 1.05
-"""A layer is left in float if its integer form takes more than so much of the time of float."""
+"""A layer is left in float if its integer form takes more than this share of the float time."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class TunedForm:
     Attributes:
         layers: names of the layers.
         op: their operator.
-        shapes: of their data.
+        shapes: shapes of their data.
         integer_ms, float_ms: median times of the layer and the operators up to the next codes.
-        ratio: median of the ratios of the first to the second, round by round.
+        ratio: median over the rounds of the ratio of the integer to the float time.
     """
 
     layers: Sequence[str]
@@ -56,22 +56,22 @@ class TunedForm:
         return self.ratio > _CLEAR
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, and the form that is chosen."""
+        """Return the fields, and the chosen form."""
         return vars(self) | {"chosen": FLOAT if self.is_slower else "integer"}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured.
+    """Measured times of layers and of whole models.
 
     Attributes:
         runtime: name and version.
-        timing: how times were taken.
+        timing: options of the measurement.
         forms: of layers.
-        networks: median times of the network in ``float``, without quantizers, and of the whole
-            model with all of them: as ``input``, ``untuned``, ``tuned``, and ``all in float``.
-        ratios: median ratios of the same to the network in float, round by round.
-        chosen: which of these is the result.
+        networks: median times of the ``float`` network without quantizers, and of the whole model
+            as ``input``, ``untuned``, ``tuned``, and ``all in float``.
+        ratios: medians over the rounds of their ratios to the float network.
+        chosen: the variant that is the result.
     """
 
     runtime: str
@@ -93,7 +93,7 @@ class Tuning:
 
     @property
     def note(self) -> str | None:
-        """What to know if the result is slower than the network in float; None if it is not."""
+        """Remark if the result is slower than the network in float; otherwise None."""
         ratio = self.ratios.get(self.chosen, 0.0)
         if ratio <= 1:
             return None
@@ -119,8 +119,8 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
     """Measure both forms of each distinct layer, each in a model of its own.
 
     Args:
-        model: in integer form.
-        timing: how times are taken.
+        model: the model in integer form.
+        timing: options of the measurement.
         progress: called after each distinct layer.
 
     Raises:
@@ -149,7 +149,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
 
 
 def _parts(model: Model, timing: Timing) -> list[tuple[str, Model]]:
-    """Return, for each layer with constant weights, what computes its codes from other codes."""
+    """Return, for each layer with constant weights, the model from codes to its codes."""
     interface: dict[str, tuple[Dim, ...]] = {}
     for name, sizes in open_interface(model.ir).items():
         first = sizes[:1] if isinstance(sizes[0] if sizes else 0, int) else (timing.batch,)
@@ -185,7 +185,7 @@ def _part(whole: Model, layer: FoundLayer) -> Model | None:
 
 
 def _end(value: ir.Value) -> ir.Value:
-    """Return the codes of a result; the result where it has several readers before."""
+    """Return the codes of a result, or the result if it has several readers before its codes."""
     end = value
     for _ in range(_FURTHEST):
         uses = list(end.uses())
@@ -196,7 +196,7 @@ def _end(value: ir.Value) -> ir.Value:
 
 
 def _signature(part: ir.Model) -> str:
-    """Return what two layers have in common if they take the same time in every form."""
+    """Return a key that is equal for layers that take the same time in every form."""
     return str(
         [
             (

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products that are no quantized layers, and why."""
+"""Find convolutions and matrix products that are not quantized layers, with reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 3
 
 
 def unquantized(model: Model, sites: Sequence[Site], layers: Collection[str]) -> dict[str, str]:
-    """Return for each product of the main graph that is no quantized layer, by name, why.
+    """Return why products of the main graph are not quantized layers, by name.
 
     Args:
         model: the model.
@@ -30,12 +30,14 @@ def unquantized(model: Model, sites: Sequence[Site], layers: Collection[str]) ->
         name = node_name(node)
         if name not in layers and not node.domain and node.graph is model.ir.graph:
             own = (_reason(value, coded) for value in node.inputs[:2])
-            reasons[name] = next(filter(None, own), "its codes are no integers of 16 bits or fewer")
+            reasons[name] = next(
+                filter(None, own), "its codes are not integers of 16 bits or fewer"
+            )
     return reasons
 
 
 def unquantized_note(reasons: Mapping[str, str]) -> str | None:
-    """Return a sentence about products that are no quantized layers; None if there are none."""
+    """Return a sentence about products that are not quantized layers; None if there are none."""
     if not reasons:
         return None
     shown = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_SHOWN]]
@@ -44,7 +46,7 @@ def unquantized_note(reasons: Mapping[str, str]) -> str | None:
 
 
 def _reason(operand: ir.Value | None, coded: Collection[ir.Value]) -> str | None:
-    """Return why an operand is not what a quantizer returns; None if it is."""
+    """Return why an operand is not the result of a quantizer; None if it is."""
     while operand is not None and operand not in coded:
         maker = operand.producer()
         if maker is None or maker.op_type not in MOVES or maker.domain:

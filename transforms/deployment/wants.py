@@ -1,4 +1,4 @@
-"""What the kernels of a target need from a model as a whole, read from its profile."""
+"""Requirements of a target's kernels on a whole model, read from its profile."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qgraph.transforms.shift_zero_points import CodeSign
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 
 _BEFORE_NARROW_CODES = 20
-"""The last opset without codes of 4 bits, in which signed codes can be moved everywhere."""
+"""The last opset without 4-bit codes, in which signed codes can be moved across all operators."""
 
 _NONE = frozenset({ZeroPoint.NONE, ZeroPoint.ZERO})
 
 
 class BiasForm(StrEnum):
-    """How biases are written."""
+    """Form of biases."""
 
     CODES = "codes"
     """INT32 codes in the unit of the products."""
@@ -30,29 +30,29 @@ class BiasForm(StrEnum):
     """Float constants."""
 
     KEPT = "kept"
-    """As they are: the kernels compute them as they are written."""
+    """Unchanged: the kernels compute them as written."""
 
 
 def kernels(profile: Profile) -> list[KernelRule]:
-    """Return the kernels that there are."""
+    """Return the kernels that exist."""
     return [kernel for kernel in profile.kernel if kernel.exists is Loads.YES]
 
 
 def takes(profile: Profile, written: str) -> bool:
-    """Return whether a kernel takes quantizers of a form; True if the profile lists no forms."""
+    """Return whether a kernel accepts quantizers of a form; True if the profile lists no forms."""
     forms = [form for rule in _operands(profile) for form in rule.written or ()]
     return not forms or any(fnmatchcase(written, form) or written in form for form in forms)
 
 
 def limits(profile: Profile) -> ActivationForm:
-    """Return where data are limited to fewer codes than their type has."""
+    """Return the operator by which data are limited to fewer codes than their type has."""
     if takes(profile, "QuantizeLinear+Clip+DequantizeLinear"):
         return ActivationForm.CODES
     return ActivationForm.UNITS if takes_units_only(profile) else ActivationForm.FLOATS
 
 
 def takes_units_only(profile: Profile) -> bool:
-    """Return whether each operator needs quantizers of its own on both sides."""
+    """Return whether each operator needs its own quantizers on both sides."""
     rows = kernels(profile)
     return bool(rows) and all(
         kernel.behind.operators == () and kernel.output.quantizer == "required" for kernel in rows
@@ -60,12 +60,12 @@ def takes_units_only(profile: Profile) -> bool:
 
 
 def takes_moved_codes(profile: Profile) -> bool:
-    """Return whether operators that move data may stand between the two nodes of a pair."""
+    """Return whether data movement is accepted between the two nodes of a pair."""
     return takes(profile, "QuantizeLinear+MaxPool+DequantizeLinear")
 
 
 def highest_opset(profile: Profile, default: int) -> int:
-    """Return the highest opset that the forms need, and that the target reads."""
+    """Return the highest opset that the forms need and that the target reads."""
     opsets, rows = profile.versions.opsets, kernels(profile)
     is_narrow = any("INT4" in name for k in rows for rule in k.types for name in rule.w)
     if rows and not (is_narrow or takes_zero_points(profile, weights=False)):
@@ -74,7 +74,7 @@ def highest_opset(profile: Profile, default: int) -> int:
 
 
 def data_type(profile: Profile) -> CodeSign:
-    """Return the type of codes of data that kernels take under the fewest conditions."""
+    """Return the type of codes of data that kernels accept under the fewest conditions."""
     free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
     if "INT8" in free and not takes_zero_points(profile, weights=False):
         return CodeSign.INT8
@@ -98,11 +98,11 @@ def weight_type(profile: Profile) -> CodeSign:
 
 
 def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
-    """Return whether zero points other than 0 are taken, or nothing is known of them.
+    """Return whether zero points other than 0 are accepted, or it is unknown.
 
     Args:
         profile: of the target.
-        weights: whether those of weights are meant, not those of data.
+        weights: zero points of weights, not of data.
     """
     rows = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
     zeros = {zero for k in rows for zero in (k.w if weights else k.x).zero or ()}
@@ -110,7 +110,7 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
 
 
 def needs_recurrent_numbers(profile: Profile) -> bool:
-    """Return whether LSTM, GRU and RNN take no decoded constants."""
+    """Return whether LSTM, GRU and RNN accept no decoded constants."""
     return any(rule.loads is Loads.NO and "LSTM" in (rule.readers or ()) for rule in profile.load)
 
 
@@ -126,14 +126,14 @@ def needs_float32(profile: Profile) -> bool:
 
 
 def symmetric_factors(profile: Profile) -> bool:
-    """Return whether products of data take their first factor without a zero point only."""
+    """Return whether products of data accept their first factor only without a zero point."""
     rows = [kernel for kernel in kernels(profile) if kernel.w.constant == "no"]
     zeros = {zero for kernel in rows for zero in kernel.x.zero or ()}
     return bool(zeros) and zeros <= _NONE and any("INT8" in r.x for k in rows for r in k.types)
 
 
 def takes_float_products(profile: Profile) -> bool:
-    """Return whether MatMul may give floats, and Conv only codes."""
+    """Return whether results of MatMul may be floats, and those of Conv must be codes."""
     needs = {
         name: {k.output.quantizer == "required" for k in kernels(profile) if name in k.operators}
         for name in ("Conv", "MatMul")
@@ -142,7 +142,7 @@ def takes_float_products(profile: Profile) -> bool:
 
 
 def biases(profile: Profile) -> BiasForm:
-    """Return how biases are written."""
+    """Return the form of biases."""
     rules = [kernel.bias for kernel in kernels(profile)]
     if any(rule.scale == "as written" for rule in rules):
         return BiasForm.KEPT
@@ -151,7 +151,7 @@ def biases(profile: Profile) -> BiasForm:
 
 
 def negative_factors(profile: Profile) -> NegativeFactor:
-    """Return where negative factors of channels go."""
+    """Return how negative factors of channels are stored."""
     needs = any("positive" in kernel.w.scale for kernel in kernels(profile))
     return NegativeFactor.CODES if needs else NegativeFactor.SCALES
 
