@@ -119,8 +119,8 @@ class Deployment(Displayed):
         if layer.bound is not None:
             sentences.append(
                 f"Its codes differ by at most {layer.bound.max_steps} steps from those of the "
-                f"input in real numbers, and only within {layer.bound.tie_distance_steps:.2g} steps of a "
-                "tie."
+                "input in real numbers, and only within "
+                f"{layer.bound.tie_distance_steps:.2g} steps of a tie."
             )
         elif layer.exactness is not None:
             sentences.append(f"Its segments are equal: {layer.exactness}.")
