@@ -322,7 +322,7 @@ class Certificate(Displayed):
             if document["exactness"] == document["verdict"] == ProofVerdict.BOUNDED:
                 kept["exactness"] = None
             return read_fields(cls, {**document, **models, **kept})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ModelError(
                 f"The certificate cannot be read ({what}), expected what 'qgraph prove' writes. "

@@ -1,11 +1,13 @@
 """What proofs take for granted: kinds of conditions, and their texts.
 
-A condition is a text that has a kind, and values such as names and counts. Certificates are
-compared by kinds and values, so a text may be reworded.
+A condition is a text that has a kind, and values such as names and counts. A certificate contains
+it as ``kind: text`` or ``kind["a name", 3]: text``. Certificates are compared by kinds and values,
+so a text may be reworded.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -42,15 +44,21 @@ class Condition(str):
     def __getnewargs__(self) -> tuple[str, _Values]:  # type: ignore[override]
         return self.kind, self.values
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the condition as it stands in a certificate; the text is for readers."""
-        return {"kind": self.kind, "values": list(self.values), "text": str(self)}
+    def to_json(self) -> str:
+        """Return the condition as a certificate contains it: kind, values, and the text."""
+        values = json.dumps(list(self.values)) if self.values else ""
+        return f"{self.kind}{values}: {self}"
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return what :meth:`to_json` gave; the text may be another one."""
-        kind, values = document["kind"], document["values"]
-        return cls(read_json(str, kind), read_json(_Values, values))
+    def from_json(cls, document: Any) -> Self:
+        """Return the condition that :meth:`to_json` wrote; its text may have changed.
+
+        Raises:
+            TypeError: it is no text, or its values are neither numbers nor texts.
+            ValueError: it does not start with a known kind and as many values as the kind has.
+        """
+        kind, values, _ = _parts(read_json(str, document))
+        return cls(kind, read_json(_Values, values))
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,28 @@ def _condition(name: str, text: str) -> Condition:
     return _kind(name, text)()
 
 
-def texts_of(conditions: Iterable[Any]) -> list[str]:
-    """Return the texts of the conditions of a JSON report, in which they may be texts alone."""
-    return [str(each["text"] if isinstance(each, dict) else each) for each in conditions]
+def _parts(document: str) -> tuple[str, list[Any], str]:
+    """Return kind, values and text of a condition of a certificate."""
+    start = next((i for i, letter in enumerate(document) if letter in "[:"), len(document))
+    values, end = list[Any](), start
+    if document[start : start + 1] == "[":
+        values, end = json.JSONDecoder().raw_decode(document, start)
+    if document[end : end + 2] != ": ":
+        raise ValueError(f"no condition: {document!r:.60}")
+    return document[:start], values, document[end + 2 :]
+
+
+def texts_of(conditions: Iterable[str]) -> list[str]:
+    """Return the texts of the conditions of a JSON report, in which they may lack a kind."""
+    return [_text_of(condition) for condition in conditions]
+
+
+def _text_of(condition: str) -> str:
+    try:
+        kind, _, text = _parts(condition)
+    except (ValueError, RecursionError):
+        return condition
+    return text if kind in _KINDS else condition
 
 
 BIAS_LAST = _condition(

@@ -149,7 +149,7 @@ def read_json(hint: Any, value: Any) -> Any:
         each = [inner[0]] * len(items) if inner[1:] == (...,) else inner
         return tuple(read_json(k, item) for k, item in zip(each, items, strict=True))
     if hasattr(hint, "from_json"):
-        return hint.from_json(_mapping(value))
+        return hint.from_json(value if issubclass(hint, str) else _mapping(value))
     if isinstance(hint, type) and is_dataclass(hint):
         return read_fields(hint, _mapping(value))
     if hint is float:

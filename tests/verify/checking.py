@@ -11,6 +11,7 @@ import onnx_ir as ir
 import qgraph
 from qgraph.certificate import Certificate, json_schema
 from qgraph.comparison.prove import replay
+from qgraph.conditions import texts_of
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Verification
 from qgraph.text import json_text
@@ -28,12 +29,12 @@ def certificate(ours: Model, theirs: Model) -> dict[str, Any]:
 
 def texts(document: dict[str, Any]) -> list[str]:
     """The texts of the conditions of a certificate."""
-    return [condition["text"] for condition in document["conditions"]]
+    return texts_of(document["conditions"])
 
 
 def without(document: dict[str, Any], *texts: str) -> dict[str, Any]:
     """A certificate without conditions of these texts."""
-    kept = [each for each in document["conditions"] if each["text"] not in texts]
+    kept = [each for each in document["conditions"] if texts_of([each])[0] not in texts]
     return document | {"conditions": kept}
 
 

@@ -20,6 +20,7 @@ import qgraph
 from qgraph import transforms
 from qgraph.certificate import RegionVerdict, json_schema
 from qgraph.comparison.prove import prove, read
+from qgraph.conditions import Condition
 from qgraph.errors import QGraphError
 from qgraph.text import json_text
 from tests.verify.checking import verify
@@ -279,7 +280,7 @@ def _claims(region: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conditions(document: dict[str, Any]) -> set[Any]:
-    return {(each["kind"], *map(str, each["values"])) for each in document["conditions"]}
+    return {(each.kind, each.values) for each in map(Condition.from_json, document["conditions"])}
 
 
 def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
