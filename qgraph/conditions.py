@@ -226,7 +226,8 @@ ANY_ORDER = _condition(
 )
 IN_CHUNKS = _kind(
     "in-chunks",
-    "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence",
+    "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence: no "
+    "Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate",
 )
 ACCUMULATED = _condition(
     "accumulated",

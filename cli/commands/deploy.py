@@ -26,7 +26,8 @@ from qgraph.cli.several import output_folder, several_models
     required=True,
     metavar="TARGET",
     shell_complete=completion.targets,
-    help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
+    help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml. "
+    "NAME@PROCESSOR names one of its processors [this one, if its runtime is installed].",
 )
 @click.option(
     "--within",

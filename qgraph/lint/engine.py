@@ -115,7 +115,7 @@ class LintReport(Displayed):
 
 def lint(
     source: Source,
-    target: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] | Profile | None = None,
     *,
     select: Ids = (),
     ignore: Ids = (),

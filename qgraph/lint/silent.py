@@ -25,6 +25,7 @@ ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
 _ACTIVATIONS = ("Relu", "Clip")
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
+_EIGHT_BITS = ("UINT8", "INT8")
 _BOTH = 128
 _MOST_PARTS = 64
 
@@ -199,7 +200,7 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
     """Sums of UINT8 times INT8 saturate on processors without VNNI."""
     for layer in facts.layers:
         x, weights = (facts.decoder_of(value) for value in layer.node.inputs[:2])
-        if x is None or weights is None or (x.kind, weights.kind) != ("UINT8", "INT8"):
+        if x is None or weights is None or x.kind not in _EIGHT_BITS or weights.kind != "INT8":
             continue
         counts = facts.counts(weights)
         if counts is None or max(-counts.low, counts.high) * 2 <= _BOTH:
@@ -210,7 +211,8 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
             "neighbours can exceed 16 bits"
         )
         figures = {"channels": listed(many), "count": int(many.size), "largest": counts.high}
-        yield Found((layer.node, weights.node), text, figures)
+        level = WARNING if facts.target is not None and facts.target.saturating else None
+        yield Found((layer.node, weights.node), text, figures, level)
 
 
 @rule("QG313", "narrow-float", INFO, targets=_OPENVINO, needs_target=True)

@@ -43,6 +43,8 @@ def float_layer(facts: ModelFacts) -> Iterator[Found]:
 def slower_form(facts: ModelFacts) -> Iterator[Found]:
     """The target has a faster kernel for another form."""
     for layer, answer in facts.answers:
+        if layer.description.w.codes in _exact_weights(facts):
+            continue
         for form in answer.slower if isinstance(answer, KernelMatch) else ():
             text = f"{form.text}: {form.ratio:g} times the time of {form.than}"
             yield Found((layer.node,), text, {"ratio": form.ratio})
@@ -115,7 +117,8 @@ def packed_weights_of_layer(facts: ModelFacts) -> Iterator[Found]:
 def unsigned_weights(facts: ModelFacts) -> Iterator[Found]:
     """Weights are unsigned codes around a zero point in the middle."""
     for layer in facts.layers:
-        if layer.description.w.zero is ZeroPoint.MIDDLE:
+        description = layer.description.w
+        if description.zero is ZeroPoint.MIDDLE and description.codes not in _exact_weights(facts):
             decoder = facts.decoder_of(layer.node.inputs[1])
             if decoder is not None and facts.stored(decoder) is not None:
                 text = (
@@ -337,3 +340,9 @@ def _scale_of(facts: ModelFacts, value: ir.Value | None) -> Array | None:
 
 def _has_constants(facts: ModelFacts, node: ir.Node) -> bool:
     return all(value is None or facts.constant(value) is not None for value in node.inputs[1:])
+
+
+def _exact_weights(facts: ModelFacts) -> set[str]:
+    """Return the types of weights that are exact where those of a faster type saturate."""
+    rules = () if facts.target is None else facts.target.saturating
+    return {rule.instead for rule in rules if rule.instead is not None}

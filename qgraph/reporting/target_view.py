@@ -15,6 +15,7 @@ _TABLES = {
     "codes": "Operators on codes",
     "storage": "Stored weights",
     "trap": "Traps",
+    "saturation": "Sums of products that saturate",
     "sums": "Order of float additions",
     "slower": "Forms that were measured to be slower",
     "option": "Session options",

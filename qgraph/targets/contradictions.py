@@ -42,6 +42,11 @@ def contradictions(profile: Profile) -> Iterator[Found]:
         for name in kernel.processors:
             if name not in profile.processors:
                 yield (*place, "processors"), f"{name!r} is not among the processors."
+    for index, saturation in enumerate(profile.saturation):
+        for name in saturation.processors:
+            if name not in profile.processors:
+                place = ("saturation", index)
+                yield (*place, "processors"), f"{name!r} is not among the processors."
     for index, sums in enumerate(profile.sums):
         number = sums.order.partition("chunk:")[2]
         if sums.order != ANY and not (number.isdigit() and int(number)):
@@ -50,7 +55,7 @@ def contradictions(profile: Profile) -> Iterator[Found]:
 
 def _sources(profile: Profile) -> Iterator[Found]:
     """Yield facts whose source is missing."""
-    tables = ("load", "kernel", "codes", "storage", "trap", "sums", "slower", "option")
+    tables = [name for name, facts in vars(profile).items() if isinstance(facts, tuple)]
     cells = [
         ((table, i), cell) for table in tables for i, cell in enumerate(getattr(profile, table))
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -136,6 +136,26 @@ class Trap:
 
 
 @dataclass(frozen=True)
+class Saturation:
+    """Products whose sums of two are cut off to 16 bits: ``[[saturation]]``.
+
+    Attributes:
+        x, w: types of the codes of data and of weights.
+        largest: weights of at most this absolute value are safe.
+        processors: on which.
+        source: where it comes from.
+        instead: type of weights that the same kernels multiply exactly; None if there is none.
+    """
+
+    x: Names
+    w: Names
+    largest: int
+    processors: Names
+    source: Names
+    instead: str | None = None
+
+
+@dataclass(frozen=True)
 class Sums:
     """Order in which kernels add float numbers: ``[[sums]]``.
 
@@ -216,10 +236,11 @@ class Profile:
         by_name: whether it goes by the names of operators, so that functions are not looked into.
         load: which nodes it loads; the first rule that fits counts.
         kernel: its kernels; the first that takes a layer counts.
-        codes, storage, trap, sums, slower, option: what else is known.
+        codes, storage, trap, saturation, sums, slower, option: what else is known.
         note: remarks about the whole.
         path: file that it was read from.
         digest: SHA-256 of the file.
+        is_named: whether the user named the processor.
     """
 
     name: str
@@ -236,11 +257,13 @@ class Profile:
     codes: tuple[OperatorsOnCodes, ...] = ()
     storage: tuple[Storage, ...] = ()
     trap: tuple[Trap, ...] = ()
+    saturation: tuple[Saturation, ...] = ()
     sums: tuple[Sums, ...] = ()
     slower: tuple[SlowForm, ...] = ()
     option: tuple[SessionOption, ...] = ()
     path: str = ""
     digest: str = ""
+    is_named: bool = False
 
     def __repr__(self) -> str:
         return f"<Profile: {self.name}, {self.knowledge}>"
@@ -249,6 +272,15 @@ class Profile:
     def passing(self) -> frozenset[str]:
         """Operators through which codes pass unchanged."""
         return frozenset(name for each in self.codes if each.passes for name in each.operators)
+
+    def on(self, processor: str) -> Profile:
+        """Return the profile for one of its processors."""
+        return replace(self, processor=processor, is_named=True)
+
+    @property
+    def saturating(self) -> tuple[Saturation, ...]:
+        """The products that saturate on the processor."""
+        return tuple(each for each in self.saturation if self.processor in each.processors)
 
     def to_json(self) -> dict[str, Any]:
         """Return all that is known; null where nothing is, lists without order sorted."""

@@ -57,8 +57,10 @@ def profiles() -> list[Profile]:
 def profile_of(target: str | os.PathLike[str] | Profile) -> Profile:
     """Return the profile of a target, by its name or by the path of a TOML file.
 
+    ``NAME@PROCESSOR`` is the profile for one of the processors that it names.
+
     Raises:
-        OptionError: there is no target of that name; the message lists the names.
+        OptionError: there is no target or processor of that name; the message lists the names.
         ModelError: the file cannot be read, or says something wrong; the message names the line.
     """
     if isinstance(target, Profile):
@@ -68,6 +70,9 @@ def profile_of(target: str | os.PathLike[str] | Profile) -> Profile:
     known = matching(target_names(), target)
     if known is not None:
         return _read(_files()[known])
+    name, _, processor = target.rpartition("@")
+    if name and not os.path.exists(target):
+        return _on(profile_of(name), processor)
     if not target.endswith(".toml") and "/" not in target:
         names = ", ".join(target_names())
         raise OptionError(
@@ -75,6 +80,17 @@ def profile_of(target: str | os.PathLike[str] | Profile) -> Profile:
             f"such as ./mychip.toml.{meant(target, target_names())}"
         )
     return read_profile(Path(target))
+
+
+def _on(profile: Profile, processor: str) -> Profile:
+    known = matching(list(profile.processors), processor)
+    if known is None:
+        names = ", ".join(profile.processors) or "none, since all are alike"
+        raise OptionError(
+            f"{profile.name} has no processor {processor!r}, expected one of its processors: "
+            f"{names}.{meant(processor, list(profile.processors))}"
+        )
+    return profile.on(known)
 
 
 def _content(path: Path) -> bytes:

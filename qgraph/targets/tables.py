@@ -17,7 +17,7 @@ UNKNOWN = "unknown"
 Place = tuple[str | int, ...]
 """Keys and indices that lead to a value of a TOML document."""
 
-_DERIVED = ("path", "digest")
+_DERIVED = ("path", "digest", "is_named")
 _WORDS = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number",
     tuple: "a list", frozenset: "a list", dict: "a table",

@@ -124,6 +124,13 @@ NOT_CODES = _condition(
     "scale and zero point each, though the layer fits a kernel as the model means it.",
     "Convert the model to qdq first, and look at the quantizers of the layer: 'qgraph info'.",
 )  # fmt: skip
+SATURATES = _condition(
+    239, "products-saturate",
+    "The processor adds two neighbouring products in 16 bits, and larger sums are cut off, so that "
+    "results of the integer kernel are wrong.",
+    "Quantize weights to 7 bits, or run the model on a processor with VNNI and name it: "
+    "--target NAME@x86-64.",
+)  # fmt: skip
 PREDICTION = _condition(
     227, "not-as-predicted",
     "The runtime that is installed executes the layer in float, and the profile has a kernel.",

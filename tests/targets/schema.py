@@ -16,7 +16,7 @@ from qgraph.targets.profile import Profile
 
 PATH = Path(__file__).parents[2] / "qgraph" / "targets" / "schema.json"
 SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean"}
-DERIVED = ("path", "digest")
+DERIVED = ("path", "digest", "is_named")
 
 
 def schema() -> dict[str, Any]:

@@ -123,7 +123,7 @@ STABLE = {
     214: "before-layer", 215: "bias-type", 216: "bias-scale", 217: "behind-layer",
     218: "no-quantizer", 219: "quantized-result", 220: "several-readers", 221: "graph-output",
     222: "attributes", 223: "processor", 224: "slower", 225: "packed", 226: "operands-not-codes",
-    227: "not-as-predicted",
+    227: "not-as-predicted", 239: "products-saturate",
 }  # fmt: skip
 """Ids that users script against: a new condition is added here, no other entry ever changes."""
 

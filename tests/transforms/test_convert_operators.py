@@ -38,7 +38,7 @@ net (float[3, 32] x) => (float[3, 2] y)
 
 DYNAMIC = """<ir_version: 8, opset_import: ["": 17]>
 net (float[3, 4] x) => (float[3, 2] y)
-<int8[4,2] w = {1, -2, 3, 4, 50, -60, 7, -128}, float[2] v = {0.1, 0.3}> {
+<int8[4,2] w = {1, -2, 3, 4, 50, -60, 7, -64}, float[2] v = {0.1, 0.3}> {
     [dynamic] q, s, z = DynamicQuantizeLinear (x)
     [product] i = MatMulInteger (q, w, z)
     f = Cast <to = 1> (i)

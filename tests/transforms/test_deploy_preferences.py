@@ -209,7 +209,7 @@ def clock(monkeypatch):
 
 def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     report = tmp_path / "r.json"
-    command = ["deploy", str(network), "--target", "onnxruntime-cpu", "--dry-run"]
+    command = ["deploy", str(network), "--target", "onnxruntime-cpu@x86-64", "--dry-run"]
     assert main([*command, "--tune", "--report", str(report)]) == 0
     document = json.loads(report.read_text())
     (layer,), tuning = document["layers"], document["tuning"]
@@ -222,17 +222,17 @@ def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     assert main([*command, "--tune", "--prefer", "size"]) == 2
 
     sizes = qgraph.Inputs(shapes={"x": (3, 2, 6, 6)})
-    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned", inputs=sizes)
+    found = qgraph.deploy(network, "onnxruntime-cpu@x86-64", prefer="tuned", inputs=sizes)
     assert found.accuracy is None
     assert found.tuning is not None
     assert found.tuning.forms[0].shapes == [[3, 2, 6, 6]]
 
     clock["INT16"] = 3.5
-    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
+    found = qgraph.deploy(network, "onnxruntime-cpu@x86-64", prefer="tuned")
     assert found.tuning is not None
     assert (found.tuning.chosen, found.left) == ("untuned", [])
     clock["FLOAT"] = 2.5
-    found = qgraph.deploy(network, "onnxruntime-cpu", prefer="tuned")
+    found = qgraph.deploy(network, "onnxruntime-cpu@x86-64", prefer="tuned")
     assert found.tuning is not None
     assert found.tuning.chosen == "untuned"
     assert "(untuned) takes 1.2 of the time" in found.notes[-1]
@@ -244,7 +244,7 @@ def test_tuning_leaves_an_input_that_is_the_fastest(network, clock):
     clock["INT32"] = 3.2  # biases of the result
     model = qgraph.load(network)
     before = model.to_proto()
-    found = qgraph.deploy(model, "onnxruntime-cpu", prefer="tuned")
+    found = qgraph.deploy(model, "onnxruntime-cpu@x86-64", prefer="tuned")
     assert found.tuning is not None
     assert found.tuning.chosen == "input"
     assert "the input was measured to be the fastest" in found.notes[0]
@@ -279,7 +279,7 @@ def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):
     path, report = tmp_path / "net.onnx", tmp_path / "report.json"
     onnx.save(proto, path)
     out = tmp_path / "out.onnx"
-    command = ["deploy", str(path), "--target", "onnxruntime-cpu", "-o", str(out)]
+    command = ["deploy", str(path), "--target", "onnxruntime-cpu@x86-64", "-o", str(out)]
     assert main([*command, "--report", str(report)]) == 0
     (found,) = json.loads(report.read_text())["findings"]
     assert (found["id"], found["severity"]) == ("QG409", "warning")

@@ -9,6 +9,8 @@ from qgraph.model import load
 
 pytest.importorskip("onnxruntime")
 
+TARGET = "onnxruntime-cpu@x86-64"
+
 LAYERS = {
     "TFC_1W2A": 4,
     "brev_cnn_asym8": 4,
@@ -68,7 +70,7 @@ def cases() -> list[object]:
 def test_layers_run_in_integers(models, name):
     path = models / f"{name}.onnx"
     model = load(path)
-    found = qgraph.deploy(model, "onnxruntime-cpu")
+    found = qgraph.deploy(model, TARGET)
     assert len(found.layers) == LAYERS[name]
     assert not any(layer.before and not layer.kernel for layer in found.layers)
     left = {layer.node: str(layer.reason) for layer in found.left}
@@ -82,7 +84,7 @@ def test_layers_run_in_integers(models, name):
         assert [value.name for value in old] == [value.name for value in new]
 
     once = model.to_proto()
-    again = qgraph.deploy(model, "onnxruntime-cpu")
+    again = qgraph.deploy(model, TARGET)
     assert model.to_proto() == once
     # Layers that are left by choice have weights of 16 bits now, and are not listed again. Those
     # whose weights were floats of few bits have codes now, and are listed.

@@ -50,6 +50,7 @@ from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_l
 from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
+from qgraph.transforms.deployment.saturation import condition, for_this_processor
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
 
@@ -79,7 +80,9 @@ def deploy(
 
     Args:
         source: the model; a :class:`qgraph.Model` is changed, as a whole or not at all.
-        target: name or path of a profile, see ``qgraph targets``.
+        target: name or path of a profile, see ``qgraph targets``; ``NAME@PROCESSOR`` for another
+            processor than the profile's. If none is named, and the runtime shows that this one
+            saturates sums of products of 8 bits, it is this one.
         within: limits, see :meth:`qgraph.bound.Limit.parse`; or :class:`qgraph.bound.Bounding` for
             ranges of inputs too. The deployment chooses ``against`` and ``order`` itself.
         keep: one or several patterns of names of layers into which no factors and biases are
@@ -100,7 +103,8 @@ def deploy(
     """
     require(keep, str | list | tuple, "keep", "patterns of names of layers, such as ['conv*']")
     patterns = [keep] if isinstance(keep, str) else list(keep)
-    profile, model = profile_of(target), load(source)
+    named, model = profile_of(target), load(source)
+    profile = for_this_processor(named)
     runtime = TargetRuntime(profile)
     reference = model.clone()
     data = Inputs.of(inputs)
@@ -150,7 +154,17 @@ def deploy(
     if data.feeds is not None or data.random is not None:
         shown = accuracy(reference, attempt.model, request, data, labels)
         deployment = replace(deployment, accuracy=shown)
-    deployment = replace(deployment, findings=_traps(attempt.model, target))
+    deployment = replace(
+        deployment,
+        findings=_traps(attempt.model, profile),
+        conditions=[*filter(None, [condition(attempt.model, profile)])],
+    )
+    if profile is not named:
+        remark = (
+            f"this processor has no VNNI, so the result is for {profile.name}@{profile.processor}; "
+            f"--target {profile.name}@{named.processor} is for processors that have it"
+        )
+        deployment = replace(deployment, notes=[*deployment.notes, remark])
     require_time("The layers were rewritten, but their kernels and findings were not read")
     if attempt.report.count(SiteStatus.CHANGED):
         _sign(attempt.model, profile, reference)
@@ -204,9 +218,9 @@ def _gaining(
     return attempt
 
 
-def _traps(model: Model, target: str | os.PathLike[str]) -> tuple[LintFinding, ...]:
-    """Return the findings of lint in a result that its list of layers does not contain already."""
-    findings = lint(model, target, select=_FAMILIES, ignore=_TOLD)
+def _traps(model: Model, profile: Profile) -> tuple[LintFinding, ...]:
+    """Return the findings of lint in a result that its list of layers does not contain."""
+    findings = lint(model, profile, select=_FAMILIES, ignore=_TOLD)
     return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)
 
 

@@ -204,6 +204,7 @@ def listed(
         },
         [*notes, *(n for n in attempt.report.notes if not n.startswith(ABOUT_RUNTIME))],
         unquantized=floats,
+        processor=profile.processor,
     )
 
 

@@ -11,9 +11,9 @@ from qgraph.errors import ExecutionError, OptionError
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
-from qgraph.reports import Report
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
+from qgraph.transforms.base import Transform
 from qgraph.transforms.deployment.attempts import Attempt, proved, unchanged
 from qgraph.transforms.deployment.float_network import float_network
 from qgraph.transforms.deployment.forms import (
@@ -24,6 +24,7 @@ from qgraph.transforms.deployment.forms import (
     marked_slower,
     packed,
 )
+from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.deployment.tuning import Tuning, tune
 from qgraph.transforms.drafts.choice import label
 
@@ -69,7 +70,8 @@ def preferred(
         OptionError: times are requested for a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
-    failed = failing(attempt.model, profile)
+    attempt = _with(unsaturated(attempt.model, profile), attempt, reference, request)
+    failed = failing(attempt.model, profile) | saturating(attempt.model, profile)
     attempt = _leaving(attempt, reference, request, failed)
     if prefer is Preference.SIZE:
         return Preferred(attempt, failed | packed(attempt.model))
@@ -83,13 +85,17 @@ def preferred(
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     timing = Timing(profile.executed, shapes=shapes, options=options)
     tuning = tune(attempt.model, timing)
-    return _fastest(Preferred(attempt, {**failed, **tuning.left}, tuning), reference, request)
+    measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
+    is_right = not saturating(reference, profile)
+    return _fastest(measured, reference, request, may_stay=is_right)
 
 
-def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Preferred:
-    """Return the fastest of: the model, the input, the tuned model, all layers in float.
+def _fastest(
+    preferred: Preferred, reference: Model, request: Bounding, *, may_stay: bool
+) -> Preferred:
+    """Return the fastest of the model, the input, the tuned model, and all layers in float.
 
-    Each of them keeps all quantizers.
+    All quantizers stay in each of them. The input is chosen only if it ``may_stay`` as it is.
     """
     attempt, tuning = preferred.attempt, preferred.tuning
     if tuning is None:
@@ -102,7 +108,7 @@ def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Prefe
     choices: dict[str, Left] = {"untuned": {}}
     choices |= {"tuned": preferred.left} if preferred.left else {}
     choices |= {"all in float": every} if preferred.left.keys() != every.keys() else {}
-    models = {name: _stored(attempt.model, left)[0] for name, left in choices.items()}
+    models = {name: _in_float(attempt.model, left) for name, left in choices.items()}
     timing = replace(tuning.timing, rounds=_ROUNDS)
     plain = float_network(reference)
     try:
@@ -113,7 +119,8 @@ def _fastest(preferred: Preferred, reference: Model, request: Bounding) -> Prefe
         times = bench(list(timed.values()), timing)
     measured = {name: each.median_ms for name, each in zip(timed, times.models, strict=True)}
     ratios = {name: each.ratio for name, each in zip(timed, times.models, strict=True)}
-    best = min((name for name in timed if name != "float"), key=lambda name: ratios[name])
+    others = {"float"} if may_stay else {"float", "input"}
+    best = min((name for name in timed if name not in others), key=lambda name: ratios[name])
     if ratios[best] > _CLEAR * ratios["untuned"]:
         best = "untuned"
     measurement = replace(tuning, networks=measured, ratios=ratios, chosen=best)
@@ -128,16 +135,24 @@ def _leaving(
     attempt: Attempt, reference: Model, request: Bounding, left: Mapping[str, ExplainedReason]
 ) -> Attempt:
     """Return an attempt with some layers in float."""
-    if not left:
+    return _with(in_float(left) if left else None, attempt, reference, request)
+
+
+def _with(step: Transform | None, attempt: Attempt, reference: Model, request: Bounding) -> Attempt:
+    """Return an attempt after one more pass; None for none."""
+    if step is None:
         return attempt
-    model, report = _stored(attempt.model, left)
+    model = attempt.model.clone()
+    report = model.apply(step)
     whole = replace(attempt.report, sites=[*attempt.report.sites], notes=[*attempt.report.notes])
     whole.extend(report)
     certificate = proved(reference, model, request)
     return replace(attempt, model=model, report=whole, certificate=certificate)
 
 
-def _stored(model: Model, names: Collection[str]) -> tuple[Model, Report]:
-    """Return a copy of a model with some layers in float, and the report."""
+def _in_float(model: Model, names: Collection[str]) -> Model:
+    """Return a copy of a model with layers in float."""
     copy = model.clone()
-    return copy, copy.apply(in_float(names)) if names else Report()
+    if names:
+        copy.apply(in_float(names))
+    return copy

@@ -67,9 +67,11 @@ class Deployment(Displayed):
         accuracy: comparison on data; None without data.
         tuning: the measured forms of layers; None if none were measured.
         measured: times; None if not measured.
-        findings: warnings and errors of lint in the result, mostly about silent changes by the
-            target; layers that stay in float are not repeated.
-        unquantized: the convolutions and matrix products that are not quantized layers, and why.
+        findings: warnings and errors of lint in the result, mostly about what the target changes
+            silently; layers that are left in float are not repeated.
+        unquantized: the convolutions and matrix products that are no quantized layers, and why.
+        processor: for which the result is.
+        conditions: what else than the certificate's conditions must hold.
     """
 
     target: str
@@ -87,6 +89,8 @@ class Deployment(Displayed):
     measured: Mapping[str, Any] | None = None
     findings: Sequence[LintFinding] = ()
     unquantized: Mapping[str, str] = field(default_factory=dict)
+    processor: str = "any"
+    conditions: Sequence[str] = ()
 
     @property
     def summary(self) -> str:
@@ -137,6 +141,7 @@ class Deployment(Displayed):
         return {
             **head("deploy"),
             "target": self.target,
+            "processor": self.processor,
             "profile": self.profile,
             "layers": [layer.to_json() for layer in self.layers],
             "executed": self.is_executed,
@@ -153,7 +158,7 @@ class Deployment(Displayed):
                 "max_steps": max((bound.max_steps for bound in bounds), default=0),
                 "tie_distance_steps": max((b.tie_distance_steps for b in bounds), default=0.0),
             },
-            "conditions": list(self.certificate.conditions),
+            "conditions": [*map(str, self.certificate.conditions), *self.conditions],
             "session_options": dict(self.session_options),
             "notes": [*self.notes, *filter(None, [unquantized_note(self.unquantized)])],
             "accuracy": None if self.accuracy is None else self.accuracy.to_json(),

@@ -75,6 +75,13 @@ def codes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Ar
     return np.asarray(random.integers(limits.min, limits.max + 1, shape)).astype(dtype)
 
 
+def weights(random: np.random.Generator, shape: tuple[int, ...], left: str, right: str) -> Array:
+    """Return codes of weights; processors without VNNI are wrong for UINT8 and wide INT8."""
+    if (left, right) == ("uint8", "int8"):
+        return np.asarray(random.integers(-64, 65, shape)).astype(right)
+    return codes(random, shape, right)
+
+
 OPERATORS = [
     "ConvInteger",
     "MatMulInteger",
@@ -100,7 +107,7 @@ def build(name: str, seed: int, kind: str = "any", types: tuple[str, str] | None
     s_a, s_y = scale(r, (), kind, -8, 0), scale(r, (), kind, -4, 4)
     per = (n,) if several else ()
     s_b, z_b = scale(r, per, kind, -8, 0), codes(r, per, right)
-    a, b = codes(r, (m, k), left), codes(r, (k, n), right)
+    a, b = codes(r, (m, k), left), weights(r, (k, n), left, right)
     out = left.upper()
     if name == "MatMulInteger":
         return one_node(name, [a, b, z_a, z_b], (0,), (m, n), "INT32")
@@ -129,7 +136,8 @@ def build(name: str, seed: int, kind: str = "any", types: tuple[str, str] | None
         return one_node(name, arrays, (0,), (2, n, 1, 1), out, domain=MICROSOFT)
     groups = int(r.integers(1, 3))
     c, o = 2 * groups, groups * int(r.integers(1, 4))
-    x, w = codes(r, (2, c, 6, 5), left), codes(r, (o, c // groups, 3, 2), right)
+    x = codes(r, (2, c, 6, 5), left)
+    w = weights(r, (o, c // groups, 3, 2), left, right)
     attributes = {"group": groups, "pads": [1, 0, 1, 2], "strides": [1, 2]}
     shape = (2, o, 6, 3)
     if name == "ConvInteger":

@@ -1,0 +1,154 @@
+"""Deployments for processors that cut off sums of products of 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import qgraph
+from qgraph.errors import OptionError
+from qgraph.inventory.saturation import saturates
+from qgraph.targets.reader import profile_of
+from qgraph.transforms.deployment import saturation
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+net (float[5,64] x) => (float[5,8] y)
+<float s = {0.05}, uint8 z = {0}, float t = {0.01}, int8 o = {0}, float u = {1}> {
+    q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+    v = DequantizeLinear (w, t, o)  [product] m = MatMul (d, v)
+    n = QuantizeLinear (m, u, z)    y = DequantizeLinear (n, u, z)
+}"""
+TARGETS = {"onnxruntime-cpu": "onnxruntime", "openvino-cpu": "openvino"}
+
+
+def network(largest: int) -> onnx.ModelProto:
+    """Return a product whose weights are all near the largest one."""
+    proto = onnx.parser.parse_model(TEXT)
+    codes = np.random.default_rng(0).integers(largest - 20, largest + 1, (64, 8)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    return proto
+
+
+def weight_types(model: qgraph.Model) -> set[str]:
+    """Return the types of the stored codes of two axes."""
+    values = model.ir.graph.initializers.values()
+    return {v.dtype.name for v in values if v.dtype is not None and len(v.shape or ()) == 2}
+
+
+def in_runtime(path: Path, x: np.ndarray[Any, Any], runtime: str) -> np.ndarray[Any, Any]:
+    """Return what a runtime computes at its defaults, but for OpenVINO's type of floats."""
+    module = pytest.importorskip(runtime)
+    if runtime == "onnxruntime":
+        session = module.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return np.asarray(session.run(None, {"x": x})[0])
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    return np.asarray(module.Core().compile_model(str(path), "CPU", options)(x)[0])
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_deployed_without_vnni_is_right_on_every_processor(target, tmp_path):
+    proto, path = network(127), tmp_path / "out.onnx"
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, f"{target}@x86-64-no-vnni")
+    assert str(result.certificate.verdict) == "proved"
+    assert not [text for text in result.to_json()["conditions"] if "saturate," in text]
+    model.save(path)
+    x = np.random.default_rng(1).uniform(0, 6, (5, 64)).astype(np.float32)
+    codes = np.clip(np.rint(x / np.float32(0.05)), 0, 255)
+    weights = onnx.numpy_helper.to_array(proto.graph.initializer[-1]).astype(float)
+    exact = np.clip(np.rint(codes @ weights * (0.05 * 0.01)), 0, 255)
+    assert len(np.unique(exact)) > 10
+    steps = np.abs(np.rint(in_runtime(path, x, TARGETS[target])) - exact)
+    assert steps.max() <= 1
+
+
+@pytest.mark.runtime
+def test_onnx_runtime_gets_unsigned_weights():
+    pytest.importorskip("onnxruntime")
+    model = qgraph.load(network(127))
+    (layer,) = qgraph.deploy(model, "onnxruntime-cpu@x86-64-no-vnni").layers
+    assert (layer.kernel, weight_types(model)) == ("QLinearMatMul", {"UINT8"})
+    once = model.to_proto()
+    qgraph.deploy(model, "onnxruntime-cpu@x86-64-no-vnni")
+    assert model.to_proto() == once
+    ids = ("QG312", "QG402", "QG408")
+    assert not list(qgraph.lint(model, "onnxruntime-cpu@x86-64-no-vnni", select=ids))
+
+
+def test_openvino_computes_the_layer_in_float():
+    result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
+    (layer,) = result.layers
+    assert (layer.kernel, layer.reason_id) == (None, "QG239")
+    assert "beyond -64..64" in str(layer.reason)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_weights_of_seven_bits_stay_as_they_are(target):
+    model = qgraph.load(network(64))
+    result = qgraph.deploy(model, f"{target}@x86-64-no-vnni")
+    assert not result.left
+    assert weight_types(model) == {"INT8"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_result_for_vnni_says_where_it_is_wrong(target):
+    model = qgraph.load(network(127))
+    result = qgraph.deploy(model, f"{target}@x86-64")
+    assert weight_types(model) == {"INT8"}
+    document = result.to_json()
+    assert document["processor"] == "x86-64"
+    text = document["conditions"][-1]
+    assert "products of 1 layer saturate" in text
+    assert f"--target {target}@x86-64-no-vnni" in text
+
+
+def test_this_processor_counts_where_none_is_named(monkeypatch):
+    for answer, types in ((True, {"UINT8"}), (False, {"INT8"}), (None, {"INT8"})):
+        monkeypatch.setattr(saturation, "saturates", lambda runtime, answer=answer: answer)
+        model = qgraph.load(network(127))
+        result = qgraph.deploy(model, "onnxruntime-cpu")
+        assert weight_types(model) == types
+        assert any("this processor has no VNNI" in note for note in result.notes) is bool(answer)
+
+
+@pytest.mark.runtime
+def test_the_probe_finds_what_other_products_show():
+    """ONNX Runtime multiplies the same codes in MatMulInteger, without quantizers."""
+    runtime = pytest.importorskip("onnxruntime")
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (uint8[1,32] a, int8[32,1] b) => (int32[1,1] y) { y = MatMulInteger (a, b) }""")
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    feeds = {"a": np.full((1, 32), 200, np.uint8), "b": np.full((32, 1), 100, np.int8)}
+    assert saturates("onnxruntime") is (session.run(None, feeds)[0].item() != 32 * 200 * 100)
+
+
+def test_a_runtime_that_is_not_there_is_not_probed():
+    assert saturates("no_such_runtime") is None
+
+
+def test_processors_are_named_behind_the_target():
+    assert profile_of("ONNXRuntime-CPU@x86-64-NO-vnni").processor == "x86-64-no-vnni"
+    with pytest.raises(OptionError, match=r"'vnni', expected one of .*x86-64-no-vnni"):
+        profile_of("onnxruntime-cpu@vnni")
+    with pytest.raises(OptionError, match="There is no target 'onnx'"):
+        profile_of("onnx@x86-64")
+    with pytest.raises(OptionError, match=r"finn has no processor .*all are alike"):
+        profile_of("finn@x86-64")
+
+
+def test_lint_warns_of_products_on_the_named_processor():
+    levels = {
+        name: [
+            str(each.severity)
+            for each in qgraph.lint(network(127), f"onnxruntime-cpu@{name}", select="QG312")
+        ]
+        for name in ("x86-64", "x86-64-no-vnni")
+    }
+    assert levels == {"x86-64": ["info"], "x86-64-no-vnni": ["warning"]}
