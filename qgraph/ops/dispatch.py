@@ -167,6 +167,11 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
         if value is None or value in environment:
             return None if value is None else environment[value]
         stored = array_of(value)
+        maker = value.producer()
+        operator = None if maker is None else operator_of(maker)
+        if stored is None and maker is not None and operator is not None:
+            # A scale that is stored as codes itself.
+            stored = operator.run(maker, [array(maker, each) for each in maker.inputs])
         if stored is None:
             raise UnsupportedError(f"{where(node)}: operand {value.name!r} is not constant.")
         return stored

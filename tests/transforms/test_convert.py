@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
 
+import qgraph
 from qgraph.exactness import Exactness
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
@@ -133,3 +136,27 @@ def test_ranges_that_differ_give_a_pair_with_two_zero_points(check_pass):
 def test_the_import_of_a_domain_goes_with_its_last_node(check_pass):
     model, _ = check_pass(ConvertDialect(to="qdq"), quant())
     assert model.ir.opset_imports == {"": 13}
+
+
+def test_scales_that_are_codes_themselves_are_read():
+    """Codes 1 and -0.5 times scales 2 and 4, which are codes 4 and 8 of scale 0.5."""
+    proto = onnx.parser.parse_model("""<ir_version: 11, opset_import: ["": 23]>
+    net (float[N,2] x) => (float[N,2] y) <float h = {0.5}> {
+        s = DequantizeLinear (c, h)
+        v = DequantizeLinear <axis = 1, block_size = 2> (w, s)
+        y = MatMul (x, v)
+    }""")
+    kinds = onnx.TensorProto
+    proto.graph.initializer.extend(
+        [
+            onnx.helper.make_tensor("c", kinds.FLOAT8E4M3FN, [2, 1], [4.0, 8.0]),
+            onnx.helper.make_tensor("w", kinds.FLOAT4E2M1, [2, 2], [1.0, 1.0, -0.5, 1.0]),
+        ]
+    )
+    x = {"x": np.float32([[1, 0], [0, 1]])}
+    for dialect in ("qdq", "qonnx", "openvino", "onnx"):
+        model = qgraph.load(proto)
+        report = qgraph.convert(model, to=dialect)
+        refused = [site.reason for site in report if site.outcome == "refused"]
+        assert all("--to qonnx has an equal form" in reason for reason in refused), dialect
+        assert model.run(x, backend="numpy")["y"].tolist() == [[2, 2], [-2, 4]]
