@@ -328,8 +328,7 @@ def _measure_codes(
     if executed is None:
         distance = np.maximum(np.abs(candidate - segment.delta - meant) - 0.5, 0.0)
     else:
-        distance = np.clip(executed - segment.delta, low, high)
-        distance = np.abs(np.subtract(distance, meant, out=distance), out=distance)
+        distance = np.abs(np.clip(executed - segment.delta, low, high) - meant)
     tally.measure(_finite(distance), segment.from_ideal, own)
     differs = apart > segment.extra
     if differs.any():

@@ -82,6 +82,8 @@ def _seen(runs: BoundRuns, step: SegmentRun) -> Seen | None:
     except (Undecidable, QGraphError, ValueError, IndexError, KeyError) as error:
         logger.info("segment %s is not run: %s", step.tally.value, error)
         return None
+    if not results[0].size:
+        return None  # a segment without elements shows no difference
     apart, pattern = max(zip(results, patterns, strict=True), key=lambda pair: pair[0].max())
     element = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), apart.shape))
     return Seen(float(apart.max()), element, tuple(start.codes(pattern) for start in starts))

@@ -185,3 +185,17 @@ def test_a_quantizer_that_serves_two_segments_is_compared_in_one() -> None:
     assert report.bounds is not None
     assert [segment.violated for segment in report.bounds.segments if segment.violated] == []
     assert report.verdict == "equal"
+
+
+def test_a_single_number_is_compared_with_its_bound() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    net (float x) => (float y) <float s = {0.5}, int8 z = {0}, float d = {2}> {
+        c = QuantizeLinear (OF, s, z)
+        y = DequantizeLinear (c, s, z)
+        t = Mul (x, d)
+    }"""
+    one, other = (ir.from_onnx_text(text.replace("OF", name)) for name in ("x", "t"))
+    x = {"x": np.float32(0.25)}
+    assert qgraph.check(one, one, x, tolerances=ONE).verdict == "equal"
+    x = {"x": np.float32(2)}
+    assert qgraph.check(one, other, x, tolerances=ONE).verdict == "different"

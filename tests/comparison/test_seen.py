@@ -126,3 +126,17 @@ def test_segments_that_start_from_an_input_show_it():
     )
     # up to 252 * 0.5 * 0.6 / 8 = 9.45 steps
     assert np.abs(one - other).max() == seen.difference >= 9
+
+
+def test_a_segment_without_elements_shows_nothing():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[0,4] x) => (float[0,4] y) <float s = {0.5}, int8 z = {0}> {
+        c = QuantizeLinear (x, s, z)
+        y = DequantizeLinear (c, s, z)
+    }"""
+    one = ir.from_onnx_text(text)
+    other = qgraph.load(one)
+    qgraph.convert(other, to="onnx")
+    found = qgraph.prove(one, other)
+    assert str(found.verdict) in ("proved", "bounded")
+    assert all(each.bound is None or each.bound.seen is None for each in found.regions)
