@@ -28,7 +28,7 @@ from qgraph.text import amount, counted, percent, size, whole
 
 Layer = Mapping[str, Any]
 
-_NOT_LOADED = ("QG601", "QG602")
+NOT_LOADED = ("QG601", "QG602")
 """Rules about nodes and versions that a target does not load."""
 
 
@@ -53,7 +53,7 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
         written = document["output"]
         remark = f"opset {written['opset']}, IR version {written['ir_version']}"
         files[-1] = replace(files[-1], remark=remark)
-    is_whole = done == all_layers and layers and not_loaded(document) is None
+    is_whole = done == all_layers and layers and not _but(document)
     tone = Tone.GOOD if is_whole else Tone.OPEN
     return Page(
         "deploy",
@@ -103,8 +103,8 @@ def _sentence(document: Mapping[str, Any]) -> str:
     source = "as executed" if document["executed"] else "as the profile predicts"
     if not document["layers"]:
         return (
-            "The model has no convolution or matrix product of integers with 16 bits or fewer; "
-            "quantize it to integers first."
+            "No convolution or matrix product has data and weights of integers with 16 bits or "
+            f"fewer; quantize both first.{_but(document)}"
         )
     summary = document["summary"]
     steps, distance = summary["max_steps"], summary["tie_distance_steps"]
@@ -120,17 +120,23 @@ def _sentence(document: Mapping[str, Any]) -> str:
         own = max((bound["reference_error"] for bound in bounds), default=0)
         if own >= 1:
             equal += f", which the input itself keeps within {amount(own, 2)} steps only"
-    sentence = f"{document['target']}, {source}; {equal}."
+    return f"{document['target']}, {source}; {equal}.{_but(document)}"
+
+
+def _but(document: Mapping[str, Any]) -> str:
+    """Return a sentence that says why the result does not load; empty if it does."""
     refusal = not_loaded(document)
     if refusal is not None:
-        sentence += f" But {document['target']} does not load the result: {refusal}."
-    return sentence
+        return f" But {document['target']} does not load the result: {refusal}."
+    if document.get("refusal"):
+        return f" But {str(document['refusal']).removesuffix('.')}."
+    return ""
 
 
 def not_loaded(document: Mapping[str, Any]) -> str | None:
     """Return why the target does not load the result; None if nothing is known against it."""
     errors = (f for f in document["findings"] if f["severity"] == "error")
-    first = next((each for each in errors if each["id"] in _NOT_LOADED), None)
+    first = next((each for each in errors if each["id"] in NOT_LOADED), None)
     if first is None:
         return None
     message = first["message"].removeprefix(f"{document['target']}: ")

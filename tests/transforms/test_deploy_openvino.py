@@ -203,3 +203,29 @@ def test_forms_are_not_tried_that_cannot_mend_a_missing_size(monkeypatch):
     )
     assert [layer.reason_id for layer in found.left] == ["QG210"]
     assert sum(verdict == "undecided" for verdict in verdicts) == 2
+
+
+@pytest.mark.parametrize("length", ["4", "T"])
+def test_a_recurrent_network_that_openvino_compiles_is_not_said_to_be_refused(length, tmp_path):
+    """OpenVINO 2026.4 refuses codes before an LSTM if the length of the sequence is fixed."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[{length},1,2] x) => (float[N,2] y)
+        <int8[1,4,2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int8[1,4,1] r = {{1, 2, 3, 4}},
+         float s = {{0.1}}, int8 z = {{0}}, int8[1,2] v = {{3, 4}}, int64[2] f = {{-1, 1}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            a = DequantizeLinear (w, s, z)
+            b = DequantizeLinear (r, s, z)
+            h = LSTM <hidden_size = 1> (d, a, b)
+            k = Reshape (h, f)
+            p = QuantizeLinear (k, s, z)
+            e = DequantizeLinear (p, s, z)
+            c = DequantizeLinear (v, s, z)
+            y = MatMul (e, c)
+        }}"""
+    model = qgraph.load(onnx.parser.parse_model(text))
+    found = qgraph.deploy(model, "openvino-cpu")
+    assert found.is_executed
+    assert not [each for each in found.findings if each.rule.id == "QG601"]
+    model.save(tmp_path / "out.onnx")
+    openvino.Core().compile_model(str(tmp_path / "out.onnx"), "CPU")

@@ -286,3 +286,32 @@ def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):
     told = capsys.readouterr()
     assert f"'qgraph lint {out} --target onnxruntime-cpu'" in " ".join(told.out.split())
     assert "warning QG409: " in told.out
+
+
+ATAN = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[N,4] x) => (float[N,4] y)
+    <float s = {0.05}, uint8 z = {9}, int8 o = {0},
+     int8[4,4] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}> {
+        k = Cast <to = KIND> (x)
+        a = Atan (k)
+        c = Cast <to = 1> (a)
+        q = QuantizeLinear (c, s, z)
+        e = DequantizeLinear (q, s, z)
+        f = DequantizeLinear (v, s, o)
+        [one] m = MatMul (e, f)
+        p = QuantizeLinear (m, s, z)
+        y = DequantizeLinear (p, s, z)
+    }"""
+
+
+def test_a_result_that_the_installed_runtime_refuses_is_told(tmp_path, capsys):
+    """ONNX Runtime has no Atan of float64, which is type 11."""
+    for kind, refused in (("11", True), ("1", False)):
+        path = tmp_path / f"{kind}.onnx"
+        onnx.save(onnx.parser.parse_model(ATAN.replace("KIND", kind)), path)
+        command = ["deploy", str(path), "--target", "onnxruntime-cpu", "--dry-run"]
+        assert main(command) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        headline = told[told.index("QUANTIZED LAYERS IN INTEGER KERNELS") :]
+        assert ("But onnxruntime refuses the model: " in headline) is refused
+        assert ("next: change what onnxruntime-cpu refuses" in told) is refused

@@ -49,6 +49,8 @@ def advice(document: Mapping[str, Any]) -> str:
     if refusal is not None:
         known = refusal.rpartition("[")[2].rstrip("]")
         return f"'qgraph explain {known}' says what to do about what {document['target']} refuses"
+    if document["refusal"]:
+        return f"change what {document['target']} refuses, then deploy again"
     tuned = document["tuning"]
     if left and not tuned:
         ids = dict.fromkeys(layer["reason_id"] for layer in left if layer["reason_id"])

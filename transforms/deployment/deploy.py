@@ -22,6 +22,7 @@ from qgraph.inventory.layers import quantized_layers
 from qgraph.lint.engine import LintFinding, lint
 from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
+from qgraph.reporting.deploy_view import NOT_LOADED
 from qgraph.reports import SiteStatus
 from qgraph.targets.loading import runtimes_of
 from qgraph.targets.profile import Profile
@@ -156,7 +157,7 @@ def deploy(
         deployment = replace(deployment, accuracy=shown)
     deployment = replace(
         deployment,
-        findings=_traps(attempt.model, profile),
+        findings=_traps(attempt.model, profile, is_loaded=deployment.is_executed),
         conditions=[*filter(None, [condition(attempt.model, profile)])],
     )
     if profile is not named:
@@ -218,9 +219,13 @@ def _gaining(
     return attempt
 
 
-def _traps(model: Model, profile: Profile) -> tuple[LintFinding, ...]:
-    """Return the findings of lint in a result that its list of layers does not contain."""
-    findings = lint(model, profile, select=_FAMILIES, ignore=_TOLD)
+def _traps(model: Model, profile: Profile, *, is_loaded: bool) -> tuple[LintFinding, ...]:
+    """Return the findings of lint in a result that its list of layers does not contain.
+
+    If the runtime has loaded the result, what the profile says against that does not hold.
+    """
+    ignored = (*_TOLD, *NOT_LOADED) if is_loaded else _TOLD
+    findings = lint(model, profile, select=_FAMILIES, ignore=ignored)
     return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)
 
 

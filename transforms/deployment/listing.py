@@ -156,9 +156,11 @@ def listed(
     ends = paired_layers(layers, list(quantized_layers(attempt.model.ir)))
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes: list[str] = []
+    refusal = None
     try:
         (after, kinds), run = _kernels(result, runtime, run=True), profile.executed is not None
     except (ExecutionError, UnsupportedError) as error:
+        refusal = str(error) if isinstance(error, ExecutionError) else None
         notes.append(f"kernels are predicted by the profile, not read from the runtime: {error}")
         (after, kinds), run = _kernels(result, runtime, run=False), False
     try:
@@ -205,6 +207,7 @@ def listed(
         [*notes, *(n for n in attempt.report.notes if not n.startswith(ABOUT_RUNTIME))],
         unquantized=floats,
         processor=profile.processor,
+        refusal=refusal,
     )
 
 

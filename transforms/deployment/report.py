@@ -72,6 +72,8 @@ class Deployment(Displayed):
         unquantized: the convolutions and matrix products that are no quantized layers, and why.
         processor: for which the result is.
         conditions: what else than the certificate's conditions must hold.
+        refusal: why the installed runtime does not load the result; None if it does, or is not
+            known.
     """
 
     target: str
@@ -91,6 +93,7 @@ class Deployment(Displayed):
     unquantized: Mapping[str, str] = field(default_factory=dict)
     processor: str = "any"
     conditions: Sequence[str] = ()
+    refusal: str | None = None
 
     @property
     def summary(self) -> str:
@@ -145,6 +148,7 @@ class Deployment(Displayed):
             "profile": self.profile,
             "layers": [layer.to_json() for layer in self.layers],
             "executed": self.is_executed,
+            "refusal": self.refusal,
             "verdict": str(self.certificate.verdict),
             "limits": list(map(str, self.certificate.bounding.limits)),
             "against": str(self.certificate.bounding.against),
