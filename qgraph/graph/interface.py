@@ -57,10 +57,16 @@ def interface(reference: ir.Graph, candidate: ir.Graph) -> Interface:
     are paired by name; those of one graph only are left out.
 
     Raises:
-        ModelError: the graphs have different numbers of inputs or of outputs.
+        ModelError: the graphs have different numbers of inputs or of outputs, or no array can be
+            fed to both of two inputs.
     """
+    fed = _paired("input", *(_fed(graph) for graph in (reference, candidate)))
+    if (reason := next(filter(None, (conflict(*pair) for pair in fed)), None)) is not None:
+        raise ModelError(
+            f"No array can be fed to both models: {reason}. Give models that take the same inputs."
+        )
     return Interface(
-        _paired("input", *(_fed(graph) for graph in (reference, candidate))),
+        fed,
         defaults(reference, candidate),
         _paired("output", reference.outputs, candidate.outputs),
     )

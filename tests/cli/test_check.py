@@ -128,7 +128,7 @@ def test_the_report_does_not_replace_a_model(qgraph, pair):
         (["--atol", "nan"], "atol is nan"),
         (["--min-sqnr", "nan"], "min_sqnr is nan"),
         (["--max-steps", "q:1"], "max_steps is given for output 'q'"),
-        (["--random", "x"], "'x' is not a valid integer"),
+        (["--random", "x"], "'x' is not a valid whole number"),
     ],
 )
 def test_wrong_usage(qgraph, pair, options, message):
@@ -255,3 +255,13 @@ def test_options_that_do_not_fit(qgraph, pair, options, message):
     found = qgraph("check", *pair, *options)
     assert found.status in (2, 3)
     assert message in found.error
+
+
+def test_models_of_other_inputs_are_told_before_they_run(qgraph, write):
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,SIZE] x) => (float[N,SIZE] y) { y = Relu (x) }"""
+    paths = [write(text.replace("SIZE", n), f"{n}.onnx") for n in ("3", "4")]
+    for command in ("check", "why"):
+        found = qgraph(command, *paths)
+        assert found.status == 3
+        assert "No array can be fed to both models: input 'x' is [N,3] in one" in found.error
