@@ -49,6 +49,7 @@ from qgraph.transforms.weights.constant_codes import fold_constant_codes
 from qgraph.transforms.weights.shared_exponents import fold_blocks
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
+IN_DIALECT = "already in the dialect {}"
 
 _BLOCKS_SINCE = 21
 """Opset since which DequantizeLinear has blocks."""
@@ -97,7 +98,10 @@ class ConvertDialect(Transform):
             lower_operators(model, self.exact, self.opset, report)
             if self.to == PLAIN:
                 weights = decompressed(model.ir)
-                report.sites += (entry(each.nodes[-1], SiteStatus.KEPT) for each in weights)
+                report.sites += (
+                    entry(each.nodes[-1], SiteStatus.KEPT, IN_DIALECT.format(PLAIN))
+                    for each in weights
+                )
             else:
                 lower_decompressed(model, self.opset, report)
             lowered()
@@ -121,7 +125,7 @@ class ConvertDialect(Transform):
         for site in sites(model.ir):
             is_written = isinstance(site, Site) and site.dialect == target.name
             if is_written or (target.name == "qdq" and moves_constant(site.root)):
-                others.append(entry(site.root, SiteStatus.KEPT))
+                others.append(entry(site.root, SiteStatus.KEPT, IN_DIALECT.format(target.name)))
             else:
                 to_convert.append(site)
         offers = self._offers(to_convert, target, editor, others)
@@ -257,7 +261,7 @@ class FoldWeights(Transform):
             for node in model.nodes()
             if any(tensor.is_weight for tensor in coded_tensors(node))
         ]
-        others = [entry(node, SiteStatus.KEPT, "it is stored as codes") for node in stored]
+        others = [entry(node, SiteStatus.KEPT, "already stored as codes") for node in stored]
         for site in readable(filter(_is_constant, read_sites), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))

@@ -167,7 +167,6 @@ def _list(shape: Sequence[Any]) -> str:
 
 def _quantizer(quantizer: Part) -> Row:
     packed = quantizer["packed_bytes"]
-    parameters = quantizer["scale"], quantizer["zero_point"]
     unknown = "of data" if quantizer["dialect"] == "dynamic" else NONE
     return [
         quantizer["node"],
@@ -175,10 +174,17 @@ def _quantizer(quantizer: Part) -> Row:
         "weight" if quantizer["weight"] else "data",
         quantizer["format"] or NONE,
         NONE if packed is None else size(packed),
-        *(unknown if ends is None else extent(*ends) for ends in parameters),
+        unknown if quantizer["scale"] is None else extent(*quantizer["scale"]),
+        unknown if quantizer["zero_point"] is None else _zero_points(*quantizer["zero_point"]),
         quantizer["granularity"] or NONE,
         quantizer["rounding"] or NONE,
     ]
+
+
+def _zero_points(*ends: float | str) -> str:
+    """Return the smallest and the largest zero point; whole ones with all digits."""
+    texts = (f"{float(e):.0f}" if float(e).is_integer() else amount(e, 4) for e in ends)
+    return " .. ".join(dict.fromkeys(texts))
 
 
 def _and_more(nodes: Sequence[str]) -> str:

@@ -100,7 +100,7 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
     if not changed:
         what = "No quantizer was changed"
         what = what if sites else "There is nothing to change; 'qgraph info' shows what there is"
-        return "unchanged", Tone.OPEN, f"{what}{refused}."
+        return "unchanged", Tone.OPEN, f"{what}{_done_before(sites)}{refused}."
     bounds = [site["bound"] for site in changed if site.get("bound")]
     stated = [site["exactness"] for site in changed if not site.get("bound")]
     levels = [Exactness(level) for level in stated if level]
@@ -134,6 +134,16 @@ def _within(bound: Mapping[str, Any]) -> str:
     from qgraph.reporting.bounds_view import site_bound
 
     return site_bound(bound)
+
+
+def _done_before(sites: Sequence[Site]) -> str:
+    """Return how many sites have the wanted form already; empty if none has."""
+    reasons = Counter(site["reason"] for site in sites if site["outcome"] == "kept")
+    known = [(r, n) for r, n in reasons.most_common() if r and r.startswith("already ")]
+    texts = (
+        f"{whole(number)} {'is' if number == 1 else 'are'} {reason}" for reason, number in known
+    )
+    return f": {', '.join(texts)}" if known else ""
 
 
 def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> Iterator[Section]:

@@ -122,3 +122,13 @@ def _as_json(node):
 def test_passes_says_whether_values_stay(qgraph, name, sentence):
     second = qgraph("passes", name).out.splitlines()[1]
     assert second.startswith(sentence)
+
+
+def test_zero_points_have_all_their_digits(qgraph, write):
+    path = write("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,4] x) => (float[N,4] y) <float s = {0.0001}, uint16 z = {32769}> {
+            q = QuantizeLinear (x, s, z)
+            y = DequantizeLinear (q, s, z)
+        }""")
+    (row,) = [line for line in qgraph("info", path).out.splitlines() if "uint16" in line]
+    assert " 32769 " in row

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.model import Model, load
+from qgraph.reporting.rewrite_view import rewrite_page
 from qgraph.transforms import ConvertDialect, FoldWeights
 
 QONNX = "qonnx.custom_op.general"
@@ -117,3 +118,15 @@ def test_an_lstm_of_codes_is_refused_with_the_way_out() -> None:
     assert (site.outcome, site.reason_id) == ("refused", "QG006")
     assert "number of threads" in site.reason
     assert "quantize again without LSTM" in site.reason
+
+
+def test_what_has_the_wanted_form_already_is_told() -> None:
+    pair = "c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) y = Mul (d, q)"
+    constants = "int8[3] w = {1, 2, 3}, float s = {0.5}, int8 z = {0}"
+    model = made("2,3", constants, f"q = DequantizeLinear (w, s, z) {pair}")
+    report = model.apply(ConvertDialect(to="qdq"))
+    sentence = rewrite_page({**report.to_json(), "command": "convert", "qgraph": ""}).sentence
+    assert sentence == "No quantizer was changed: 2 are already in the dialect qdq."
+    report = model.apply(FoldWeights())
+    sentence = rewrite_page({**report.to_json(), "command": "fold", "qgraph": ""}).sentence
+    assert sentence == "No quantizer was changed: 1 is already stored as codes."

@@ -31,7 +31,7 @@ from qgraph.reasons import (
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
 
-DYNAMIC = "its scale is computed from the data at run time; it stays as it is"
+DYNAMIC = "its scale is known only when the model runs; it stays as it is"
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Planned")
