@@ -326,6 +326,8 @@ def pair_disagrees(facts: ModelFacts) -> Iterator[Found]:
         if isinstance(meaning, Affine) and meaning.decoding is None:
             continue  # operators around the pair make up for the difference
         one, other = float(encoder.scale.flat[0]), float(decoder.scale.flat[0])
+        if not np.isfinite([one, other]).all():
+            continue  # a finding of its own
         what = "scales" if encoder.scale.tobytes() != decoder.scale.tobytes() else "zero points"
         yield Found(
             (encoder.node, decoder.node),

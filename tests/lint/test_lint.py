@@ -286,3 +286,13 @@ def test_windows_are_found_that_openvino_pools_otherwise(size, stride, ends, poo
     is_other = ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=1e-5)
     found = list(qgraph.lint(proto, "openvino-cpu", select=["QG317"]))
     assert bool(found) == is_other
+
+
+def test_a_pair_of_one_scale_that_is_nan_does_not_disagree() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[N,2] x) => (float[N,2] y) <float s = {nan}, int8 z = {0}> {
+        q = QuantizeLinear (x, s, z)
+        y = DequantizeLinear (q, s, z)
+    }"""
+    found = qgraph.lint(ir.from_onnx_text(text), select=["QG102", "QG121"])
+    assert [each.rule.id for each in found] == ["QG102"]
