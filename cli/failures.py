@@ -47,9 +47,10 @@ def _failure(error: Exception) -> Failure:
             status = UNDECIDED if isinstance(error, UndecidedError) else DIFFERENT
         return Failure(status, str(error), tuple(getattr(error, "__notes__", ())))
     if isinstance(error, MemoryError):
-        message = "there is not enough memory for this model. Use a machine with more."
+        message = "there is not enough memory for this. Use smaller inputs, or a machine with more."
     elif isinstance(error, OSError):
-        message = f"{error}. Correct this and run the command again."
+        what = f"{error.filename}: {error.strerror}" if error.filename else error
+        message = f"{what}. Correct this and run the command again."
     else:
         message = (
             f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker "
@@ -68,6 +69,6 @@ def _models(error: Exception) -> str:
         paths = map(variables.get, ("model", "reference", "candidate", "path"))
         names = [str(path) for path in paths if isinstance(path, Path)]
         if names:
-            return " or ".join(names)
+            return " or ".join(dict.fromkeys(names))
         trace = trace.tb_next
     return "the input"

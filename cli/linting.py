@@ -166,7 +166,7 @@ def _lint_options(
     settings = project_settings(Path.cwd())
     stated = settings.get("baseline") if write_baseline is None else None
     return LintOptions(
-        target or settings.get("target"),
+        settings.get("target") if target is None else target,
         select or tuple(settings.get("select", ())),
         (*settings.get("ignore", ()), *ignore),
         fail_on or str(settings.get("fail-on", "warning")),

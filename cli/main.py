@@ -105,13 +105,23 @@ def _run(argv: Sequence[str] | None) -> int:
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx is not None:
             sys.stderr.write(f"{error.ctx.get_usage()}\n")
-        talk.error(error.format_message())
+        talk.error(_advised(error))
         return USAGE
     except BrokenPipeError:
         return BROKEN_PIPE
     except Exception as error:
         return print_failure(error, talk).status
     return int(status or 0)
+
+
+def _advised(error: click.ClickException) -> str:
+    """Return the message of an error; that of a missing option says what the option is for."""
+    text = error.format_message()
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        names, what = " / ".join(error.param.opts), str(error.param.help)
+        path = "" if error.ctx is None else f" See '{error.ctx.command_path} --help'."
+        return f"The option {names} {error.param.metavar} is missing: {what}{path}"
+    return text
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import inspect
@@ -68,8 +69,17 @@ class Word(click.Choice[str]):
 
 def file_path(text: str) -> Path:
     """Return a path; ``-`` and the empty string are rejected."""
-    if text in ("", "-"):
-        raise click.BadParameter(f"{text!r} is not a file. A file called '-' is './-'.")
+    if not text:
+        raise click.BadParameter("'' is not a file. Name one.")
+    if text == "-":
+        raise click.BadParameter("'-' is not a file here. Name one; './-' is one called '-'.")
+    try:
+        os.lstat(text)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise click.BadParameter(
+                "the name of the file is too long. Give a shorter one."
+            ) from error
     return Path(text)
 
 
@@ -127,6 +137,18 @@ def file_option(*names: str, text: str, metavar: str = "FILE", required: bool = 
     return click.option(*names, type=file_path, metavar=metavar, required=required, help=text)
 
 
+class Seconds(click.types.FloatParamType):
+    """A time."""
+
+    name = "number"
+
+
+class Whole(click.IntRange):
+    """A whole number of a range."""
+
+    name = "whole number"
+
+
 def flag(*names: str, text: str) -> Decorator:
     """Return an option without a value; ``text`` is its help."""
     return click.option(*names, is_flag=True, help=text)
@@ -136,7 +158,7 @@ def number_option(name: str, text: str, *, least: int = 1, default: int | None =
     """Return an option that is a whole number of at least ``least``; ``text`` is its help."""
     return click.option(
         name,
-        type=click.IntRange(min=least),
+        type=Whole(min=least),
         metavar="N",
         default=default,
         show_default=default is not None,
@@ -213,7 +235,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 
 timeout_option = click.option(
     "--timeout",
-    type=float,
+    type=Seconds(),
     metavar="SECONDS",
     expose_value=False,
     callback=_seconds,
@@ -256,8 +278,9 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         case "as_json" | "form" if value:
             form = {True: "json", "text": "table"}.get(value, value)
             if talk.form not in ("table", form):
+                other = talk.form if form == "json" else form
                 raise click.UsageError(
-                    f"--json is short for --format json, but there is --format {form}. "
+                    f"--json is short for --format json, but there is --format {other}. "
                     "Use one of them."
                 )
             talk.form = form

@@ -166,7 +166,8 @@ class Limit:
         number = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
         match = re.fullmatch(number + r"\s*(steps?|ulps?|%|)", rest.lower())
         unit = "" if match is None else match[2].rstrip("s")
-        if match is None or (not name and unit in ("", "ulp")):
+        is_finite = match is not None and math.isfinite(float(match[1]))
+        if match is None or not is_finite or (not name and unit in ("", "ulp")):
             raise OptionError(
                 f"within: {shown(text)} is no limit, expected one such as 1step, 0.05step, 0.1%, "
                 "or for an output NAME:0.01, NAME:2ulp, NAME:1step."

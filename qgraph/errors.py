@@ -88,6 +88,10 @@ def where(node: ir.Node) -> str:
 
 def plain_message(error: Exception) -> str:
     """Return the message of an error; that of an OSError without its number and its file."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

@@ -21,10 +21,15 @@ _FORMATS = (".svg", ".png")
     required=True,
     metavar="NAME",
     shell_complete=completion.nodes,
-    help="Name of a node of the quantizer.",
+    help="Name of a node of the quantizer, such as 'qgraph info' lists.",
 )
 @options.file_option(
-    "-o", "--output", "out", text="Picture to write.", metavar="FILE.svg|png", required=True
+    "-o",
+    "--output",
+    "out",
+    text="Picture to write, such as scale.svg.",
+    metavar="FILE.svg|png",
+    required=True,
 )
 @options.file_option(
     "--compare",

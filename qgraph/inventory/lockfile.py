@@ -75,9 +75,11 @@ def read_lock(path: Path) -> list[Description]:
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise QGraphError(
-            f"{path}: is not TOML ({error}), expected a lock file. {remedy}"
+            f"{path}: is not TOML ({plain_message(error)}), expected a lock file. {remedy}"
         ) from error
     form = document.get("form")
+    if form is None:
+        raise QGraphError(f"{path}: has no 'form = {FORM}', expected a lock file. {remedy}")
     if form != FORM:
         raise QGraphError(
             f"{path}: has form {form!r}, expected {FORM}, which this version writes. {remedy}"

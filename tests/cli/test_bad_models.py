@@ -441,3 +441,11 @@ def test_arrays_that_are_no_inputs_are_not_read(qgraph, model, tmp_path):
     found = qgraph("run", model, "--inputs", path)
     assert found.status == 0
     assert "are ignored: other" in found.err
+
+
+def test_a_link_to_itself_is_told_without_the_number_of_the_error(qgraph, tmp_path):
+    loop = tmp_path / "loop.onnx"
+    loop.symlink_to(loop)
+    found = qgraph("fold", loop, "-o", tmp_path / "out.onnx")
+    assert found.status == 3
+    assert "loop.onnx: Too many levels of symbolic links. Correct this" in found.error

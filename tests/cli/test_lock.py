@@ -178,3 +178,11 @@ def test_a_lock_that_is_missing_beside_a_model_is_unusable(qgraph, model):
     found = qgraph("lock", "--check-beside", model)
     assert found.status == 3
     assert "model.onnx.lock" in found.error
+
+
+def test_a_file_that_is_no_lock_is_told(qgraph, model, tmp_path):
+    for content, reason in ((b"", "has no 'form = 1'"), (b"\xff", "it is not text in UTF-8")):
+        (tmp_path / "a.lock").write_bytes(content)
+        found = qgraph("lock", model, "--check", tmp_path / "a.lock")
+        assert found.status == 3
+        assert reason in found.error

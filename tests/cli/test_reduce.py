@@ -85,4 +85,5 @@ def test_a_model_in_the_folder_is_not_replaced(qgraph, write, tmp_path):
 def test_the_folder_has_to_be_given(qgraph, pair):
     found = qgraph("reduce", *pair)
     assert found.status == 2
-    assert "Missing option '-o'" in found.error
+    assert "The option -o / --output FOLDER is missing" in found.error
+    assert "'qgraph reduce --help'" in found.error
