@@ -10,6 +10,7 @@ import pytest
 
 import qgraph
 from qgraph.bound import Bounding
+from qgraph.proof.bounds.paired_models import paired
 
 CODES = np.arange(-128, 128)
 
@@ -133,3 +134,47 @@ def test_common_divisors_of_long_rows_belong_to_the_scale():
     twice[-1] = -3
     bound = bound_of(reference, quantized(twice, 0.25, 0.25, 0.25))
     assert bound.ideal_shift == pytest.approx(32, rel=1e-3)
+
+
+def test_a_mean_has_the_errors_of_its_elements():
+    """All elements may be off by as much, in one direction."""
+
+    def pooled(pool: str, step: float) -> ir.Model:
+        weights = ", ".join(["1", "-0.7", "1"] * 40)
+        return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+            net (int8[1,120,2,2] x) => (int8[] y)
+            <float s = {{0.1}}, int8 z = {{0}}, float[1,120,1,1] w = {{{weights}}},
+             float t = {{{step}}}> {{
+                a = DequantizeLinear (x, s, z)
+                c = Conv (a, w)
+                m = {pool} (c)
+                y = QuantizeLinear (m, t, z)
+            }}""")
+
+    plain, mean = (
+        bound_of(pooled(pool, 0.5), pooled(pool, 0.50001)).reference_error
+        for pool in ("Identity", "GlobalAveragePool")
+    )
+    assert plain <= mean <= 1.1 * plain
+
+
+def test_a_cast_beyond_its_type_has_no_bound():
+    def cast(high: int, step: float) -> ir.Model:
+        return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+            net (int8[1,2] q) => (float[1,2] y)
+            <float s = {{0.37}}, int8 z = {{0}}, float[2,2] w = {{1, -0.7, 0.3, 2}},
+             float lo = {{-8}}, float hi = {{{high}}}, float t = {{{step}}}> {{
+                a = DequantizeLinear (q, s, z)
+                m = MatMul (a, w)
+                d = Div (m, t)
+                r = Round (d)
+                c = Clip (r, lo, hi)
+                k = Cast <to = 3> (c)
+                f = Cast <to = 1> (k)
+                y = Mul (f, t)
+            }}""")
+
+    for high, is_bounded in ((127, True), (128, False)):
+        segments = paired((cast(high, 0.25), cast(high, 0.25001)), Bounding()).segments
+        reasons = [segment.reason for segment in segments]
+        assert (reasons == [None] * len(reasons)) == is_bounded, reasons
