@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.bound import Bounding, Within
+from qgraph.bound import Bounding, Seen, Within
 from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
 from qgraph.comparison.seen import with_seen
 from qgraph.errors import (
@@ -361,11 +361,19 @@ def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate)
         return finding
     names = region.reference_value, region.candidate_value
     others = [r for r in anew.regions if (r.reference_value, r.candidate_value) == names]
-    if any(_stated(region, region) == _stated(other, region) for other in others):
+    alike = [other for other in others if _stated(other, region) == _stated(region, region)]
+    if any(_seen(other) == _seen(region) for other in alike):
         return replace(finding, prover=True)
+    if alike:
+        return replace(finding, reason=f"{finding.reason}; the prover shows another difference")
     if others:
         return PartFinding(Status.REFUTED, "the prover finds another result")
     return replace(finding, reason=f"{finding.reason}; the prover has no such region")
+
+
+def _seen(region: RegionVerdict) -> Seen | None:
+    """Return the codes on which the sides of a region were run."""
+    return None if region.bound is None else region.bound.seen
 
 
 def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:

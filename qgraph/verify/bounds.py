@@ -24,14 +24,14 @@ from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
 from qgraph.ops.moved_elements import PRIMES, Sizes
 from qgraph.verify.figures import Figures, of_output, of_roundings, problem_of
+from qgraph.verify.findings import FAILURES, confirm, need
 from qgraph.verify.ideals import ENDLESS, UNKNOWN, Basis, Executed, Ideal, TracedRounding
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree
 from qgraph.verify.regions import Equality, not_decided, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
-from qgraph.verify.seen import are_decoded_alike, check_seen
 from qgraph.verify.shapes import Shape, merged
-from qgraph.verify.traces import FAILURES, Trace, range_of_codes
+from qgraph.verify.traces import Trace, range_of_codes
 
 _NOISE = 2.0**-24
 """Distance in steps that the rounding of float64 may account for."""
@@ -152,15 +152,8 @@ class BoundCheck:
             held = self._one.holding(one.codes), self._other.holding(one.codes)
             for pair in itertools.product(*held):
                 with contextlib.suppress(*FAILURES):
-                    if self._is_same(pair) if is_moved else self._is_one(segment, pair, one.codes):
+                    if self._is_same(pair):
                         yield pair
-
-    def _is_one(self, segment: _Segment, values: Pair, codes: Ideal) -> bool:
-        """Return whether two values are equal for each of the codes of a segment."""
-        limits = self._one.limits_behind(values[0]), self._other.limits_behind(values[1])
-        if limits[0] != limits[1]:
-            return False  # codes are those that limits behind leave
-        return self._is_same(values) or are_decoded_alike(codes, segment.ends, values, self._runs)
 
     @property
     def is_open(self) -> bool:
@@ -182,8 +175,7 @@ class BoundCheck:
         if region.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
             return not_decided(region)
         try:
-            if id(region) not in self._segments:
-                raise UnsupportedError("there is no value of its name, or several")
+            need(id(region) in self._segments, "there is no value of its name, or several")
             self._check(self._segments[id(region)])
         except EquivalenceError as error:
             return PartFinding(Status.REFUTED, str(error))
@@ -194,27 +186,27 @@ class BoundCheck:
     def _check(self, segment: _Segment) -> None:
         region = segment.region
         nodes = tuple(() if node is None else (node_name(node),) for node in segment.nodes)
-        if nodes != (region.reference_nodes, region.candidate_nodes):
-            raise EquivalenceError("it does not end at the named nodes")
+        is_named = nodes == (region.reference_nodes, region.candidate_nodes)
+        confirm(is_named, "it does not end at the named nodes")
         entries = self._entries(segment)
-        if set(region.entries) != entries or len(region.entries) != len(entries):
-            names = ", ".join(sorted(f"{a} -> {b}" for a, b in entries)) or "none"
-            raise EquivalenceError(f"its entries are others: {names}")
-        if region.counted and region.verdict is not ProofVerdict.PROVED:
-            raise UnsupportedError("its codes were compared for each sum")
-        if region != with_defaults(region, _STATED | {"counted"}):
-            raise EquivalenceError("it states figures that a bound does not have")
-        if region.verdict is ProofVerdict.BOUNDED:
-            if region.bound is None:
-                raise EquivalenceError("it states no bound")
+        names = ", ".join(sorted(f"{a} -> {b}" for a, b in entries)) or "none"
+        are_all = set(region.entries) == entries and len(region.entries) == len(entries)
+        confirm(are_all, f"its entries are others: {names}")
+        is_proved = region.verdict is ProofVerdict.PROVED
+        need(is_proved or not region.counted, "its codes were compared for each sum")
+        is_bare = region == with_defaults(region, _STATED | {"counted"})
+        confirm(is_bare, "it states figures that a bound does not have")
+        confirm(not (is_proved and segment.code_shift), "code shift: equal codes have none")
+        if is_proved:
+            self._expect_one_shape(segment)
+            is_one = self._is_congruent(segment) and region.exactness is Exactness.VALUES
+            need(is_one, "the checker does not find its two sides to be one function")
+        elif region.bound is None:
+            raise EquivalenceError("it states no bound")
+        else:
             with np.errstate(all="ignore"):
-                self._see(segment, self._compare(segment, region.bound))
-            return
-        if segment.code_shift:
-            raise EquivalenceError("code shift: equal codes have none")
-        self._expect_one_shape(segment)
-        if not self._is_congruent(segment) or region.exactness is not Exactness.VALUES:
-            raise UnsupportedError("the checker does not find its two sides to be one function")
+                self._compare(segment, region.bound)
+            need(region.bound.seen is None, "the checker runs no codes that show a difference")
 
     def _expect_one_shape(self, segment: _Segment, pair: _Pair | None = None) -> None:
         """Check that both ends have one shape, or the codes that one model moves."""
@@ -253,43 +245,35 @@ class BoundCheck:
         one, other = segment.nodes
         if one is None or other is None or not agree(one, other, self._sides):
             return False
-        x, y = segment.ends
-        if self._one.limits_behind(x) != self._other.limits_behind(y):
-            return False  # codes are those that Clips behind leave
-        return self._equal.are_equal(one.inputs[0], other.inputs[0])
+        return self._has_one_limit(segment.ends) and self._equal.are_equal(
+            one.inputs[0], other.inputs[0]
+        )
+
+    def _has_one_limit(self, values: Pair) -> bool:
+        """Return whether Clips behind two values leave the same codes."""
+        return self._one.limits_behind(values[0]) == self._other.limits_behind(values[1])
 
     def _is_same(self, ends: Pair) -> bool:
         """Return whether two values are one function of codes, and nothing is rounded."""
         ours, theirs = self._one.of(ends[0]), self._other.of(ends[1])
         is_exact = ends[0].dtype is ends[1].dtype and not (ours.error.any() or theirs.error.any())
-        return is_exact and ours.meant.identity == theirs.meant.identity
+        is_one = is_exact and ours.meant.identity == theirs.meant.identity
+        return is_one and self._has_one_limit(ends)
 
-    def _see(self, segment: _Segment, pairs: Sequence[_Pair]) -> None:
-        """Check what was seen of a segment."""
-        if segment.region.bound is None or segment.region.bound.seen is None:
-            return
-        named = {(str(a.name), str(b.name)): (a, b) for a, b in self._starting}
-        starts = {name: named[name, other] for name, other in segment.region.entries}
-        rounded = next(iter(pairs), None)
-        check_seen(segment.region.bound.seen, segment.ends, starts, self._runs, rounded)
-
-    def _compare(self, segment: _Segment, bound: Bound) -> Sequence[_Pair]:
-        """Check that the figures of a bound are at least the recomputed ones.
-
-        Returns: the roundings that it is about, perhaps to codes that a limit behind leaves.
-        """
+    def _compare(self, segment: _Segment, bound: Bound) -> None:
+        """Check that the figures of a bound are at least the recomputed ones."""
         asked = self._certificate.bounding
-        if (bound.against, bound.order) != (asked.against, asked.order):
-            raise EquivalenceError("it answers another question than the certificate")
-        if segment.is_output and segment.code_shift:
-            raise EquivalenceError("code shift: an output is not a code of a quantizer")
+        is_asked = (bound.against, bound.order) == (asked.against, asked.order)
+        confirm(is_asked, "it answers another question than the certificate")
+        is_shifted = segment.is_output and segment.code_shift
+        confirm(not is_shifted, "code shift: an output is not a code of a quantizer")
         problem, figures = "", list[Figures]()
         whole = self._compared.get(segment.ends, [])
         for pairs in (whole, [(a.limited(), b.limited()) for a, b in whole]):
             figures = self._figures(segment, pairs, bound)
             problem = problem_of(figures, bound)
             if not problem:
-                return pairs
+                return
         weak = self._one.weak.get(segment.ends[0]) or self._other.weak.get(segment.ends[1])
         if not problem_of(self._figures(segment, whole, bound, widest=True), bound):
             weak = "its steps are of the widest range of all channels"
@@ -311,8 +295,7 @@ class BoundCheck:
             return [of_output(ours, self._other.of(y), bound, ends, is_whole)]
         self._one.expect_rounding(x)
         self._other.expect_rounding(y)
-        if not pairs:
-            raise UnsupportedError("the models compute it by different operators")
+        need(pairs, "the models compute it by different operators")
         for pair in pairs:
             self._expect_one_shape(segment, pair)
         return [of_roundings(*pair, bound) for pair in pairs]

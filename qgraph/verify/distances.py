@@ -10,6 +10,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.numerics.values import ratios_of_rows
 from qgraph.ops.approximation import largest_of, product
+from qgraph.verify.findings import need
 from qgraph.verify.ideals import NOTHING, ULP, Basis, Ideal, rows_of
 
 _ELEMENTWISE = ("limit", "LeakyRelu")
@@ -48,37 +49,30 @@ def distance(one: Ideal, other: Ideal, window: tuple[Float64, Float64] | None = 
 def _summed(function: Ideal) -> Ideal:
     """Return a function in which sums of weights times the same data are one sum."""
     terms: list[_Term] = []
-    for term in function.terms:
-        alike = [i for i, t in enumerate(terms) if _is_one_sum(t[1], term[1])]
-        if alike:
-            terms[alike[0]] = np.ones(()), _sum_of(terms[alike[0]], term)
-        else:
-            terms.append(term)
+    for factor, basis in function.terms:
+        same = (t for t in terms if t[1].kind == basis.kind and t[1].has_inner_of(basis))
+        before = next(same, None)
+        if before is None or before[1].weights is None or basis.weights is None:
+            terms.append((factor, basis))
+            continue
+        parts = before, (factor, basis)
+        rows = max(len(before[1].weights), len(basis.weights))
+        one, other = (_weighted(*part, rows) for part in parts)
+        need(one.shape == other.shape, "the weights of the models have different shapes")
+        total, (low, high) = one + other, Ideal(parts).range
+        reach = np.maximum(before[1].reach, basis.reach)
+        joined = replace(basis, low=low, high=high, weights=total, reach=reach)
+        terms[[t is before for t in terms].index(True)] = np.ones(()), joined
     # a product of factor and weight, and a sum, for each that was joined
     depth = function.depth + 2 * (len(function.terms) - len(terms))
     return replace(function, terms=tuple(terms), depth=depth)
 
 
-def _is_one_sum(p: Basis, q: Basis) -> bool:
-    has_weights = p.weights is not None and q.weights is not None
-    return has_weights and p.kind == q.kind and p.has_inner_of(q)
-
-
-def _sum_of(*terms: _Term) -> Basis:
-    """Return the sum of sums of weights; weights of one row stand for all rows."""
-    parts = [(factor, b.weights) for factor, b in terms if b.weights is not None]
-    shape = max((weights.shape for _, weights in parts))
-    if any(weights.shape not in (shape, (1, *shape[1:])) for _, weights in parts):
-        raise UnsupportedError("the weights of the models have different shapes")
-    total = np.add(*(_by_row(factor, np.broadcast_to(w, shape)) * w for factor, w in parts))
-    low, high = Ideal(terms).range
-    reach = np.maximum(*(basis.reach for _, basis in terms))
-    return replace(terms[0][1], low=low, high=high, weights=total, reach=reach)
-
-
-def _by_row(factor: Float64, weights: Float64) -> Float64:
-    """Return a factor of a sum as one that broadcasts to its weights."""
-    return rows_of(factor, len(weights)).reshape(-1, *(1,) * (weights.ndim - 1))
+def _weighted(factor: Float64, basis: Basis, rows: int = 1) -> Float64:
+    """Return the weights of a sum, times its factor of each row; one row may stand for several."""
+    weights = NOTHING[None] if basis.weights is None else basis.weights
+    weights = np.broadcast_to(weights, (max(rows, len(weights)), *weights.shape[1:]))
+    return rows_of(factor, len(weights)).reshape(-1, *(1,) * (weights.ndim - 1)) * weights
 
 
 def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
@@ -87,12 +81,12 @@ def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
     pairs: list[tuple[_Term, _Term]] = []
     for term in one.terms:
         alike = [t for t in rest if t[1].key == term[1].key]
-        if len(alike) != 1 and not (term[1].is_border and not alike):
-            raise UnsupportedError("the models compute it by different operators")
+        is_paired = len(alike) == 1 or (term[1].is_border and not alike)
+        need(is_paired, "the models compute it by different operators")
         rest = [t for t in rest if not alike or t is not alike[0]]
         pairs.append((term, alike[0] if alike else (NOTHING, term[1])))
-    if not all(basis.is_border for _, basis in rest):
-        raise UnsupportedError("the models compute it by different operators")
+    are_borders = all(basis.is_border for _, basis in rest)
+    need(are_borders, "the models compute it by different operators")
     return pairs + [((NOTHING, basis), (factor, basis)) for factor, basis in rest]
 
 
@@ -138,9 +132,8 @@ def _apart(first: _Term, second: _Term, noise: float) -> Float64:
 
 def _sums_apart(first: _Term, second: _Term, inner: float, noise: float) -> Float64:
     (c, p), (d, q) = first, second
-    if p.weights is None or q.weights is None or p.weights.shape != q.weights.shape:
-        raise UnsupportedError("the weights of the models have different shapes")
-    one, other = _by_row(c, p.weights) * p.weights, _by_row(d, q.weights) * q.weights
+    one, other = _weighted(c, p), _weighted(d, q)
+    need(one.shape == other.shape, "the weights of the models have different shapes")
     parts = np.abs(one - other) * p.reach + noise * (np.abs(one) + np.abs(other)) * p.reach
     rows = (parts + np.abs(other) * inner).reshape(len(parts), -1)
     return np.asarray(rows.sum(axis=1) * (1 + rows.shape[1] * ULP)).reshape(p.low.shape)

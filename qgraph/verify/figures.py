@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from qgraph.bound import STEPS_OF_OUTPUT, Against, Bound
-from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import largest_of, product
 from qgraph.text import amount
 from qgraph.verify.distances import distance
+from qgraph.verify.findings import need
 from qgraph.verify.ideals import Executed, Ideal, TracedRounding
 
 _MOST_STEPS = 2.0**31
@@ -37,8 +37,7 @@ def problem_of(figures: Iterable[Figures], bound: Bound, slack: float = 0.0) -> 
 
 def of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> Figures:
     """Return the bound of two roundings, whose codes differ by a constant shift."""
-    if one.kind != other.kind:
-        raise UnsupportedError("the models round in different ways")
+    need(one.kind == other.kind, "the models round in different ways")
     delta = np.asarray(float(bound.code_shift))
     # Beyond these values both codes are clipped, each to its own limit.
     window = (
@@ -109,7 +108,7 @@ def _too_small(figures: Figures, bound: Bound, slack: float) -> str | None:
     rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)
     listed = np.asarray(bound.channels, np.float64)
     if len(rows) > 1 and len(listed) not in (1, len(rows)):
-        if not len(listed) % len(rows) or not len(rows) % len(listed):
-            raise UnsupportedError("its channels may be those of other axes")
+        is_multiple = not len(listed) % len(rows) or not len(rows) % len(listed)
+        need(not is_multiple, "its channels may be those of other axes")
         return f"{len(rows)} channels were found, not {len(listed)}"
     return None if (listed + slack >= rows).all() else "an error of a channel is too small"

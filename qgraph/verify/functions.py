@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
+from qgraph.errors import UnsupportedError
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
+from qgraph.verify.findings import confirm, need
 from qgraph.verify.primitives import HALVES, Ranges, Span
 from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import Shape
@@ -21,9 +22,6 @@ from qgraph.verify.shapes import Shape
 _REAL = HALVES | {ir.DataType.FLOAT}
 _WIDE = ir.DataType.DOUBLE
 _ZEROS = (-0.0, 0.0)
-_SMALL = 16
-"""Boxes with at most this many inputs are evaluated input by input."""
-
 _BATCH = 1 << 16
 _MOST_OPEN = 1 << 21
 _MOST_BOXES = 1 << 23
@@ -51,11 +49,8 @@ class Function:
         self.constants: dict[tuple[ir.Node, int], Array] = {}
         self._steps: list[tuple[ir.Node, Operator | None, dict[str, Any]]] = []
         for node in nodes:
-            try:
-                operator = operator_of(node)
-                self._steps.append((node, operator, self._arguments(node, operator)))
-            except (OperatorError, ValueError) as error:
-                raise UnsupportedError(str(error)) from error
+            operator = operator_of(node)
+            self._steps.append((node, operator, self._arguments(node, operator)))
             for index, value in enumerate(node.inputs):
                 if value is not None and side.has(value):
                     self._enter(node, index, value)
@@ -67,8 +62,8 @@ class Function:
             return own
         before = len(self._shape) - len(own)
         sizes = list(zip((1,) * before + own, self._shape, strict=before >= 0))
-        if before < 0 or any(c != 1 and isinstance(d, int) and d not in (1, c) for c, d in sizes):
-            raise UnsupportedError("its constants do not fit its data, or have more dimensions")
+        fits = all(c == 1 or d in (1, c) for c, d in sizes if isinstance(d, int))
+        need(before >= 0 and fits, "its constants do not fit its data, or have more dimensions")
         return tuple(d if c == 1 else c for c, d in sizes)
 
     def run(self, ranges: Ranges, x: Span, take: Callable[[Array], Array]) -> Span:
@@ -99,14 +94,13 @@ class Function:
     def _arguments(self, node: ir.Node, operator: Operator | None) -> dict[str, Any]:
         """Return the keyword arguments of the definition of a node."""
         sources = self._side.sources(node)
-        if not sources:
-            raise UnsupportedError(f"{node.op_type} of constants cannot be computed by the checker")
+        need(sources, f"{node.op_type} of constants cannot be computed by the checker")
         if operator is None:
             _check_types(node)
             return {name: attribute.value for name, attribute in node.attributes.items()}
         data, result = sources[0].dtype, node.outputs[0].dtype
-        if sources != [node.inputs[0]]:
-            raise UnsupportedError(f"the parameters of {node.op_type} are computed from data")
+        is_first = sources == [node.inputs[0]]
+        need(is_first, f"the parameters of {node.op_type} are computed from data")
         if not operator.schema.standard:
             parameters = [None if v is None else self._side.array(v) for v in node.inputs[1:]]
             sizes = np.broadcast_shapes(*(a.shape for a in parameters if a is not None))
@@ -127,8 +121,7 @@ class Function:
             case "Clip":
                 bounds = (*node.inputs[1:], None, None)[:2]
                 fits = fits and (bool(node.attributes) or None not in bounds)
-        if not fits:
-            raise UnsupportedError(f"{node.op_type} of these types, or without its bounds")
+        need(fits, f"{node.op_type} of these types, or without its bounds")
         return arguments
 
     def _enter(self, node: ir.Node, index: int, value: ir.Value) -> None:
@@ -138,15 +131,15 @@ class Function:
             raise UnsupportedError(f"the constant {value.name!r} cannot be computed by the checker")
         is_kept = array.dtype == np.bool_ or (array.dtype == np.float64 and array.size == 1)
         wide = array if is_kept else array.astype(np.float32)
-        if not np.array_equal(wide.astype(np.float64), array.astype(np.float64), equal_nan=True):
-            raise UnsupportedError(f"a constant of type {array.dtype} is not exact in float32")
+        is_same = np.array_equal(wide.astype("f8"), array.astype("f8"), equal_nan=True)
+        need(is_same, f"a constant of type {array.dtype} is not exact in float32")
         if node.op_type in ("Clip", "DequantizeLinear", "QuantizeLinear") and wide.size == 1:
             wide = wide.reshape(())
         elif node.op_type in ("DequantizeLinear", "QuantizeLinear"):
             rank, axis = len(self._shape or ()), node.attributes.get_int("axis", 1)
-            blocked = node.attributes.get_int("block_size", 0) > 0 or wide.ndim != 1
-            if blocked or not -rank <= axis < rank:
-                raise UnsupportedError(f"the axis of {node.op_type} is not known, or blocked")
+            is_plain = wide.ndim == 1 and node.attributes.get_int("block_size", 0) == 0
+            is_known = is_plain and -rank <= axis < rank
+            need(is_known, f"the axis of {node.op_type} is not known, or blocked")
             wide = wide.reshape([wide.size if i == axis % rank else 1 for i in range(rank)])
         self.constants[node, index] = wide
 
@@ -162,8 +155,8 @@ def _division(node: ir.Node) -> ir.DataType | None:
 def _check_types(node: ir.Node) -> None:
     """Raise if a node is not a primitive, or has a type that float32 does not represent."""
     name, types = node.op_type, [None if v is None else v.dtype for v in node.inputs]
-    if node.domain or name not in NUMPY or name in ("Cast", "Gather", "Pow"):
-        raise UnsupportedError(f"{name} has no definition over single elements")
+    is_primitive = not node.domain and name in NUMPY and name not in ("Cast", "Gather", "Pow")
+    need(is_primitive, f"{name} has no definition over single elements")
     truth = types[0] is ir.DataType.BOOL
     if name in ("And", "Not", "Or"):
         fits = truth and len(set(types)) == 1
@@ -172,9 +165,8 @@ def _check_types(node: ir.Node) -> None:
         fits = len(data) == 1 and (data <= _REAL or name == "Identity") and None not in data
         fits = fits or (data == {_WIDE} and name in ("Add", "Mul", "Sub"))
         fits = fits and truth is (name == "Where")
-    if not fits:
-        names = ", ".join("unknown" if dtype is None else dtype.name for dtype in types)
-        raise UnsupportedError(f"{name} in type {names}")
+    names = ", ".join("unknown" if dtype is None else dtype.name for dtype in types)
+    need(fits, f"{name} in type {names}")
 
 
 class Compared(NamedTuple):
@@ -184,6 +176,7 @@ class Compared(NamedTuple):
     of a zero where ``tied`` is set, nor the result where ``is_open`` is set.
     """
 
+    x: Array
     reference: Array
     candidate: Array
     differ: Mask
@@ -196,14 +189,24 @@ class Compared(NamedTuple):
         """Where results differ, if only in signs of zeros, or ONNX does not define them."""
         return np.asarray(self.differ | self.signs | self.is_open)
 
+    def at(self, chosen: Mask) -> Compared:
+        """Return the results at some of the inputs."""
+        return Compared(*(column[chosen] for column in self))
+
+    def expect_equal(self) -> None:
+        """Check that the results have equal values."""
+        inputs = (next(iter(self.x[mask].tolist()), None) for mask in (self.is_open, self.differ))
+        first_open, first = inputs
+        need(first_open is None, f"ONNX does not define the result for the input {first_open!r}")
+        confirm(first is None, f"its values differ for the input {first!r}")
+
 
 class _Boxes(NamedTuple):
-    """Boxes ``[n]`` of inputs: channel, keys of both ends, number of channels like it."""
+    """Boxes ``[n]`` of inputs: channel, keys of both ends."""
 
     channel: Keys
     lo: Keys
     hi: Keys
-    likes: Keys
 
     def at(self, chosen: Mask | slice) -> _Boxes:
         return _Boxes(*(column[chosen] for column in self))
@@ -211,13 +214,11 @@ class _Boxes(NamedTuple):
     def halves(self) -> _Boxes:
         middle = (self.lo + self.hi) >> 1
         lo, hi = np.concatenate([self.lo, middle + 1]), np.concatenate([middle, self.hi])
-        return _Boxes(np.tile(self.channel, 2), lo, hi, np.tile(self.likes, 2))
+        return _Boxes(np.tile(self.channel, 2), lo, hi)
 
 
 class Both:
-    """Two functions of one variable, in all channels.
-
-    The channels are the elements of the broadcast constants.
+    """Two functions of one variable, in all channels: the elements of the broadcast constants.
 
     Attributes:
         channels: number of channels.
@@ -228,10 +229,8 @@ class Both:
     def __init__(self, reference: Function, candidate: Function) -> None:
         self._functions = reference, candidate
         arrays = [array for function in self._functions for array in function.constants.values()]
-        try:
-            self._shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        except ValueError as error:
-            raise UnsupportedError("the constants of the two sides do not broadcast") from error
+        # a ValueError leaves the region undecided: the constants do not broadcast
+        self._shape = np.broadcast_shapes(*(array.shape for array in arrays))
         self.channels = int(np.prod(self._shape, dtype=np.int64))
         columns = [
             self._column(array).astype("f4").view("u4") for array in arrays if array.size > 1
@@ -263,7 +262,7 @@ class Both:
         differ, bits = ~_same(a, b), [np.signbit(result) for result in (a, b, c, d)]
         tied = np.asarray((bits[0] != bits[2]) | (bits[1] != bits[3]))
         signs = (tied | (bits[0] != bits[1])) & ~differ & (a == 0)
-        return Compared(a, d, differ, signs, tied, is_open)
+        return Compared(x, a, d, differ, signs, tied, is_open)
 
     def everywhere(self, x: Array) -> Compared:
         """Return the results at inputs ``[n]`` in all distinct channels, ``[n * kinds]``."""
@@ -275,38 +274,29 @@ class Both:
         Args:
             hints: for each channel, keys at which its results may change; they only save time.
         """
-        parts = []
-        for channel, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True):
+        parts, likes = list[_Boxes](), np.zeros(self.channels, np.int64)
+        likes[self.kinds] = self.counts
+        for channel in self.kinds.tolist():
             starts = [key for key in hints.get(channel, ()) if LOWEST < key <= HIGHEST]
             lo = np.unique(np.array([LOWEST, 0, *starts], np.int64))
-            ends = np.append(lo[1:] - 1, HIGHEST)
-            parts.append((np.full_like(lo, channel), lo, ends, np.full_like(lo, count)))
+            parts.append(_Boxes(np.full_like(lo, channel), lo, np.append(lo[1:] - 1, HIGHEST)))
         boxes = _Boxes(*map(np.concatenate, zip(*parts, strict=True)))
         signs, budget = 0, 64 * len(boxes.lo) + _MOST_BOXES
         while len(boxes.lo):
             budget -= len(boxes.lo)
-            if budget < 0 or len(boxes.lo) > _MOST_OPEN:
-                raise UnsupportedError("its values change on too many boxes")
+            need(budget >= 0 and len(boxes.lo) <= _MOST_OPEN, "its values change on too many boxes")
             rests = []
             for start in range(0, len(boxes.lo), _BATCH):
                 batch = boxes.at(slice(start, start + _BATCH))
                 settled, sign = self._settle(batch)
-                signs += int(((batch.hi - batch.lo + 1) * batch.likes)[sign].sum())
-                small = ~settled & (batch.hi - batch.lo < _SMALL)
-                signs += self._count(batch.at(small))
-                rests.append(batch.at(~settled & ~small))
+                sizes = (batch.hi - batch.lo + 1) * likes[batch.channel]
+                single = batch.at(~settled & (batch.lo == batch.hi))
+                compared = self.at(single.channel, from_keys(single.lo))
+                compared.expect_equal()
+                signs += int(sizes[sign].sum() + likes[single.channel][compared.signs].sum())
+                rests.append(batch.at(~settled & (batch.lo < batch.hi)))
             boxes = _Boxes(*map(np.concatenate, zip(*rests, strict=True))).halves()
         return signs
-
-    def _count(self, boxes: _Boxes) -> int:
-        """Evaluate small boxes input by input."""
-        sizes = boxes.hi - boxes.lo + 1
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        x = from_keys(boxes.lo[owner] + offset)
-        compared = self.at(boxes.channel[owner], x)
-        check_equal(compared, x)
-        return int(boxes.likes[owner][compared.signs].sum())
 
     def _settle(self, boxes: _Boxes) -> tuple[Mask, Mask]:
         """Return the boxes with equal results, and the boxes with zeros of different signs."""
@@ -324,16 +314,6 @@ class Both:
             others = np.logical_or.reduce([np.signbit(r.lo) != first for r in ranges])
             settled[zero], sign[zero] = points, others & points
         return settled, sign
-
-
-def check_equal(compared: Compared, x: Array) -> None:
-    """Check that the results at inputs have equal values."""
-    for wrong, error, text in (
-        (compared.is_open, UnsupportedError, "ONNX does not define the result"),
-        (compared.differ, EquivalenceError, "its values differ"),
-    ):
-        if wrong.any():
-            raise error(f"{text} for the input {float(x[wrong][0])!r}")
 
 
 def _same(a: Array, b: Array) -> Mask:

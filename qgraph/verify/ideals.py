@@ -16,12 +16,12 @@ from functools import cached_property
 
 import numpy as np
 
-from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.numerics.values import fingerprint
 from qgraph.ops.approximation import Approximation, granules, largest_of, product
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
+from qgraph.verify.findings import need
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
@@ -138,8 +138,8 @@ class Ideal:
         terms = {id(basis): (factor, basis) for factor, basis in self.terms}
         for factor, basis in other.terms:
             before = terms.get(id(basis), (NOTHING, basis))[0]
-            if (before * factor * sign < 0).any():
-                raise UnsupportedError("multiples of one function are subtracted")
+            is_sum = (before * factor * sign >= 0).all()
+            need(is_sum, "multiples of one function are subtracted")
             terms[id(basis)] = before + sign * factor, basis
         depth = max(self.depth, other.depth) + 1
         offset, size = self.offset + sign * other.offset, self.size + other.size
@@ -227,8 +227,7 @@ def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
 
 def rows_of(numbers: Float64, count: int) -> Float64:
     """Return numbers that broadcast to the rows of a sum, as a list of one or of ``count``."""
-    if numbers.size not in (1, count):
-        raise UnsupportedError("factors differ within a channel of a sum")
+    need(numbers.size in (1, count), "factors differ within a channel of a sum")
     return numbers.reshape(-1)
 
 

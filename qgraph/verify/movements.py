@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import UnsupportedError
 from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
@@ -17,6 +16,7 @@ from qgraph.ops.approximation import granules
 from qgraph.ops.moved_elements import MovedElements, movements
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
+from qgraph.verify.findings import need
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
 from qgraph.verify.traces import Trace
 
@@ -114,10 +114,10 @@ def _side_by_side(function: Ideal) -> Ideal:
 def largest(trace: Trace, node: ir.Node) -> Executed:
     """Return maxima of windows."""
     x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
-    if node.op_type == "MaxPool" and not is_never_empty(node, shape, trusts_ceil=True):
-        raise UnsupportedError("a window of a MaxPool may lie in the padding alone")
-    if varies(x, range(2, len(shape)), len(shape)):
-        raise UnsupportedError(f"a {node.op_type} of data with several scales")
+    is_full = node.op_type != "MaxPool" or is_never_empty(node, shape, trusts_ceil=True)
+    need(is_full, "a window of a MaxPool may lie in the padding alone")
+    is_even = not varies(x, range(2, len(shape)), len(shape))
+    need(is_even, f"a {node.op_type} of data with several scales")
     return moved(trace, PoolWindows(identity_of(node), True), x)
 
 
@@ -171,8 +171,8 @@ def rebased(function: Ideal, movement: _Moved, trace: Trace | None = None) -> Id
     Limits are behind movements. Moved codes are codes of the model, if it is known.
     """
     has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
-    if isinstance(movement, PoolWindows) and movement.are_maxima and not has_one:
-        raise UnsupportedError("a maximum of several terms")
+    are_sums = isinstance(movement, PoolWindows) and movement.are_maxima and not has_one
+    need(not are_sums, "a maximum of several terms")
     if isinstance(movement, MovedElements) and movement.is_padding and function.offset.any():
         one = Ideal(((function.offset, ONE),), depth=function.depth)
         function = one.plus(replace(function, offset=NOTHING))

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import UnsupportedError
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
+from qgraph.verify.findings import need
 from qgraph.verify.shapes import code_range
 
 Attributes = Mapping[str, Any]
@@ -38,8 +38,8 @@ def _compute(name: str, operands: list[Array], attributes: Attributes) -> Array:
         return operands[0].astype(numpy_dtype(dtype.name)).astype(np.float32)
     if dtype is ir.DataType.DOUBLE:
         return operands[0].astype(np.float64)
-    if dtype not in (None, ir.DataType.FLOAT) and operands[0].dtype == np.float64:
-        raise UnsupportedError("a Cast from float64, other than to float32")
+    is_known = dtype in (None, ir.DataType.FLOAT) or operands[0].dtype != np.float64
+    need(is_known, "a Cast from float64, other than to float32")
     return np.asarray(NUMPY[name](*operands, **attributes))
 
 
@@ -116,8 +116,8 @@ class Ranges:
             return values[0]
         if name in ("Max", "Min"):
             return functools.reduce(lambda a, b: self.apply(name, [a, b], {}), values)
-        if name == "Gather" or (attributes and name != "Cast"):
-            raise UnsupportedError(f"{name} with attributes, or from a table")
+        is_plain = name == "Cast" or (name != "Gather" and not attributes)
+        need(is_plain, f"{name} with attributes, or from a table")
         span = self.apply(name, values, attributes)
         halves = name == "Div" and self.division in HALVES
         return self.apply("Cast", [span], {"to": self.division}) if halves else span
@@ -145,8 +145,8 @@ class Ranges:
             return self._other(name, operands, attributes, bad, points)
         ends = itertools.product(*((o.lo,) if o.lo is o.hi else (o.lo, o.hi) for o in operands))
         corners = [_compute(name, list(corner), attributes) for corner in ends]
-        if len(corners) > 1 and np.float64 in (a.lo.dtype, corners[0].dtype):
-            raise UnsupportedError("float64 is computed for single inputs only, not for ranges")
+        is_single = len(corners) == 1 or np.float64 not in (a.lo.dtype, corners[0].dtype)
+        need(is_single, "float64 is computed for single inputs only, not for ranges")
         if corners[0].dtype == np.bool_:
             nan = _any(np.isnan(end) for operand in operands for end in (operand.lo, operand.hi))
             lo, hi = np.logical_and.reduce(corners), np.logical_or.reduce(corners)

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
+from qgraph.verify.findings import need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,
@@ -49,12 +49,12 @@ def product(trace: Trace, node: ir.Node) -> Executed:
     data, weights = map(trace.of, node.inputs[:2])
     bias = trace.of(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
-    if factors != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0:
-        raise UnsupportedError("the checker has no bound for a Gemm with factors")
+    is_plain = factors == [1.0, 1.0] and node.attributes.get_int("transA", 0) == 0
+    need(is_plain, "the checker has no bound for a Gemm with factors")
     weights, layout = _arranged(trace, node, weights)
     if bias is not None:
-        if bias.numbers.size != bias.numbers.shape[-1]:
-            raise UnsupportedError("a bias differs between samples")
+        is_row = bias.numbers.size == bias.numbers.shape[-1]
+        need(is_row, "a bias differs between samples")
         bias = changed(bias, lambda a: layout.by_row(a.reshape(-1)))
     total = products(sums, data, weights, layout, trace.adding(node), bias=bias)
     return trace.stored(node, total)
@@ -63,8 +63,8 @@ def product(trace: Trace, node: ir.Node) -> Executed:
 def integer_product(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QLinearConv or QLinearMatMul."""
     data, s_a, z_a, weights, s_b, z_b, s_y, z_y = map(trace.of, node.inputs[:8])
-    if any(parameter.numbers.size > 1 for parameter in (s_a, z_a, s_y, z_y)):
-        raise UnsupportedError(f"a {node.op_type} with parameters for each row of the data")
+    are_single = all(parameter.numbers.size == 1 for parameter in (s_a, z_a, s_y, z_y))
+    need(are_single, f"a {node.op_type} with parameters for each row of the data")
     after = weights.numbers.ndim - 1 if node.op_type == "QLinearConv" else 0
     zero = z_b.numbers.reshape((-1, *(1,) * after) if z_b.numbers.size > 1 else ())
     weights, layout = _arranged(trace, node, fixed(weights.numbers - zero))
@@ -72,8 +72,7 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     if len(node.inputs) > 8:
         bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
     total = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, bias=bias)
-    if not (total.reach < 2.0**31).all():
-        raise UnsupportedError("an int32 sum may wrap around")
+    need((total.reach < 2.0**31).all(), "an int32 sum may wrap around")
     s_b = changed(s_b, layout.by_row if s_b.numbers.size > 1 else np.squeeze)
     s_a, s_y = (changed(scale, np.squeeze) for scale in (s_a, s_y))
     steps = _folded(np.divide, _folded(np.multiply, s_a, s_b), s_y)
@@ -90,8 +89,8 @@ def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed,
         if node.op_type == "ConvTranspose":
             weights = changed(weights, lambda array: rows_of_transposed(array, layout.groups))
         return weights, layout
-    if weights.numbers.ndim != 2:
-        raise UnsupportedError("the checker has no bound for weights of other than two axes")
+    is_matrix = weights.numbers.ndim == 2
+    need(is_matrix, "the checker has no bound for weights of other than two axes")
     is_turned = node.attributes.get_int("transB", 0)
     return weights if is_turned else changed(weights, np.transpose), RIGHT
 
@@ -126,14 +125,13 @@ def limit(trace: Trace, node: ir.Node) -> Executed:
 def normalize(trace: Trace, node: ir.Node) -> Executed:
     """Return a BatchNormalization, computed in any order of its operations."""
     x, *parameters = map(trace.of, node.inputs)
-    if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
-        raise UnsupportedError("a BatchNormalization in training")
+    is_plain = not node.attributes.get_int("training_mode", 0) and len(node.outputs) == 1
+    need(is_plain, "a BatchNormalization in training")
     after = len(trace.shape(node.inputs[0])) - 2
     constants = [p.meant.offset for p in parameters if p.value is not None]
     g, b, m, v = (array.reshape(-1, *(1,) * after) for array in constants)
     v = v + float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-    if not (v > 0).all():
-        raise UnsupportedError("a variance is not positive")
+    need((v > 0).all(), "a variance is not positive")
     factor, unit = g / np.sqrt(v), precision_of(node)
     exact = sum_of(multiple_of(x, factor, factor), fixed(b - m * factor))
     size, share = np.abs(m * factor) + np.abs(b), 8 * unit.unit
@@ -149,8 +147,7 @@ def leaky(trace: Trace, node: ir.Node) -> Executed:
     """Return a LeakyRelu."""
     x, unit = trace.of(node.inputs[0]), precision_of(node)
     alpha = float(np.float32(node.attributes.get_float("alpha", 0.01)))
-    if not 0 <= alpha <= 1:
-        raise UnsupportedError("a LeakyRelu that is not between 0 and the identity")
+    need(0 <= alpha <= 1, "a LeakyRelu that is not between 0 and the identity")
     low, high = (np.where(end >= 0, end, alpha * end) for end in (x.low, x.high))
     basis = Basis(("LeakyRelu", alpha), low, high, x.meant)
     meant = replace(Ideal.of(basis), depth=x.meant.depth + 1)
@@ -177,8 +174,8 @@ def quant(trace: Trace, node: ir.Node) -> Executed:
     x, scale, zero, bits = map(trace.of, node.inputs)
     mode = str(node.attributes.get_string("rounding_mode", "ROUND")).capitalize()
     signed, narrow = (node.attributes.get_int(n, d) for n, d in (("signed", 1), ("narrow", 0)))
-    if mode not in WHOLE or (bits.numbers < 2).any():
-        raise UnsupportedError(f"the checker has no bound for {node.op_type} of this rounding")
+    is_known = mode in WHOLE and (bits.numbers >= 2).all()
+    need(is_known, f"the checker has no bound for {node.op_type} of this rounding")
     half = 2.0 ** (bits.numbers - 1)
     low, high = (narrow - half, half - 1) if signed else (0 * half, 2 * half - 1 - narrow)
     before = limited(trace.sum(node, trace.over(node, x, scale), zero), low, high)
@@ -206,8 +203,8 @@ def _encoding(trace: Trace, node: ir.Node) -> tuple[Executed, Executed]:
     parameters = []
     for value in (*node.inputs[1:], None)[:2]:
         array = NOTHING if value is None else trace.of(value).numbers
-        if array.ndim > 1 or ints("block_size", 0) + ints("precision", 0):
-            raise UnsupportedError(f"a {node.op_type} in blocks, or of another precision")
+        is_plain = array.ndim <= 1 and not (ints("block_size", 0) or ints("precision", 0))
+        need(is_plain, f"a {node.op_type} in blocks, or of another precision")
         axes = (-1, *(1,) * (rank - 1 - ints("axis", 1) % rank)) if array.size > 1 else ()
         parameters.append(fixed(array.reshape(axes)))
     return parameters[0], parameters[1]
@@ -217,8 +214,7 @@ def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
     """Return the result of a FakeQuantize."""
     x, low, high, bottom, top = map(trace.of, node.inputs)
     last = fixed(np.asarray(node.attributes.get_int("levels", 0) - 1.0))
-    if not (low.numbers < high.numbers).all():
-        raise UnsupportedError("a FakeQuantize without an input range")
+    need((low.numbers < high.numbers).all(), "a FakeQuantize without an input range")
     span, step = _folded(np.subtract, high, low), _folded(np.subtract, top, bottom)
     share = trace.over(node, trace.sum(node, x, low, -1.0), span)
     limits = NOTHING, last.numbers, NOTHING
@@ -232,8 +228,8 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     rank, axes = len(shape), list(range(2, len(shape)))
     identity: tuple[Hashable, ...] = "mean", rank
     if node.op_type == "ReduceMean":
-        if node.attributes.get_int("noop_with_empty_axes", 0):
-            raise UnsupportedError("a ReduceMean that may do nothing")
+        is_mean = not node.attributes.get_int("noop_with_empty_axes", 0)
+        need(is_mean, "a ReduceMean that may do nothing")
         stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
         attribute = node.attributes.get_ints("axes", range(rank))
         axes = sorted(int(axis) % rank for axis in (stated.ravel() if stated.size else attribute))
@@ -242,17 +238,17 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
         ints, text = node.attributes.get_ints, node.attributes.get_string
         is_padded = any(ints("pads", ())) or text("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
         is_padded |= node.attributes.get_int("ceil_mode", 0) != 0
-        if node.attributes.get_int("count_include_pad", 0) and is_padded:
-            raise UnsupportedError("an AveragePool that counts its padding")
-        if not is_never_empty(node, shape, trusts_ceil=True):
-            raise UnsupportedError("a window of an AveragePool may lie in the padding alone")
+        counts_zeros = node.attributes.get_int("count_include_pad", 0) and is_padded
+        need(not counts_zeros, "an AveragePool that counts its padding")
+        is_full = is_never_empty(node, shape, trusts_ceil=True)
+        need(is_full, "a window of an AveragePool may lie in the padding alone")
         kernel = list(node.attributes.get_ints("kernel_shape", ()))
         if is_padded or kernel != sizes:  # others are means of whole images
             identity = identity_of(node)
         sizes = list(kernel)
     numbers = [size for size in sizes if isinstance(size, int)]
-    if len(numbers) < len(sizes) or varies(x, axes, rank):
-        raise UnsupportedError("a mean of data with several scales, or of unknown size")
+    is_even = len(numbers) == len(sizes) and not varies(x, axes, rank)
+    need(is_even, "a mean of data with several scales, or of unknown size")
     count = float(math.prod(numbers))
     meant = rebased(x.meant, PoolWindows((*identity, *axes), are_maxima=False))
     exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)

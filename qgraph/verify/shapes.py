@@ -13,10 +13,11 @@ import ml_dtypes
 import onnx.defs
 import onnx_ir as ir
 
-from qgraph.errors import EquivalenceError, OperatorError
+from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant
 from qgraph.graph.interface import stated_shape
 from qgraph.ops.operator import operator_of
+from qgraph.verify.findings import confirm
 from qgraph.verify.operators import names
 
 Size = int | str | None
@@ -87,10 +88,11 @@ def merged(a: Shape | None, b: Shape | None) -> Shape | None:
     """Return the shape of two equal values."""
     if a is None or b is None:
         return a if b is None else b
-    if len(a) != len(b) or any(
-        isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(a, b, strict=True)
-    ):
-        raise EquivalenceError(f"equal values have the shapes {list(a)} and {list(b)}")
+    known = (
+        {m, n} for m, n in zip(a, b, strict=False) if isinstance(m, int) and isinstance(n, int)
+    )
+    fits = len(a) == len(b) and all(len(sizes) == 1 for sizes in known)
+    confirm(fits, f"equal values have the shapes {list(a)} and {list(b)}")
     return tuple(m if isinstance(m, int) or n is None else n for m, n in zip(a, b, strict=True))
 
 

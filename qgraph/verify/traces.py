@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import OperatorError, UnsupportedError
+from qgraph.errors import UnsupportedError
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import (
     ARITHMETIC,
@@ -21,7 +21,7 @@ from qgraph.ops.approximation import (
 )
 from qgraph.ops.moved_elements import PRIMES, Shape, Sizes, executed
 from qgraph.ops.operator import operator_of
-from qgraph.reasons import Undecidable
+from qgraph.verify.findings import FAILURES, need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,
@@ -45,7 +45,6 @@ _EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv", "ConvT
 _ARITHMETIC = _EXACT | {"Div", "ReduceMean", "AveragePool", "GlobalAveragePool", "LeakyRelu"}
 _WHOLE = 1 << 53
 ON_CODES = frozenset({"QLinearConv", "QLinearMatMul"})
-FAILURES = (UnsupportedError, Undecidable, OperatorError, ValueError, TypeError, IndexError)
 
 _FEW_NUMBERS = 4096
 """Constants of so many numbers are kept; larger ones are used once, and take much memory."""
@@ -118,8 +117,7 @@ class Trace:
         if value in self._unknown:
             raise UnsupportedError(self._unknown[value])
         self.of(value)  # raises what is wrong before it
-        if value not in self.roundings:
-            raise UnsupportedError("it ends at no rounding that the checker knows")
+        need(value in self.roundings, "it ends at no rounding that the checker knows")
 
     def _inherit(self, node: ir.Node | None) -> None:
         for operand in () if node is None else node.inputs:
@@ -185,8 +183,8 @@ class Trace:
     def arrays(self, node: ir.Node, operands: Sequence[ir.Value | None]) -> list[Array | None]:
         """Return the arrays of constant operands of a node."""
         arrays = list(map(self._side.array, operands))
-        if any(a is None and x is not None for a, x in zip(arrays, operands, strict=True)):
-            raise UnsupportedError(f"a parameter of a {node.op_type} is not constant")
+        are_known = all(a is not None or x is None for a, x in zip(arrays, operands, strict=True))
+        need(are_known, f"a parameter of a {node.op_type} is not constant")
         return arrays
 
     def _constant(self, value: ir.Value) -> Executed:
@@ -255,8 +253,7 @@ class Trace:
 
     def over(self, node: ir.Node, x: Executed, by: Executed) -> Executed:
         """Return a quotient by a constant, rounded."""
-        if not (by.numbers.all() and by.meant.offset.all()):
-            raise UnsupportedError("a division by 0 has no bound")
+        need(by.numbers.all() and by.meant.offset.all(), "a division by 0 has no bound")
         exact = multiple_of(x, 1 / by.meant.offset, 1 / by.numbers)
         if (np.abs(np.frexp(by.numbers)[0]) != 0.5).any():
             exact = replace(exact, unit=None)
@@ -359,8 +356,8 @@ def _expect_whole(node: ir.Node, result: Executed) -> None:
         return
     low, high = code_range(dtype)
     is_exact = (result.low >= max(low, -_WHOLE)).all() and (result.high <= min(high, _WHOLE)).all()
-    if not is_exact or node.op_type not in _EXACT:
-        raise UnsupportedError(f"integers of {node.op_type} may be rounded or wrap around")
+    is_kept = node.op_type in _EXACT and is_exact
+    need(is_kept, f"integers of {node.op_type} may be rounded or wrap around")
 
 
 def range_of_codes(value: ir.Value) -> tuple[Float64, Float64]:
