@@ -353,6 +353,5 @@ def test_a_wider_limit_is_named_where_nothing_is_gained_within_this_one():
     result = qgraph.deploy(model, "onnxruntime-cpu")
     (layer,) = result.layers
     assert layer.kernel is None
-    (note,) = result.notes
-    assert "'n' is within" in note
+    (note,) = (each for each in result.notes if "'n' is within" in each)
     assert "--within" in note

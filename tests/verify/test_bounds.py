@@ -139,6 +139,17 @@ def test_a_changed_bound_is_refuted(changes, reason):
     assert any(re.search(reason, text) for text in reasons), reasons
 
 
+@pytest.mark.parametrize("side", ["reference_nodes", "candidate_nodes"])
+@pytest.mark.parametrize("names", [[], ["end", "r"], ["r"]])
+def test_a_region_ends_at_the_nodes_that_it_names(side, names):
+    document = proof_of_pair()
+    region = next(each for each in document["regions"] if each["verdict"] == "bounded")
+    assert region[side] == ["end"]
+    region[side] = names
+    reasons = [str(part.reason) for part in checked(document, *pair()).regions]
+    assert "it does not end at the named nodes" in reasons
+
+
 def test_a_looser_bound_is_checked():
     document = proof_of_pair()
     bound = stated(document)
