@@ -24,6 +24,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.quantizers.dialects.block_view import BlockView, view_of, view_of_blocks
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
 from qgraph.quantizers.weights.decoded import DecodedCodes
+from qgraph.quantizers.weights.piecewise import ElementProgram
 from qgraph.registry import Registry
 
 
@@ -262,7 +263,37 @@ class SiteWriter:
             sizes = tuple(size or 0 for size in self.shape)
             return draft, draft.stored(self._decoded.tensor(sizes), "weight")
         x = data_of(draft, self.site) if constant is None else draft.constant(constant, "weight")
-        return draft, self._view.enter(draft, x)
+        return draft, self.enter(draft, x)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the view has an axis for blocks."""
+        return self._view.axis is not None
+
+    @property
+    def is_later(self) -> bool:
+        """Whether the data is computed from stored codes when the model is saved."""
+        return self._decoded is not None
+
+    def begin_codes(self, shift: Float32) -> tuple[Draft, ir.Value] | None:
+        """Return an empty draft, and the stored codes less ``shift`` as float values.
+
+        They are computed when the model is saved. None if they cannot be.
+        """
+        draft, steps = self._editor.draft(self.site), self._editor.draft(self.site)
+        sizes = tuple(size or 0 for size in self.shape)
+        numbers = steps.op.Cast(steps.x, to=ir.DataType.FLOAT)
+        steps.giving(steps.op.Sub(numbers, shift) if shift.any() else numbers)
+        program = ElementProgram.of(steps.nodes, steps.x, steps.y, sizes)
+        steps.discard()
+        if self._decoded is None or program is None:
+            return None
+        job = DecodedCodes(self._decoded.codes, program)
+        return draft, draft.stored(job.tensor(sizes), "weight")
+
+    def enter(self, draft: Draft, x: Operand) -> Operand:
+        """Return data of the site in the view."""
+        return self._view.enter(draft, x)
 
     def end(self, draft: Draft, y: Operand) -> Draft:
         """Return the draft with ``y`` as its output."""
@@ -305,7 +336,10 @@ def _written_later(
     meaning = write.see_blocks()
     for draft in () if meaning is None else writer(write, meaning):
         stored = [value for value in draft.tensors if value.const_value is draft.tensors[value]]
-        level = decoded.exactness(draft.nodes, stored[0], draft.y) if stored else None
+        job = getattr(stored[0].const_value, "job", None) if stored else None
+        if not isinstance(job, DecodedCodes):
+            continue
+        level = decoded.exactness(draft.nodes, stored[0], draft.y, job.decode)
         if level is not None:
             draft.promise = Verdict(level, Method.CONGRUENCE)
             yield draft

@@ -13,13 +13,16 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
+from qgraph.exactness import Method, Verdict
 from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
 from qgraph.graph.schema import OpKey
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.lowering import laid_out, parameter_array
-from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect
+from qgraph.quantizers.dialects.dialect import Refusal, Site, SiteWriter, dialect
+from qgraph.quantizers.dialects.parts import decoded
 from qgraph.quantizers.quantizer import Affine, Floating
+from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.reasons import Undecidable
 
 
@@ -52,6 +55,9 @@ class PlainOnnx:
 
 def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
     """Yield the quantizer in float operators: first as defined, then for opsets without E8M0."""
+    codes = DecodedCodes.of(site, site.weight)
+    if codes is not None:
+        yield from _in_blocks(site, editor, codes)
     draft = editor.draft(site)
     try:
         _trace(site, draft, _Values(draft))
@@ -60,11 +66,37 @@ def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
         # and which does not hold every zero point.
         yield from _difference_of_codes(site, editor)
         return
+    if codes is not None:
+        _promise(draft, codes)
     yield draft
     if isinstance(site.quantizer, Floating):
         low = editor.draft(site)
         _trace(site, low, _Binades(low, site.quantizer))
         yield low
+
+
+def _in_blocks(site: Site, editor: Editor, codes: DecodedCodes) -> Iterator[Draft]:
+    """Yield ``(codes - zero_point) * scale`` of large codes, with a parameter for each block.
+
+    The codes are seen with an axis for the blocks, so that parameters broadcast to them and need
+    not be repeated for each element.
+    """
+    draft, write = editor.draft(site), SiteWriter(site, editor)
+    meaning = write.see_blocks()
+    if not isinstance(meaning, Affine) or not write.is_split or draft.half is not None:
+        return
+    numbers = write.enter(draft, draft.op.Cast(draft.x, to=ir.DataType.FLOAT))
+    write.end(draft, decoded(draft, numbers, meaning))
+    _promise(draft, codes)
+    if draft.promise is not None:
+        yield draft
+
+
+def _promise(draft: Draft, codes: DecodedCodes) -> None:
+    """State how equal a draft is for all codes, if that is known, so that none is read."""
+    level = codes.exactness(draft.nodes, draft.x, draft.y)
+    if level is not None:
+        draft.promise = Verdict(level, Method.CONGRUENCE)
 
 
 def decoded_in_float(site: Site, editor: Editor) -> Iterator[Draft]:

@@ -87,7 +87,7 @@ def _affine(write: SiteWriter, affine: Affine) -> Iterator[Draft]:
         yield from _single(write, affine)
     if is_nearest and not meaning.lo.any() and (meaning.hi == meaning.hi.flat[0]).all():
         yield from _coded(write, meaning, rounds=False)
-    yield from _stored(write, meaning)
+    yield from _stored(write, affine, meaning)
     yield from _coded(write, meaning, rounds=True)
     if affine.recipe is Recipe.OFFSET_FIRST and (affine.lo == -1).all() and (affine.hi == 1).all():
         draft, x = write.begin()
@@ -124,9 +124,22 @@ def _single(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
         yield write.end(draft, y)
 
 
-def _stored(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
-    """Yield a constant as integers that a FakeQuantize does not change."""
-    values, rule = write.site.values, meaning.to_real
+def _stored(write: SiteWriter, affine: Affine, meaning: Affine) -> Iterator[Draft]:
+    """Yield a constant as integers that a FakeQuantize does not change.
+
+    Args:
+        write: writes the drafts.
+        affine: the quantizer.
+        meaning: the same, with its codes counted from the zero point if they can be.
+    """
+    rule = meaning.to_real
+    if write.is_later:
+        begun = write.begin_codes(affine.to_real.zero_point - rule.zero_point)
+        codes = None if begun is None else _codes(write, *begun, meaning.lo, meaning.hi)
+        if begun is not None and codes is not None:
+            yield write.end(begun[0], decoded(begun[0], codes, meaning))
+        return
+    values = write.site.values
     if values is None or not values.size or not np.isfinite(values).all():
         return
     seen = write.seen(values).astype(np.float64)
@@ -164,7 +177,7 @@ def _ranged(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
 
 def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
     """Yield a constant with evenly spaced values; those of minifloats are not in general."""
-    values = write.site.values
+    values = None if write.is_later else write.site.values
     if values is None or not values.size or not np.isfinite(values).all():
         return
     unit = np.float32(2.0 ** (1 - meaning.format.bias - meaning.format.mantissa_bits))
@@ -178,7 +191,7 @@ def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
     end = np.asarray(np.abs(whole).max() / coarse, np.float32)
     if 2 * end + 1 <= REMOVED:
         even = Affine(meaning.scale * (unit * coarse), ZERO, -np.maximum(end, ONE), end)
-        yield from _stored(write, even)
+        yield from _stored(write, even, even)
 
 
 def _bipolar(write: SiteWriter, meaning: Bipolar) -> Iterator[Draft]:
@@ -286,7 +299,7 @@ class OpenVino:
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one FakeQuantize if its ranges can express it, then float operators around one."""
-        yield from written(site, editor, _WRITERS)
+        yield from written(site, editor, _WRITERS, later=True)
         yield from decoded_in_float(site, editor)
 
     def reason(self, site: Site) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -87,19 +88,28 @@ class DecodedCodes:
         for first, last in pieces(self.decode.shapes, start, stop, job.PIECE):
             values.put(first, self.codes.read(first, last, buffer[: last - first]))
 
-    def exactness(self, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Exactness | None:
-        """Return how equal operators on the values leave them; None if a code would change.
+    def exactness(
+        self,
+        nodes: Sequence[ir.Node],
+        x: ir.Value,
+        y: ir.Value,
+        given: ElementProgram | None = None,
+    ) -> Exactness | None:
+        """Return how equal to the values of all codes a draft is; None if it is not known.
 
         Args:
             nodes: operators of ``x``.
-            x: the values.
+            x: the codes, or what ``given`` computes from them.
             y: what they become.
+            given: None for the codes themselves.
         """
         shape = () if x.shape is None else tuple(int(size) for size in x.shape.numpy())
         program = ElementProgram.of(nodes, x, y, shape)
         if program is None:
             return None
-        laid = aligned([self.codes.shape], [*self.decode.parameters, *program.parameters])
+        programs = [self.decode, *([] if given is None else [given]), program]
+        parameters = [each.parameters for each in programs]
+        laid = aligned([self.codes.shape], list(chain.from_iterable(parameters)))
         if laid is None:
             return None
         patterns = np.arange(1 << FORMATS[self.codes.kind].bits, dtype=np.uint8)
@@ -109,14 +119,18 @@ class DecodedCodes:
         flat, entries = distinct(laid[1], most)
         if entries > most:
             return None
-        count, step = len(self.decode.parameters), max(_COMPARED // numbers.size, 1)
+        step = max(_COMPARED // numbers.size, 1)
         level = Exactness.BITS
         if any(node.op_type in CHOOSING and not node.domain for node in nodes):
             level = Exactness.VALUES  # which zero these operators give is left open
         for start in range(0, entries, step):
-            part = [a[start : start + step] if a.ndim else a for a in flat]
-            values = self._spread(self.decode.apply(numbers, part[:count]), entries - start, step)
-            results = self._spread(program.apply(values, part[count:]), entries - start, step)
+            arrays = iter([a[start : start + step] if a.ndim else a for a in flat])
+            decoded, *own = [list(islice(arrays, len(each))) for each in parameters]
+            values = self._spread(self.decode.apply(numbers, decoded), entries - start, step)
+            data = numbers
+            for each, its in zip(programs[1:], own, strict=True):
+                data = values if each is self.decode else each.apply(data, its)
+            results = self._spread(data, entries - start, step)
             if values.dtype != np.float32 or results.dtype != np.float32:
                 return None
             level = min(level, Exactness.of(compare_values(values, results)))
