@@ -96,7 +96,8 @@ def command(
 
     With --within, bounds of all segments are computed as by 'qgraph prove', and compared with the
     results of the segments on the inputs. The limit then applies to the codes and values of each
-    segment, given equal codes at its start; outputs may differ if there is no other tolerance.
+    segment, given equal codes at its start. Outputs may differ if each segment can be compared with
+    its bound, and there is no other tolerance.
 
     Exit status: 0 equal, or within bounds and limits; 1 different, or a bound is violated; 4 if
     --timeout is reached before a difference is found.

@@ -159,6 +159,11 @@ class BoundRuns:
                     kept.pop(node, None)
         return holds
 
+    @property
+    def uncompared(self) -> int:
+        """The number of segments that cannot be compared with their bounds."""
+        return sum(step.tally.reason is not None for step in self.steps)
+
     def results(self) -> list[SegmentMeasure]:
         """Return what was found of each segment, in their order."""
         return [step.tally.result(self._request) for step in self.steps]

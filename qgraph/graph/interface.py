@@ -57,19 +57,28 @@ def interface(reference: ir.Graph, candidate: ir.Graph) -> Interface:
     are paired by name; those of one graph only are left out.
 
     Raises:
-        ModelError: the graphs have different numbers of inputs or of outputs, or no array can be
-            fed to both of two inputs.
+        ModelError: the graphs have different numbers of inputs or of outputs.
     """
-    fed = _paired("input", *(_fed(graph) for graph in (reference, candidate)))
-    if (reason := next(filter(None, (conflict(*pair) for pair in fed)), None)) is not None:
-        raise ModelError(
-            f"No array can be fed to both models: {reason}. Give models that take the same inputs."
-        )
     return Interface(
-        fed,
+        _paired("input", *(_fed(graph) for graph in (reference, candidate))),
         defaults(reference, candidate),
         _paired("output", reference.outputs, candidate.outputs),
     )
+
+
+def fed_alike(reference: ir.Graph, candidate: ir.Graph) -> Interface:
+    """Return the inputs and outputs of two graphs in pairs, see :func:`interface`.
+
+    Raises:
+        ModelError: their numbers differ, or no array can be fed to both inputs of a pair.
+    """
+    pairs = interface(reference, candidate)
+    reason = next(filter(None, (conflict(*pair) for pair in pairs.inputs)), None)
+    if reason is not None:
+        raise ModelError(
+            f"No array can be fed to both models: {reason}. Give models that take the same inputs."
+        )
+    return pairs
 
 
 def inputs(reference: ir.Graph, candidate: ir.Graph) -> list[Pair]:

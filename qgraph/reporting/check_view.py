@@ -47,8 +47,7 @@ def check_page(document: Mapping[str, Any]) -> Page:
     tone = Tone.GOOD if is_equal else Tone.BAD
     if is_equal and differing:
         verdict, tone = "within tolerance", Tone.OPEN
-    bounds = document.get("bounds")
-    if bounds and not any(output.get("failed") for output in outputs):
+    if (bounds := _deciding_bounds(document)) is not None:
         verdict, tone = bounds_verdict(bounds)
     # A difference that is not finite is null in the document.
     largest = [output["max_abs"] for output in outputs]
@@ -78,6 +77,15 @@ def check_page(document: Mapping[str, Any]) -> Page:
     )
 
 
+def _deciding_bounds(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the bounds if the verdict is about them, and not about outputs that differ."""
+    bounds: Mapping[str, Any] | None = document.get("bounds")
+    if not bounds or not any(output.get("failed") for output in document["outputs"]):
+        return bounds or None
+    is_bad = any(each["violated"] or each["beyond"] for each in bounds["segments"])
+    return bounds if is_bad else None
+
+
 def origin(document: Mapping[str, Any]) -> str:
     """Return a sentence about the first tensor that differs; empty if there is none."""
     first = document.get("first_divergence")
@@ -95,8 +103,8 @@ def origin(document: Mapping[str, Any]) -> str:
 
 def _sentence(document: Mapping[str, Any], *, is_equal: bool, differing: int) -> str:
     outputs: Sequence[Output] = document["outputs"]
-    if document.get("bounds") and not any(output.get("failed") for output in outputs):
-        return bounds_sentence(document["bounds"])
+    if (bounds := _deciding_bounds(document)) is not None:
+        return bounds_sentence(bounds)
     over = counted(len(outputs), "output")
     if is_equal and not differing:
         return f"Every value of {over} is the same in both models on the tested inputs."

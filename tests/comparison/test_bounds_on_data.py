@@ -13,6 +13,7 @@ from qgraph import Tolerances
 from qgraph.bound import Bounding
 from qgraph.comparison import bound_runs
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
+from qgraph.reporting.check_view import check_page
 
 SUM = """<ir_version: 10, opset_import: ["": 21]>
 net (float[N,2] x) => (float[N,1] y)
@@ -199,3 +200,28 @@ def test_a_single_number_is_compared_with_its_bound() -> None:
     assert qgraph.check(one, one, x, tolerances=ONE).verdict == "equal"
     x = {"x": np.float32(2)}
     assert qgraph.check(one, other, x, tolerances=ONE).verdict == "different"
+
+
+def float8(weight: str) -> ir.Model:
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+    net (float[N,2] x) => (float[N,1] y) <float s = {{0.5}}, float[2,1] w = {{1, {weight}}}> {{
+        c = QuantizeLinear <output_dtype = 17> (x, s)
+        d = DequantizeLinear (c, s)
+        y = MatMul (d, w)
+    }}""")
+
+
+def test_segments_that_are_not_compared_allow_no_difference() -> None:
+    """Codes of FP8 are not compared: 0.5 + 3 * 0.5 and 0.5 - 3 * 0.5 differ by 3."""
+    same = qgraph.check(float8("3"), float8("3"), {"x": X[1:2]}, tolerances=ONE)
+    page = check_page(same.to_json())
+    assert (same.verdict, page.verdict) == ("equal", "equal")
+    assert "No bound was compared" in page.sentence
+    found = qgraph.check(float8("3"), float8("-3"), {"x": X[1:2]}, tolerances=ONE)
+    assert (found.verdict, found.outputs[0].max_abs) == ("different", 3)
+    assert check_page(found.to_json()).verdict == "different"
+    assert any("cannot be compared with bounds" in note for note in found.notes)
+    allowed = replace(ONE, atol=3.5)
+    assert qgraph.check(float8("3"), float8("-3"), {"x": X[1:2]}, tolerances=allowed).verdict == (
+        "equal"
+    )

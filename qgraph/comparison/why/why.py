@@ -162,7 +162,7 @@ class _Study:
         feeds: Mapping[str, Any],
     ) -> None:
         self.models = reference, candidate
-        paired = interface.interface(reference.graph, candidate.graph)
+        paired = interface.fed_alike(reference.graph, candidate.graph)
         self.names = interface.names(paired.inputs)
         skeletons = Skeleton.of(reference), Skeleton.of(candidate)
         self.quantizers = paired_quantizers(*skeletons, paired.outputs)
