@@ -1,4 +1,4 @@
-"""The pass ``float-sums``: sums over rows of codes that a runtime adds as floats."""
+"""The pass ``float-sums``: make a runtime add rows of codes as floats."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _SAME = Verdict(Exactness.BITS, Method.CONSTANT)
 
 @transform("float-sums")
 class FloatSums(Transform):
-    """Keep a runtime from adding codes over the middle one of three axes.
+    """Prevent a runtime from adding codes over the middle one of three axes.
 
     1. ``ReduceMean(x) -> ReduceMean(Max(x, lowest))``, where ``x`` are decoded codes, and
        ``lowest`` is the lowest number of their type; likewise ReduceSum and GlobalAveragePool.
 
-    Max changes no number. OpenVINO adds the codes themselves where nothing stands between, and all
-    results but those of the first matrix are wrong.
+    The Max changes no number. Without it, OpenVINO adds the codes, and all results except those of
+    the first matrix are wrong.
     """
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
-        """Put a Max in front of each sum over rows, and report it."""
+        """Insert a Max before each sum over rows, and report it."""
         editor = Editor(model.ir)
         for each in row_sums_of(model.ir):
             node, x, lowest = each.node, each.node.inputs[0], _lowest(each.decoder)
@@ -51,7 +51,7 @@ class FloatSums(Transform):
 
 
 def _lowest(decoder: ir.Node) -> Array | None:
-    """Return the lowest number that DequantizeLinear gives; None if it has several scales."""
+    """Return the lowest result of a DequantizeLinear; None if it has several scales."""
     codes = code_type(decoder)
     scale = constant_expression(decoder.inputs[1])
     if codes is None or scale is None or scale.size != 1 or not codes.is_integer():

@@ -1,4 +1,4 @@
-"""The pass ``fold-batch-norm``: factors and offsets of channels go into weights and biases."""
+"""The pass ``fold-batch-norm``: fold factors and offsets of channels into weights and biases."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class FoldBatchNorm(Transform):
 
 @dataclass(frozen=True, eq=False)
 class _Fold(OfDraft):
-    """An operator with the chains before and behind it, and the draft that replaces them.
+    """An operator with the chains before and after it, and the draft that replaces them.
 
     Attributes:
         layer: the operator.
         head, tail: the chains; at least one has nodes.
         scaled: the new operator.
-        scaling: what multiplied the weights.
+        scaling: the multiplication of the weights.
     """
 
     layer: WeightedSum
@@ -125,7 +125,7 @@ class _Fold(OfDraft):
 
     @property
     def copies(self) -> dict[ir.Node, ir.Node]:
-        """The old nodes of the new ones that take their place."""
+        """The old node of each new node that replaces it."""
         return {self.scaled: self.layer.node} | self.scaling.copies
 
     def report(self) -> SiteReport:
@@ -155,7 +155,7 @@ class _Planner:
     """Finds and drafts the folds of one graph or function.
 
     Attributes:
-        folds: what was drafted.
+        folds: the drafted folds.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class _Planner:
         self.folds: list[_Fold] = []
 
     def visit(self, node: ir.Node) -> None:
-        """Draft what an operator takes in: the chains on both sides, or on one."""
+        """Draft the folds into an operator: of the chains on both sides, or on one."""
         try:
             layer = WeightedSum.of(node, self._reader.known, self._facts)
         except Stuck as stuck:
@@ -200,7 +200,7 @@ class _Planner:
         self._stuck.update(dict.fromkeys(tail.nodes[:1]))
 
     def _is_free(self, head: ChannelAffine) -> bool:
-        """Return whether a chain before an operator is no part of a pattern, such as Gelu.
+        """Return whether a chain before an operator is not part of a pattern such as Gelu.
 
         It has a BatchNormalization, or begins at a graph input or a quantizer.
         """
@@ -279,7 +279,7 @@ def _is_worth(chain: ChannelAffine, *, may_be_bias: bool = False) -> bool:
 
 
 def _position(node: ir.Node) -> str:
-    """Return why a BatchNormalization is in no chain."""
+    """Return why a BatchNormalization is not part of a chain."""
     value = node.inputs[0]
     before = producer_of(value)
     if before is None:
@@ -292,7 +292,7 @@ def _position(node: ir.Node) -> str:
 def _quantizer_nodes(model: Model) -> Iterator[ir.Node]:
     """Yield the nodes of all quantizers of data.
 
-    A product or sum next to the operators of a quantizer belongs to it only if both together take
+    A product or sum next to the operators of a quantizer belongs to it only if both together map
     real values to values of the same scale.
     """
     for site in sites(model.ir):
@@ -302,7 +302,7 @@ def _quantizer_nodes(model: Model) -> Iterator[ir.Node]:
 
 
 def _is_whole(quantizer: Quantizer) -> bool:
-    """Return whether codes stand for the values that they were made of."""
+    """Return whether codes are dequantized to the scale of the quantized values."""
     if isinstance(quantizer, Ranged):
         ends = (
             (quantizer.input_low, quantizer.output_low),

@@ -1,4 +1,4 @@
-"""The pass ``fold-constants``: compute constant operators behind stored codes."""
+"""The pass ``fold-constants``: compute constant operators on stored codes."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class FoldConstants(Transform):
     1. An operand of QuantizeLinear and DequantizeLinear that is computed from constants, without
        DequantizeLinear, is stored: ``DequantizeLinear(Clip(codes)) -> DequantizeLinear(codes')``,
        and ``DequantizeLinear(QuantizeLinear(bias)) -> DequantizeLinear(codes')``, also if ``bias``
-       is decoded itself. Likewise a bias that Identity, Transpose and reshapes give.
+       is decoded itself. Likewise a bias computed by Identity, Transpose and reshapes.
     2. ``move(DequantizeLinear(codes, s, z)) -> DequantizeLinear(move(codes), s, z)`` for constant
        codes; ``move`` is Identity, Transpose, Flatten, Reshape, Squeeze or Unsqueeze.
 
     3. ``biases``: ``DequantizeLinear(codes) -> numbers`` for constants of INT32 codes, for runtimes
-       that take float biases only.
+       that accept only float biases.
 
-    4. ``recurrent``: likewise for constant operands of LSTM, GRU and RNN, for compilers that take
-       float constants only.
+    4. ``recurrent``: likewise for constant operands of LSTM, GRU and RNN, for compilers that accept
+       only float constants.
 
     5. ``layers``: likewise for weights of Conv, ConvTranspose, Gemm and MatMul, for runtimes that
        decode them in each run.
@@ -65,7 +65,7 @@ class FoldConstants(Transform):
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
-        """Store what is computed from constants, then move what is decoded from them."""
+        """Store values computed from constants, then move the decoding of constants."""
         editor = Editor(model.ir)
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
@@ -92,7 +92,7 @@ class FoldConstants(Transform):
                 report.sites.append(refused(node, UNSUITED_WEIGHT(stuck.reason)))
 
     def _is_stored(self, node: ir.Node) -> bool:
-        """Return whether what a node decodes is to be stored as numbers."""
+        """Return whether to store the decoded values of a node as numbers."""
         if not is_linear(node, _DECODER):
             return False
         users = {user.op_type for user in node.outputs[0].consumers()}
@@ -100,7 +100,7 @@ class FoldConstants(Transform):
         return is_recurrent or (self.biases and _is_wide(node)) or self._is_of_layers(node)
 
     def _is_of_layers(self, node: ir.Node) -> bool:
-        """Return whether a node decodes weights of selected layers, and nothing else."""
+        """Return whether a node decodes only weights of selected layers."""
         uses = node.outputs[0].uses() if self.layers else ()
         return bool(uses) and all(
             use.node.op_type in LAYERS and use.idx == 1 and selects(self.layers, label(use.node))
@@ -137,7 +137,7 @@ def _is_wide(node: ir.Node) -> bool:
 
 
 def _decodes(node: ir.Node) -> bool:
-    """Return whether a node decodes, or is an operator of another dialect."""
+    """Return whether a node is a DequantizeLinear, or an operator of another dialect."""
     return node.op_type == _DECODER or node.domain not in LINEAR_DOMAINS
 
 
@@ -152,7 +152,7 @@ def _moved_decoder(node: ir.Node) -> ir.Node | None:
 def _put_before(
     node: ir.Node, decode: ir.Node, facts: dict[ir.Value, Fact], editor: Editor
 ) -> None:
-    """Replace a movement of decoded codes by the decoding of moved ones.
+    """Replace a movement of decoded codes by the decoding of moved codes.
 
     Raises:
         Stuck: a parameter would not lie along one axis of the result.

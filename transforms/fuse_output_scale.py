@@ -1,4 +1,4 @@
-"""The pass ``fuse-output-scale``: the scale of a quantizer goes into the weights before it."""
+"""The pass ``fuse-output-scale``: fuse the scale of a quantizer into the weights before it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FuseOutputScale(Transform):
     Two things can change. The rounding of the quantizer is compared for all float32 inputs. That
     ``f'`` is a multiple of ``f`` is certain if all scales are powers of two, which commute with
     each rounding while nothing leaves the normal range of float32. For other scales it is not
-    proved: such sites are ``near`` at best, and left alone unless that is accepted.
+    proved: such sites are ``near`` at best, and unchanged unless ``exact`` accepts that.
     """
 
     exact: Exactness = exact_option(
@@ -149,7 +149,7 @@ class _QuantizeOnly:
         factor: 1 / scale of its input range.
         inner: zero point of its input range, in unsigned codes.
         outer: zero point of its output range; the lowest code is ``-outer``.
-        levels: how many codes there are.
+        levels: number of codes.
     """
 
     factor: Float64
@@ -159,7 +159,7 @@ class _QuantizeOnly:
 
     @property
     def offsets(self) -> tuple[float, ...]:
-        """The possible summands before rounding: none, or the zero point, as in FakeQuantize."""
+        """The possible terms added before rounding: none, or the zero point, as in FakeQuantize."""
         return (0.0, self.inner) if self.inner else (0.0,)
 
 
@@ -167,7 +167,7 @@ def _codes(fake: FakeQuantize) -> _QuantizeOnly:
     """Return the parameters of a quantize-only FakeQuantize.
 
     Raises:
-        Stuck: that is not a rounded multiple.
+        Stuck: it is not a rounded multiple of the data.
     """
     ranged, levels = fake.ranged, fake.ranged.levels
     outer = codes_of(fake)

@@ -26,7 +26,7 @@ from qgraph.transforms.integers.tables import lower_function
 
 
 class SumForm(Choice):
-    """How sums of products are written."""
+    """Form of sums of products."""
 
     EXACT = "exact"
     QDQ = "qdq"
@@ -38,18 +38,18 @@ _WHY_NONE = {
         "graph is equal; quantize again without LSTM for one that converts"
     )
 }
-"""What to know of operators that have no form, by name."""
+"""Remarks on operators without a form, by name."""
 
 
 @transform("lower-integer-operators")
 class LowerIntegerOperators(Transform):
     """Write QLinearConv, QLinearMatMul, QGemm and similar operators in standard operators.
 
-    ``form=exact`` keeps the meaning bit by bit: codes less their zero points are whole numbers,
-    whose sums are exact in float32 below 2**24 and in float64 up to 2**31. Where sums may be
-    larger, or their depth is not known, MatMulInteger or ConvInteger stays, which wraps around. One
-    multiplication and a QuantizeLinear with scale 1 follow. A function of single codes becomes the
-    table of its 256 results where standard operators do not give the same.
+    ``form=exact`` keeps every bit: codes minus zero points are whole numbers, whose sums are exact
+    in float32 below 2**24 and in float64 up to 2**31. If sums may be larger, or their depth is not
+    known, MatMulInteger or ConvInteger is kept, which wraps around. One multiplication and a
+    QuantizeLinear with scale 1 follow. A function of single codes becomes a table of its 256
+    results if standard operators do not give the same results.
 
     ``form=qdq`` writes DequantizeLinear, the operator on real numbers, and QuantizeLinear, which
     other tools understand. It is equal if scales of the data and the weights are powers of two and
@@ -68,7 +68,7 @@ class LowerIntegerOperators(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Read and replace operators on codes until no more can be replaced.
 
-        Types and shapes behind an operator of com.microsoft can be inferred only when it has gone.
+        Types and shapes after an operator of com.microsoft are inferred after its replacement.
         """
         limit = ceiling(model.ir)
         original = frozenset(model.nodes())
@@ -87,7 +87,7 @@ class LowerIntegerOperators(Transform):
             report.sites += changed
 
     def _read(self, node: ir.Node, *, is_new: bool) -> Found | None:
-        """Return how to write a node in standard operators; None if it does not work on codes."""
+        """Return the lowering of a node to standard operators; None if it does not work on codes."""
         if is_unknown_on_codes(node):
             reason = (
                 f"qgraph has no form of {node.op_type} in standard operators; ONNX Runtime "
@@ -118,13 +118,14 @@ def _is_refused(product: Product) -> bool:
 class RaiseIntegerOperators(Transform):
     """Write products of decoded codes as QLinearMatMul and QLinearConv.
 
-    DequantizeLinear, MatMul or Conv, QuantizeLinear become one operator; so does the exact form
-    that ``lower-integer-operators`` writes, also as MatMulInteger and ConvInteger. Equality is
+    DequantizeLinear, MatMul or Conv, QuantizeLinear become one operator; likewise the exact form
+    that ``lower-integer-operators`` writes, also with MatMulInteger and ConvInteger. Equality is
     proved for exact forms. For scales of the data and the weights that are powers of two, all sums
     are tried, and for Add and Mul all pairs of codes. Anything else needs ``exact=near``.
 
-    A bias is int32 codes in units of the product of both scales, or real numbers, which become
-    such. A Relu or Clip before the QuantizeLinear is dropped if saturation does the same.
+    A bias is int32 codes in units of the product of both scales, or real numbers, which are rounded
+    to such codes. A Relu or Clip before the QuantizeLinear is dropped if saturation has the same
+    effect.
     """
 
     microsoft: bool = option(

@@ -67,13 +67,13 @@ class LowerMatMulNBits(Transform):
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """The weights of a MatMulNBits. What lies in a file is read when the model is saved.
+    """The weights of a MatMulNBits. Data in files are read when the model is saved.
 
     Attributes:
         node: the operator.
-        form: how they are stored.
-        codes, scale: as they are stored.
-        points: zero points as they are stored, or None.
+        form: layout of the stored weights.
+        codes, scale: stored codes and scales.
+        points: stored zero points, or None.
         groups: block of each row if they are not in order, ``[K]``.
     """
 
@@ -121,13 +121,13 @@ class _Weights:
         return bool(((zero >= 0) & (zero <= top) & (zero == np.rint(zero))).all())
 
     def has_points_beside(self, number: int) -> bool:
-        """Return whether a zero point is another one than ``number``."""
+        """Return whether a zero point differs from ``number``."""
         if self.points is None:
             return 1 << (self.form.bits - 1) != number
         return bool((self.zero != number).any())
 
     def job(self, type_name: str, middle: int = 0, order: Array | None = None) -> BlockCodes:
-        """Return what writes the weights with codes of type ``type_name``."""
+        """Return the job that writes the weights with codes of type ``type_name``."""
         return BlockCodes(self.form, self.codes, self.scale, self.points, type_name, middle, order)
 
 

@@ -1,4 +1,4 @@
-"""The pass ``lower-pointwise``: convolutions of 1 x 1 as matrix products."""
+"""The pass ``lower-pointwise``: write 1 x 1 convolutions as matrix products."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LEAST_RANK = 3
 
 @transform("lower-pointwise")
 class LowerPointwise(Transform):
-    """Write convolutions of 1 x 1 as MatMul where no quantizer takes their result.
+    """Write 1 x 1 convolutions as MatMul if their result is read in float.
 
-    Runtimes compute products of codes to floats by MatMul only. For decoded data and stored
-    weights, one group, strides of 1 and no padding,
+    Runtimes compute float results from codes only in MatMul. For decoded data and stored weights,
+    one group, strides of 1 and no padding,
 
     1. ``Conv(x, w, b) -> Add(Transpose(MatMul(Transpose(x), w)), b)`` with the channels last for
        the MatMul, if other operators than a quantizer, or several, read the result. ``w`` are the
@@ -63,7 +63,7 @@ class LowerPointwise(Transform):
 
 
 def _is_pointwise(layer: FoundLayer) -> bool:
-    """Return whether a layer multiplies the channels of each element alone."""
+    """Return whether a layer is a 1 x 1 convolution."""
     node, rank = layer.node, layer.description.rank
     if node.op_type != "Conv" or rank is None or rank < _LEAST_RANK:
         return False
@@ -78,7 +78,7 @@ def _is_pointwise(layer: FoundLayer) -> bool:
 
 
 def _is_read_in_float(layer: FoundLayer) -> bool:
-    """Return whether something else than one quantizer, behind movement, takes the result."""
+    """Return whether anything except one quantizer, also after movement, reads the result."""
     description = layer.description
     operators = [each.op for each in description.behind if not each.is_redundant]
     is_coded = (

@@ -41,16 +41,16 @@ _OPSET_OF_E8M0 = 24
 _HALVINGS = (127, 64, 32, 16, 8, 4, 2, 1)
 
 _AS_DEFINED = Verdict(Exactness.BITS, Method.CONGRUENCE)
-"""A body is the definition; tests, not a proof, show that runtimes compute the same bits."""
+"""A body is the definition; tests, not proofs, show that runtimes compute the same bits."""
 
 Functions = dict[ir.OperatorIdentifier, ir.Function]
 
 
 @transform("make-portable")
 class MakePortable(Transform):
-    """Give every quantizer a function body in standard operators.
+    """Add a function body in standard operators for every quantizer.
 
-    Runtimes that do not know the operators of a dialect execute the bodies.
+    Runtimes without the operators of a dialect execute the bodies.
 
     1. ``q(x, ...)`` stays ``q(x, ...)``, with a function ``q`` whose body is the definition of the
        operator. There is one function for each operator, version and combination of attributes.
@@ -58,7 +58,7 @@ class MakePortable(Transform):
        version 10. ONNX Runtime ignores overloads inside functions, so there an operator can have
        only one combination.
     3. The opset is raised to 11 and the IR version to 9 or 10 if they are lower. The metadata
-       ``qgraph.make-portable`` says what they were, for ``strip-functions``.
+       ``qgraph.make-portable`` store the old versions, for ``strip-functions``.
 
     ONNX Runtime computes the bits of the definition with one exception: a FakeQuantize whose output
     range ends at -0 gives +0 there.
@@ -112,7 +112,7 @@ _NESTED = (
 
 @dataclass(frozen=True)
 class _Key:
-    """Properties that nodes with a common function have in common."""
+    """Properties that are equal for nodes with a common function."""
 
     domain: str
     name: str
@@ -140,7 +140,7 @@ class _Key:
 
     @property
     def defaults(self) -> dict[str, ir.Attr]:
-        """The attributes as the body understands them."""
+        """The attributes with the names and types of the body."""
         return {
             each.name: ir.Attr(
                 each.name,
@@ -164,7 +164,7 @@ def _take_back(model: Model) -> tuple[Functions, dict[ir.Node, str]]:
     """Remove the functions that the pass wrote, and their overloads from the nodes that call them.
 
     Returns:
-        The functions by their identifiers, and which overload each of the nodes named.
+        The functions by identifier, and the overload that each node named.
     """
     functions = model.ir.functions
     old = {
@@ -213,7 +213,7 @@ def _key(node: ir.Node, operator: Operator) -> _Key:
 
 
 def _overloads(groups: dict[_Key, list[_QuantizerCall]], model: ir.Model) -> dict[_Key, str]:
-    """Return the overload of each function to write.
+    """Assign an overload name to each function to write.
 
     The empty name goes to the function for nodes inside functions, or to the only one of its
     operator, unless another node without overload would call it too.
@@ -256,7 +256,7 @@ def _write(
 
 
 def _body(key: _Key, opset: int, overload: str, attributes: dict[str, ir.Attr]) -> ir.Function:
-    """Return a function that computes what an operator does, in standard operators of ``opset``.
+    """Return a function that computes an operator in standard operators of ``opset``.
 
     The body is the operator's definition after casts of all parameters to float32.
 
@@ -288,7 +288,7 @@ def _body(key: _Key, opset: int, overload: str, attributes: dict[str, ir.Attr]) 
 
 
 class _Portable:
-    """Writes primitives in other operators if a runtime lacks or alters them at an opset.
+    """Writes primitives as other operators if a runtime lacks or changes them at an opset.
 
     Args:
         op: onnxscript's builder of the body.
@@ -310,7 +310,7 @@ class _Portable:
     def _operand(self, operand: Any) -> Any:
         """Return a constant of type float32 for a number.
 
-        The builder would put a CastLike on it, which is an operator since opset 15 only.
+        The builder would add a CastLike, which exists only since opset 15.
         """
         if isinstance(operand, ir.Value):
             return operand
@@ -331,13 +331,13 @@ class _Portable:
         return self._call("Sub", b, self._call("Neg", a))
 
     def GreaterOrEqual(self, a: Any, b: Any) -> Any:  # noqa: N802 - an ONNX operator
-        """Below the opset of the operator, write two comparisons; both are false for NaN."""
+        """Write two comparisons below the opset of the operator; both are false for NaN."""
         if self._opset >= _OPSET_OF_ORDER:
             return self._call("GreaterOrEqual", a, b)
         return self._call("Or", self._call("Greater", a, b), self._call("Equal", a, b))
 
     def LessOrEqual(self, a: Any, b: Any) -> Any:  # noqa: N802 - an ONNX operator
-        """Likewise."""
+        """Write two comparisons, as for GreaterOrEqual."""
         return self.GreaterOrEqual(b, a)
 
     def Cast(self, v: Any, **attributes: Any) -> Any:  # noqa: N802 - an ONNX operator
@@ -352,8 +352,8 @@ class _Portable:
     def _floor_power_of_two(self, v: Any) -> Any:
         """Return ``2 ** floor(log2(v))``, at least 2**-127 and at most 2**127, of v >= 0.
 
-        Each comparison and each product is exact. NaN gives 2**127, which no result depends on:
-        what asks for the binade of a NaN computes with the NaN, too.
+        Each comparison and each product is exact. NaN gives 2**127, which affects no result,
+        because the caller also computes with the NaN itself.
         """
         power: Any = 2.0**-127
         for exponent in _HALVINGS:
@@ -367,8 +367,8 @@ class StripFunctions(Transform):
     """Remove the function bodies that make-portable wrote.
 
     The model is again what it was before ``make-portable``: nodes name no overload, the IR version
-    is restored, and so is the opset if raising it rewrote no node. Functions without the mark
-    ``qgraph.make-portable`` in their metadata stay.
+    is restored, and so is the opset if raising it rewrote no node. Functions without
+    ``qgraph.make-portable`` in their metadata are kept.
 
     The preparation that all passes share is not undone: domains of all nodes are imported, and
     initializers are removed from the graph inputs.

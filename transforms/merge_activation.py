@@ -1,4 +1,4 @@
-"""The pass ``merge-activation``: Relu and Clip before a quantizer as a Clip of its codes."""
+"""The pass ``merge-activation``: write Relu and Clip before a quantizer as a Clip of its codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SINCE_OPERANDS = 11
 
 
 class ActivationForm(Choice):
-    """What limits the codes."""
+    """Form in which codes are limited."""
 
     CODES = "codes"
     FLOATS = "floats"
@@ -52,12 +52,12 @@ class MergeActivation(Transform):
     QuantizeLinear ``Q`` is monotone, so for a positive scale
 
     1. ``Q(Clip(x, lo, hi)) -> Clip(Q(x), Q(lo), Q(hi))``, also for Relu, Max and Min of a constant,
-       chains of them, and Clips of codes behind; without a Clip where ``Q`` saturates to the same
+       chains of them, and following Clips of codes; without a Clip if ``Q`` saturates at the same
        codes.
     2. ``form=floats``: ``Clip(Q(x), a, b) -> Q(Clip(x, (a - z) * s, (b - z) * s))``, for runtimes
        that do not clip codes.
     3. ``form=units``: ``Clip(Q(x), a, b) -> Q(Clip(DQ(Q(x)), (a - z) * s, (b - z) * s))``, for
-       runtimes that take operators between quantizers only: layer and Clip have one each.
+       runtimes that accept only operators between quantizers: layer and Clip have one each.
 
     Each replacement is compared over all inputs. NaN is not kept: only the float Clip passes it on.
     """
@@ -102,8 +102,8 @@ class _Limited:
         site: all of them.
         encode: the QuantizeLinear.
         kind: the type of its codes.
-        before, behind: what limits its data and its codes.
-        lo, hi: the lowest and the highest code that result, one for all or one for each channel.
+        before, behind: the nodes that limit its data and its codes.
+        lo, hi: the lowest and the highest resulting code, one for all or one per channel.
         scale, zero_point: of the QuantizeLinear.
     """
 
@@ -119,7 +119,9 @@ class _Limited:
 
     @classmethod
     def of(cls, encode: ir.Node, facts: Facts) -> _Limited | ExplainedReason | None:
-        """Return what limits a QuantizeLinear, or why it is left; None if nothing does."""
+        """Return a QuantizeLinear with its limits, or why it is left unchanged; None without
+        limits.
+        """
         behind = tuple(_behind(encode))
         before, sharing = _before(encode)
         if not before and not behind:
@@ -158,14 +160,14 @@ class _Limited:
 
     @property
     def ends(self) -> tuple[Float32 | None, Float32 | None]:
-        """The limits of the codes that the type does not have already."""
+        """The limits of the codes that are narrower than the type."""
         form = FORMATS[self.kind]
         lo = None if (self.lo <= form.lo).all() else self.lo
         return lo, None if (self.hi >= form.hi).all() else self.hi
 
     @property
     def is_limited(self) -> bool:
-        """Whether the codes have limits that their type does not have."""
+        """Whether the codes have limits narrower than their type."""
         return any(end is not None for end in self.ends)
 
     def is_written(self, form: ActivationForm) -> bool:
@@ -226,7 +228,7 @@ class _Limited:
         return draft.giving(codes)
 
     def _linear(self, draft: Draft, name: str, x: ir.Value) -> ir.Value:
-        """Append the QuantizeLinear, or the DequantizeLinear with its parameters."""
+        """Append the QuantizeLinear, or a DequantizeLinear with its parameters."""
         node, gives_codes = self.encode, name == "QuantizeLinear"
         dtype = ir.DataType[self.kind] if gives_codes else ir.DataType.FLOAT
         attributes = dict(node.attributes)
@@ -237,7 +239,7 @@ class _Limited:
 
 
 def _before(encode: ir.Node) -> tuple[tuple[ir.Node, ...], ExplainedReason | None]:
-    """Return what limits the data, first to last, and why the first that does is left out."""
+    """Return the nodes that limit the data, in order, and why the first one is excluded."""
     nodes: list[ir.Node] = []
     value = encode.inputs[0]
     while value is not None and (node := value.producer()) is not None and _bounds(node):
@@ -264,12 +266,12 @@ def _behind(encode: ir.Node) -> Iterator[ir.Node]:
 
 
 def _data(node: ir.Node) -> int:
-    """Return the index of the operand that is no constant."""
+    """Return the index of the operand that is not constant."""
     return int(node.op_type in ("Max", "Min") and constant_expression(node.inputs[0]) is not None)
 
 
 def _bounds(node: ir.Node) -> list[Float32]:
-    """Return the constant limits of what a node gives; none if it does more than limit data."""
+    """Return the constant limits of a node's result; none if it does more than limit data."""
     if node.domain:
         return []
     if node.op_type == "Relu":
@@ -290,7 +292,7 @@ def _bounds(node: ir.Node) -> list[Float32]:
 
 
 def _singles(ends: list[ir.Value | Float32 | None], missing: tuple[Float32, ...]) -> list[Float32]:
-    """Return limits as single numbers; none if one is no constant, NaN or an array."""
+    """Return limits as single numbers; none if one is not constant, NaN or an array."""
     singles = []
     for value, default in zip(ends, missing, strict=True):
         array = constant_expression(value) if isinstance(value, ir.Value) else value

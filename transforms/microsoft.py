@@ -1,4 +1,4 @@
-"""The passes ``lower-microsoft`` and ``raise-microsoft``: QuantizeLinear in either domain.
+"""The passes ``lower-microsoft`` and ``raise-microsoft``: change the domain of QuantizeLinear.
 
 Both domains define QuantizeLinear and DequantizeLinear by the same formula. They differ in
 attributes, and in the opset from which each type of codes is allowed.
@@ -49,7 +49,7 @@ _ONLY_STANDARD = ("block_size", "saturate", "precision")
 class LowerMicrosoft(Transform):
     """Write QuantizeLinear and DequantizeLinear of com.microsoft in the standard domain.
 
-    The opset is raised where codes of 16 or 4 bits, scales along an axis, or 16-bit floats need it.
+    The opset is raised if codes of 16 or 4 bits, scales along an axis, or 16-bit floats need it.
     """
 
     opset: int | None = option(
@@ -71,11 +71,11 @@ class LowerMicrosoft(Transform):
 class RaiseMicrosoft(Transform):
     """Write QuantizeLinear and DequantizeLinear with codes of 16 and 4 bits in com.microsoft.
 
-    ONNX Runtime has them there below opset 21, which introduced these codes in the standard domain.
+    ONNX Runtime supports these codes there below opset 21, which added them to the standard domain.
     Codes of 8 bits stay, unless ``all`` is given. With ``opset`` the model is lowered to that
     version afterwards, if all nodes exist there with the meaning and the types that they have.
-    Nodes in functions stay, because ONNX infers no types behind operators of com.microsoft there,
-    and later operators may need these types.
+    Nodes in functions are kept, because ONNX infers no types after operators of com.microsoft
+    there, and later operators may need these types.
     """
 
     opset: int | None = option(None, help="opset to lower the standard operators to afterwards")

@@ -1,4 +1,4 @@
-"""The pass ``move-channel-scales``: one scale for data instead of one for each channel."""
+"""The pass ``move-channel-scales``: use one scale for data instead of one per channel."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _NOT_EQUAL = "products are rounded elsewhere now; bound the difference with 'qgr
 
 @transform("move-channel-scales")
 class MoveChannelScales(Transform):
-    """Give quantizers of data one scale instead of one for each channel.
+    """Replace the scales per channel of quantizers of data by one scale.
 
     For a pair with scales ``s_c`` and one zero point, and with ``S`` the largest of them,
 
     1. ``DQ(Q(x, s_c), s_c) -> DQ(Q(x * S / s_c, S), S) * s_c / S``: the codes stay. The weights and
        the bias of the operators that compute ``x`` are multiplied by ``S / s_c``, through Relu and
-       pooling. The weights of each operator behind are multiplied by ``s_c / S``. Quantized weights
-       absorb that in their scales only if the operator is a depthwise convolution, which does not
-       add up channels.
+       pooling. The weights of each following operator are multiplied by ``s_c / S``. Quantized
+       weights can absorb these factors in their scales only in a depthwise convolution, which does
+       not add channels.
 
-    Values change by roundings. A pair is left unchanged if an operator before or behind it cannot
+    Values change by roundings. A pair is left unchanged if an operator before or after it cannot
     absorb the factors.
     """
 
@@ -138,7 +138,7 @@ class _Move:
         """Move the scales and return the entry of the report.
 
         Raises:
-            Stuck: an operator does not take the factors in; nothing is changed.
+            Stuck: an operator cannot absorb the factors; nothing is changed.
         """
         first, last = self._pair[0], self._pair[-1]
         data, y = present(first, 0), last.outputs[0]
@@ -169,7 +169,7 @@ class _Move:
         )  # fmt: skip
 
     def _add_layer(self, node: ir.Node, index: int, layers: list[tuple[ir.Node, Draft]]) -> None:
-        """Draft an operator that takes the result, with weights that are multiplied."""
+        """Draft an operator that reads the result, with multiplied weights."""
         layer = WeightedSum.of(node, self._known, self._facts)
         if layer is None or layer.data != index:
             raise Stuck(

@@ -1,4 +1,4 @@
-"""The pass ``move-quantizers``: data movement on codes instead of real values."""
+"""The pass ``move-quantizers``: move codes instead of real values."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ _TRIED = Verdict(Exactness.BITS, Method.EXHAUSTIVE)
 
 @transform("move-quantizers")
 class MoveQuantizers(Transform):
-    """Let data movement work on codes.
+    """Apply data movement to codes instead of real values.
 
     ``move`` is Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Slice, Gather, Concat, Expand,
     Tile, DepthToSpace, Identity or MaxPool, the last for scales above 0. Codes move if the operator
-    takes their type in the opset of the model.
+    accepts their type in the opset of the model.
 
     1. ``move(DequantizeLinear(codes)) -> DequantizeLinear(move(codes))``; the operands of Concat
        must have one scale and zero point. Likewise Split, with a DequantizeLinear for each part.
     2. ``QuantizeLinear(move(x)) -> move(QuantizeLinear(x))``, if nothing else uses ``move(x)``.
-    3. ``QuantizeLinear(DequantizeLinear(codes)) -> codes``, if it gives every code back.
-    4. ``dedicated``: each operator gets a DequantizeLinear of its own.
-    5. ``units``: instead of rules 1 and 2, ``move(DequantizeLinear(codes))`` is encoded and decoded
-       again with the same parameters, for runtimes that take operators between quantizers only.
+    3. ``QuantizeLinear(DequantizeLinear(codes)) -> codes``, if this maps every code to itself.
+    4. ``dedicated``: each operator gets its own DequantizeLinear.
+    5. ``units``: instead of rules 1 and 2, ``move(DequantizeLinear(codes))`` is quantized and
+       dequantized again with the same parameters, for runtimes that accept only operators between
+       quantizers.
     """
 
     units: bool = option(False, help="encode and decode again behind data movement")
@@ -62,7 +63,7 @@ class MoveQuantizers(Transform):
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Decode later, encode earlier, and drop what only repeats codes."""
+        """Dequantize later, quantize earlier, and drop quantizers that only repeat codes."""
         mover = _Mover(model, report)
         move = mover.encode_again if self.units else mover.decode_later
         for node in list(model.nodes()):
@@ -78,7 +79,7 @@ class MoveQuantizers(Transform):
 
 
 class _Mover:
-    """Rewrites one model, with facts about the values that it makes."""
+    """Rewrites one model; also knows the types and shapes of new values."""
 
     def __init__(self, model: Model, report: Report) -> None:
         self._report, self._editor = report, Editor(model.ir)
@@ -86,7 +87,7 @@ class _Mover:
         self._opset = model.ir.opset_imports.get("", 0)
 
     def _decoders(self, node: ir.Node) -> tuple[list[ir.Node], int | None]:
-        """Return what decodes the data that a node moves, if it is equal, and the axis behind."""
+        """Return the equal decoders of the data that a node moves, and the new axis."""
         parts = moved_operands(node)
         decoders = [linear_producer(value, _DQ) for value in parts]
         present = [each for each in decoders if each is not None]
@@ -102,7 +103,9 @@ class _Mover:
         return present if equal else [], axis
 
     def encode_again(self, node: ir.Node) -> None:
-        """Put a pair with the parameters of the DequantizeLinear before a movement behind it."""
+        """Insert a Q/DQ pair after a movement, with the parameters of the DequantizeLinear before
+        it.
+        """
         decoders, axis = self._decoders(node)
         y = node.outputs[0]
         if not decoders or all(user.op_type == _Q for user in y.consumers()):
@@ -136,7 +139,7 @@ class _Mover:
         self._commit(draft, coded, node, _SAME)
 
     def _decode_parts(self, node: ir.Node) -> None:
-        """Split codes instead of what they decode to."""
+        """Split codes instead of decoded values."""
         decode = linear_producer(node.inputs[0], _DQ)
         rank = self._facts.get(node.outputs[0], UNKNOWN).rank
         if decode is None or not rank or any(y.is_graph_output() for y in node.outputs):
@@ -162,7 +165,7 @@ class _Mover:
         self._commit(draft, decoded[0], node, _SAME)
 
     def _later_axis(self, node: ir.Node, decode: ir.Node) -> int | bool | None:
-        """Return the axis of the parameters after a movement; False if it is none."""
+        """Return the axis of the parameters after a movement; False if there is no such axis."""
         axis = axis_of(decode, self._facts)
         if axis is None:
             return None
@@ -212,7 +215,7 @@ class _Mover:
                 self.encode_earlier(maker)
 
     def drop(self, encode: ir.Node) -> None:
-        """Replace a QuantizeLinear by the codes that it only repeats."""
+        """Replace a QuantizeLinear that only repeats codes by these codes."""
         decode = linear_producer(encode.inputs[0], _DQ)
         codes = None if decode is None else decode.inputs[0]
         y = encode.outputs[0]
@@ -226,7 +229,7 @@ class _Mover:
             decode.graph.remove(decode, safe=True)  # type: ignore[union-attr]
 
     def copy(self, decode: ir.Node) -> None:
-        """Give each operator behind a DequantizeLinear one of its own."""
+        """Copy a DequantizeLinear for each operator that reads it."""
         y = decode.outputs[0]
         for use in list(y.uses())[0 if y.is_graph_output() else 1 :]:
             draft = self._editor.draft(Region(ir.Value(name=""), y, (decode,)))
@@ -240,7 +243,9 @@ class _Mover:
                 self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
 
     def _takes(self, node: ir.Node, dtype: ir.DataType | None) -> bool:
-        """Return whether an operator takes codes of a type; of an unknown one, if it may."""
+        """Return whether an operator accepts codes of a type; if the type is unknown, whether it
+        may.
+        """
         return dtype is None or takes_data(node.op_type, self._opset, dtype)
 
     def _moved(
@@ -254,7 +259,7 @@ class _Mover:
 
 
 def _parameters(node: ir.Node) -> tuple[object, ...]:
-    """Return scale and zero point as what compares equal if they are equal."""
+    """Return a key of scale and zero point that is equal for equal parameters."""
     arrays = [constant_expression(value) for value in node.inputs[1:]]
     dtype = code_type(node)
     return dtype, *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
@@ -273,7 +278,7 @@ def _linear(
 
 
 def _differ(decode: ir.Node, encode: ir.Node) -> bool:
-    """Return whether a code is not given back by decoding and encoding."""
+    """Return whether dequantizing and quantizing changes a code."""
     dtype, arrays = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
     form = None if dtype is None else FORMATS.get(dtype.name)
     if dtype is None or code_type(encode) != dtype or not isinstance(form, IntFormat):

@@ -1,4 +1,4 @@
-"""The pass ``plain-pairs``: quantizers as QuantizeLinear and DequantizeLinear alone."""
+"""The pass ``plain-pairs``: write quantizers as QuantizeLinear and DequantizeLinear alone."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class PairDialect(Choice):
 class PlainPairs(Transform):
     """Write quantizers in Q/DQ with float operators around as plain pairs.
 
-    ``convert`` writes Div, Mul, Add or Round around QuantizeLinear and DequantizeLinear where a
-    plain pair is equal up to a few thresholds only. Runtimes compute on codes between plain pairs
-    alone. For each such quantizer, and each weight decoded so,
+    If a plain pair differs at a few thresholds, ``convert`` writes Div, Mul, Add or Round around
+    QuantizeLinear and DequantizeLinear. But runtimes compute on codes only between plain pairs. For
+    each such quantizer, and each weight decoded in this way,
 
     1. ``float(DQ(Q(float(x)))) -> DequantizeLinear([Clip](QuantizeLinear(x, s, z)), s, z)``, if
        that reaches the level ``exact``. The report has the number of inputs that give another
@@ -115,7 +115,7 @@ class PlainPairs(Transform):
     def _is_plain(
         self, site: Site, nodes: Sequence[ir.Node], constants: Mapping[ir.Value, Array]
     ) -> bool:
-        """Return whether nodes, with constants of a draft, are a form that is wanted."""
+        """Return whether nodes, with constants of a draft, are a plain form."""
         names, forms = _names(nodes), _FORMS[str(self.dialect)]
         if self.zero_points or site.weight is not None:
             return names in forms

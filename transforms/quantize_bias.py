@@ -1,4 +1,4 @@
-"""The pass ``quantize-bias``: float biases of quantized layers as int32 codes."""
+"""The pass ``quantize-bias``: store float biases of quantized layers as int32 codes."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum, deco
 
 _MOST = 2**31 - 1
 _ROUNDINGS = 2.0**-22
-"""How far the scale of a bias may be from the product of the scales, which exporters round."""
+"""Relative difference of the scale of a bias and the product of scales, which exporters round."""
 
 
 @transform("quantize-bias")
 class QuantizeBias(Transform):
     """Store biases of quantized layers as int32 codes.
 
-    Also those that are int32 codes of another scale, which integer kernels do not take.
+    This includes biases that are int32 codes of another scale, which integer kernels do not accept.
 
     For Conv, ConvTranspose, Gemm and MatMul whose data and weights come from DequantizeLinear with
     scales ``s_x`` and ``s_w``, the unit of their products is ``s = s_x * s_w`` for each channel
     (for Gemm times ``alpha / beta``). Then
 
     1. ``op(x, w, b) -> op(x, w, DequantizeLinear(codes, s))`` with ``codes = round(b / s)``. The
-       error of a bias is at most ``s / 2``, and a rounding. The bias of a MatMul is what an Add
-       behind it adds.
+       error of a bias is at most ``s / 2``, and a rounding. The bias of a MatMul is the operand of
+       a following Add.
 
     ``s`` is computed in float64 and rounded once. A layer is left unchanged if a code, or a sum of
     products and its code, could exceed int32.
@@ -68,7 +68,7 @@ class QuantizeBias(Transform):
     bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
-        """Replace every bias that fits, and report each layer that has one."""
+        """Replace every bias whose codes fit, and report each layer with a bias."""
         for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.node, plan.draft.nodes[-1])
 
@@ -99,7 +99,7 @@ class _Bias(OfDraft):
 
     Attributes:
         layer: the operator.
-        node: what adds the bias.
+        node: the node that adds the bias.
         bias: before, ``[channels]``.
         codes, scale: after, the scale also of one element.
     """
@@ -211,7 +211,7 @@ def _planned(
 def _bias_input(node: ir.Node, known: KnownValues, facts: Facts) -> tuple[ir.Node, int] | None:
     """Return the node that adds the bias of a layer, and the index of the bias; None without one.
 
-    Behind a MatMul, that is an Add of constants for the columns.
+    After a MatMul, this is an Add of constants for the columns.
     """
     if node.domain or node.op_type not in OPERATORS:
         return None
@@ -247,7 +247,7 @@ def _is_coded(bias: ir.Value, layer: WeightedSum, sources: tuple[ir.Node, ir.Nod
 
 
 def _unit(layer: WeightedSum, data: ir.Node, weights: ir.Node) -> Float64:
-    """Return the unit of the products for each channel, or one for all as a scalar."""
+    """Return the unit of the products per channel, or a scalar for all channels."""
     scales = [
         real_constant(decoder.inputs[1], f"the scale of {title(decoder)}").astype(np.float64)
         for decoder in (data, weights)

@@ -41,8 +41,8 @@ class RaiseMatMulNBits(Transform):
     2. ``Gemm(a, b, c) -> Add(MatMulNBits(a, ...), c)`` with ``alpha = beta = 1``, no ``transA``.
 
     Signed codes and their zero points are shifted to unsigned ones. Scales that are not in blocks,
-    or in blocks that are no power of two, are repeated. Codes are packed while the model is saved,
-    strip by strip, and compared. Weights that 16-bit scales round are counted.
+    or in blocks whose size is not a power of two, are repeated. Codes are packed while the model is
+    saved, strip by strip, and compared. Weights that 16-bit scales round are counted.
     """
 
     block_size: int = option(128, help="rows of a block if scales have no blocks")
@@ -54,7 +54,7 @@ class RaiseMatMulNBits(Transform):
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def check_options(self) -> None:
-        """Raise an OptionError for options that do not go together."""
+        """Raise an OptionError if options contradict each other."""
         if self.block_size < _LEAST_BLOCK or self.block_size & (self.block_size - 1):
             raise OptionError(
                 f"block_size={self.block_size} is not usable; expected a power of two of "
@@ -94,7 +94,7 @@ class RaiseMatMulNBits(Transform):
 
 
 def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
-    """Return the DequantizeLinear of constant codes before a value, and if it is transposed."""
+    """Return the decoder of constant codes before a value, and whether it is transposed."""
     node = producer_of(weights)
     turned = False
     if node is not None and node.domain == "" and node.op_type == "Transpose":
@@ -112,7 +112,7 @@ def _blocks(node: ir.Node, decode: ir.Node, turned: bool, preferred: int) -> Pac
 
     Args:
         node: the product.
-        decode: gives its weights.
+        decode: the node that computes its weights.
         turned: whether a Transpose follows.
         preferred: rows of a block if scales have no blocks.
 

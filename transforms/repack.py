@@ -61,17 +61,17 @@ class Blocks(Choice):
 
 @transform("repack")
 class Repack(Transform):
-    """Store codes in the smallest type that holds them.
+    """Store codes in the smallest type that can represent them.
 
     1. ``DequantizeLinear(q, s, z) -> DequantizeLinear(q', s', z')`` with ``q' = (q - d) * f`` in
        the narrowest type that holds all used codes, ``s' = s / f``, ``z' = z - d`` and ``f``
        a power of two; or in the type ``to``. A Clip before it is applied to the codes.
-    2. ``scales``: scales that agree are merged, of blocks into channels, of channels into one.
+    2. ``scales``: equal scales are merged, of blocks into channels, of channels into one.
     3. ``blocks=rows``: blocks become rows, ``Reshape(Transpose(DequantizeLinear(rows, s, z)))``.
     4. ``activations``: with a signed or unsigned ``to`` of 8 or 16 bits, the codes of
        QuantizeLinear and DequantizeLinear pairs move too, ``q' = q + 2 ** (bits - 1)`` or back.
 
-    Every element is compared when it is written.
+    Every element is compared while it is written.
     """
 
     to: CodeTarget = option(

@@ -1,4 +1,4 @@
-"""Application of passes to a model file, for convert, fold and transform."""
+"""Apply passes to a model file, for convert, fold and transform."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Writing:
 
     Attributes:
         in_place: allow the result to replace the input model.
-        external_data: whether weights go to files of their own; see :meth:`qgraph.Model.save`.
+        external_data: whether weights are written to separate files; see :meth:`qgraph.Model.save`.
         shard_bytes: upper limit of one such file.
         safetensors: make them safetensors files.
         size_threshold: tensors of fewer bytes stay in the model file; None for the usual 1024.
-        executor: runs the work on big weights, in processes or on other machines.
+        executor: runs the work on large weights, in processes or on other machines.
         progress: called for reading, for the passes, and for writing, then with bytes.
-        outputs: the outputs with which model and report appear. None: they appear alone, now.
+        outputs: the set of outputs with which model and report appear; None to write them at once.
     """
 
     in_place: bool = False
@@ -67,12 +67,12 @@ def rewrite(
 
     Args:
         source: the model file.
-        out: where the result goes; an existing file is replaced.
+        out: path of the result; an existing file is replaced.
         steps: the passes, see :meth:`qgraph.Model.apply`.
         report: path of the JSON report; None for no report.
-        command: how the report names what was done.
+        command: name of the command in the report.
         keep_inputs: see :meth:`qgraph.Model.apply`.
-        prove: write only what is proved equal in value for every input.
+        prove: write the result only if it is proved equal in value for every input.
         writing: how the result is written; None: as a new file, by the rules of its size.
 
     Raises:

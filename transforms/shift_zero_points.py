@@ -1,4 +1,4 @@
-"""The pass ``shift-zero-points``: unsigned codes as signed ones, and back."""
+"""The pass ``shift-zero-points``: convert codes between unsigned and signed types."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class CodeSign(Choice):
 class ShiftZeroPoints(Transform):
     """Shift codes of 8 bits between signed and unsigned types, with equal values.
 
-    1. ``activations``: all codes that a QuantizeLinear gives and DequantizeLinear decodes, also
-       over Clip, Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128.
-       Without ``symmetric``, codes with zero point 0 are left, but for those of a Concat.
-    2. ``weights``: stored codes likewise. As ``int8``, codes with zero point 128 need none.
+    1. ``activations``: all codes between QuantizeLinear and DequantizeLinear, also across Clip,
+       Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128. Without
+       ``symmetric``, codes with zero point 0 are unchanged, except at a Concat.
+    2. ``weights``: stored codes likewise. As ``int8``, codes with zero point 128 need no zero
+       point.
     3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if
-       the limits of the codes, such as 0 to 15, then lie in the type.
+       the limits of the codes, such as 0 to 15, then fit the type.
     4. ``products``: the first factor of a MatMul of data with zero point 128 becomes ``int8``, if
        nothing else uses it.
     """

@@ -1,4 +1,4 @@
-"""The pass ``split-fake-quantize``: FakeQuantize as quantization and dequantization."""
+"""The pass ``split-fake-quantize``: write FakeQuantize as quantization and dequantization."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _NEARLY = 2.0**-10
 
 
 class CodeOrigin(Choice):
-    """Lowest code: of unsigned or signed codes."""
+    """Numbering of codes."""
 
     AUTO = "auto"
     """Signed if zero gets the code 0, else unsigned."""
 
     UNSIGNED = "unsigned"
-    """From 0."""
+    """Codes from 0."""
 
     SIGNED = "signed"
-    """From minus half of the levels."""
+    """Codes from minus half of the levels."""
 
 
 @transform("split-fake-quantize")
@@ -61,8 +61,8 @@ class SplitFakeQuantize(Transform):
     With ``n = levels - 1``, ``s = (oh - ol) / n`` and ``z = -ol / s``, the first of these that
     reaches ``exact`` replaces ``FakeQuantize(x, il, ih, ol, oh)``:
 
-    1. ``(q - z) * s`` with ``q = FakeQuantize(x, il, ih, 0, n)``. FakeQuantize rounds otherwise, so
-       for most scales some outputs differ by ulps (level ``codes``).
+    1. ``(q - z) * s`` with ``q = FakeQuantize(x, il, ih, 0, n)``. FakeQuantize rounds differently,
+       so for most scales some outputs differ by ulps (level ``codes``).
     2. ``q / n * (oh - ol) + ol``, as FakeQuantize decodes.
 
     Signed codes are ``q - floor(levels / 2)``. A Round follows the FakeQuantize if its float
@@ -81,7 +81,7 @@ class SplitFakeQuantize(Transform):
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
-        """Split every FakeQuantize that is not split yet."""
+        """Split every FakeQuantize that is not split already."""
         comparer = Comparer(model.ir)
         for decision in carry_out(
             model, lambda editor: self._choose(model, editor, comparer), report
@@ -158,7 +158,7 @@ def _codes(fake: FakeQuantize, draft: Draft, offset: int) -> Operand:
 
 
 def _explained(decision: Decision, grid: CodeGrid) -> Decision:
-    """Return the decision with scale and zero point in its remark."""
+    """Return the decision, with scale and zero point in its remark."""
     if decision.draft is None:
         return decision
     text = f"scale {span_text(grid.scale)}, zero point of unsigned codes "

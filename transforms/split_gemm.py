@@ -1,4 +1,4 @@
-"""The pass ``split-gemm``: Gemm as MatMul and Add."""
+"""The pass ``split-gemm``: write Gemm as MatMul and Add."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SplitGemm(Transform):
     1. ``Gemm(x, w, b) -> Add(MatMul(x, w), b)`` for ``alpha`` and ``beta`` 1. With ``transB``, the
        weights are transposed: constants before their Quant, others by a Transpose.
 
-    The sums stay; their rounding may differ. Other factors, and ``transA``, are refused.
+    The exact sums do not change; their rounding may. Other factors, and ``transA``, are refused.
     """
 
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT

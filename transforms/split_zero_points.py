@@ -1,4 +1,4 @@
-"""The pass ``split-zero-points``: zero points of weights as a sum of the data beside the layer."""
+"""The pass ``split-zero-points``: replace zero points of weights by a sum of the data."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def _layers(
 
 @dataclass(frozen=True, eq=False)
 class _Split(OfDraft):
-    """A layer, and what takes its place.
+    """A layer and its replacement.
 
     Attributes:
         layer: the operator.
-        factor: of the sums of the data, one for each output channel.
-        index: of the operator without zero points among the nodes of the draft.
+        factor: factors of the sums of the data, one per output channel.
+        index: index of the operator without zero points in the draft.
     """
 
     layer: WeightedSum
@@ -120,7 +120,7 @@ class _Split(OfDraft):
         editor: Editor,
         limit: int,
     ) -> Iterator[_Split]:
-        """Yield the form without zero points; nothing if they need only be subtracted.
+        """Yield the form without zero points; nothing if subtracting them is enough.
 
         Raises:
             Stuck: there is none.
@@ -176,7 +176,8 @@ class _Split(OfDraft):
 
 
 def _numbers(layer: WeightedSum, stored: Stored) -> tuple[Int32, Int32, Int32, Array]:
-    """Return codes, zero points, the nearest numbers that leave codes of INT8, and scales.
+    """Return codes, zero points, the closest numbers whose subtraction gives INT8 codes, and
+    scales.
 
     Raises:
         Stuck: the zero points differ within an output channel, or the operator has groups.

@@ -1,4 +1,4 @@
-"""The pass ``symmetric-weights``: weights without zero points."""
+"""The pass ``symmetric-weights``: remove zero points of weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SymmetricWeights(Transform):
     1. ``DequantizeLinear(q, s, z) -> DequantizeLinear(q - z, s)`` in INT8, where all ``q - z`` lie
        in -128 to 127; also for unsigned codes with zero point 0.
 
-    Weights with wider codes are left, and the report has their range.
+    Weights with wider codes are left unchanged, and the report has their range.
     """
 
     narrow: bool = option(False, help="leave weights with code -128, which some runtimes refuse")

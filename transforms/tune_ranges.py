@@ -45,20 +45,20 @@ class Mode(Choice):
     """Position of the zero point."""
 
     AUTO = "auto"
-    """As ``symmetric`` if both ends are equally far from zero, else as ``asymmetric``."""
+    """``symmetric`` if both limits are equally far from zero, else ``asymmetric``."""
 
     SYMMETRIC = "symmetric"
-    """To the middle code, ``levels // 2``, which is 0 in signed codes."""
+    """The middle code, ``levels // 2``, which is 0 in signed codes."""
 
     ASYMMETRIC = "asymmetric"
-    """To the nearest whole code."""
+    """The nearest whole code."""
 
 
 class TunedScales(Choice):
-    """Which scales are allowed."""
+    """Allowed scales."""
 
     ANY = "any"
-    """Any; for up to 256 levels, so few bits that all multiples are exact."""
+    """Any; for up to 256 levels, rounded to few bits, so that all multiples are exact."""
 
     POWER_OF_TWO = "power-of-two"
     """Powers of two only."""
@@ -75,7 +75,7 @@ class TuneRanges(Transform):
 
     ``s`` is rounded to ``24 - bits(n)`` bits for up to 256 levels, so that all levels are exact
     multiples, or with ``scale=power-of-two`` up to a power of two. Input and output range are moved
-    together if they are equal, else each by itself.
+    together if they are equal, otherwise separately.
 
     This changes what the model computes. The report has for each site how many of all float32
     inputs give another output, the largest change in steps, which is exact, and an input that shows
@@ -100,7 +100,7 @@ class TuneRanges(Transform):
     preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def check_options(self) -> None:
-        """Raise an OptionError for options that do not go together."""
+        """Raise an OptionError if options contradict each other."""
         if not self.accept >= 0:
             raise OptionError(
                 f"accept={self.accept} is not a bound, expected a number of steps, 0 or more. "
@@ -152,7 +152,7 @@ class TuneRanges(Transform):
         return _Tuned(fake, ranged, draft.giving(y))
 
     def _whole(self, low: Float32, high: Float32, levels: int) -> _Range | None:
-        """Return the new ends of a range; None if it can stay."""
+        """Return the new limits of a range; None if it need not change."""
         zero_point = whole_zero_point(low, high, levels)
         done = zero_point is not None
         if zero_point is not None and self.mode is Mode.SYMMETRIC:
@@ -162,7 +162,7 @@ class TuneRanges(Transform):
         return None if done else whole_range(low, high, levels, self.mode, self.scale)
 
     def _whole_output(self, low: Float32, high: Float32, levels: int) -> _Range | None:
-        """Return the new ends of an output range, which may be reversed; a point stays."""
+        """Return the new limits of an output range, which may be reversed; keep a point."""
         if (low < high).all():
             return self._whole(low, high, levels)
         negated = self._whole(-low, -high, levels) if (low > high).all() else None
@@ -188,7 +188,7 @@ class TuneRanges(Transform):
 
 @dataclass(frozen=True, eq=False)
 class _Tuned:
-    """A site, its ranges after tuning, and the node that has them."""
+    """A site, its ranges after tuning, and the new node."""
 
     fake: FakeQuantize
     ranged: Ranged
@@ -226,7 +226,7 @@ class _Tuned:
         )
 
     def figures(self, change: LargestChange) -> dict[str, float | int | str]:
-        """Return range and zero point of the channel that changes most, before and after."""
+        """Return range and zero point, before and after, of the channel with the largest change."""
         row = self._parameters[change.channel]
         figures: dict[str, float | int | str] = {"channels": len(self._parameters)}
         for when, ends in (("before", row[:4]), ("after", row[4:])):
@@ -298,9 +298,9 @@ def whole_range(
     Args:
         low: one end; it broadcasts to the other.
         high: the other end, above it.
-        levels: how many levels there are, 3 at least for a symmetric range.
-        mode: where the zero point goes.
-        scales: which scales are allowed.
+        levels: number of levels, at least 3 for a symmetric range.
+        mode: position of the zero point.
+        scales: allowed scales.
     """
     top = levels - 1
     below = np.maximum(-low.astype(np.float64), 0.0)

@@ -53,7 +53,7 @@ def entry(
 
 
 def refused(node: ir.Node, reason: ExplainedReason, **fields: Any) -> SiteReport:
-    """Return the entry of the report for a site that is left as it is; see :func:`entry`.
+    """Return the report entry of a refused site; see :func:`entry`.
 
     The entry names the node, so the reason need not: equal reasons are shown once.
     """
@@ -62,7 +62,7 @@ def refused(node: ir.Node, reason: ExplainedReason, **fields: Any) -> SiteReport
 
 
 def label(node: ir.Node) -> str:
-    """Return the name of a node; of one without a name, that of its first output."""
+    """Return the name of a node, or of its first output if it has none."""
     return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
 
 
@@ -127,17 +127,17 @@ def choose(
 ) -> list[Decision]:
     """Return for each site the first of its drafts that reaches ``exact`` within opset ``limit``.
 
-    A draft without verdict or below the level is passed over; the reason of a refusal names the
-    best one that was tried. The first drafts of all sites are compared together, then the second
-    drafts of the sites that are left, and so on. How equal the drafts below ``exact`` are is
-    computed only for sites where all drafts are below it.
+    A draft without verdict or below the level is skipped; the reason of a refusal names the best
+    skipped draft. The first drafts of all sites are compared together, then the second drafts of
+    the undecided sites, and so on. The exact level of a draft below ``exact`` is computed only if
+    all drafts of its site are below it.
 
     Args:
         offers: sites with their drafts.
-        exact: the level that is wanted.
+        exact: the minimum level.
         limit: the highest opset.
         comparer: compares sites and drafts.
-        repeats: whether equal sites have equal drafts; these are made and compared once then.
+        repeats: whether equal sites have equal drafts, so that these are made and compared once.
     """
     tried = [_Offer(site, iter(drafts)) for site, drafts in offers]
     first: dict[object, _Offer] = {}
@@ -175,7 +175,7 @@ def _decide(offers: list[_Offer], exact: Exactness, limit: int, comparer: Compar
 
 
 def _form(site: Site, forms: Forms) -> object | None:
-    """Return what is equal for sites of data with the same meaning in the same nodes, or None."""
+    """Return a key that is equal for sites of data with equal quantizers and nodes, or None."""
     if type(site) is not Site or site.weight is not None or site.x.dtype is None:
         return None
     nodes = forms.of_region(site.nodes, site.x, site.y)
@@ -185,7 +185,7 @@ def _form(site: Site, forms: Forms) -> object | None:
 
 
 def nearer(one: Verdict | None, other: Verdict) -> Verdict:
-    """Return the better of two verdicts, the second one if they are equally good."""
+    """Return the better of two verdicts; of equal ones the second."""
     if one is None or one.exactness is None or other.reaches(one.exactness):
         return other
     return one
@@ -223,7 +223,7 @@ class _Offer:
             self.passed_over.append(draft)
 
     def repeat(self, earlier: _Offer) -> None:
-        """Decide as for an equal site, if there is a draft for that."""
+        """Apply the decision on an equal site, if there is a draft for it."""
         decision = earlier.decision
         if self.decision is None and decision is not None and decision.draft is not None:
             draft = decision.draft.again(self.site)
@@ -281,7 +281,7 @@ def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
 
 
 class Planned(Protocol):
-    """A planned change of nodes."""
+    """A planned change of nodes of the graph."""
 
     @property
     def opset(self) -> int:
@@ -289,11 +289,11 @@ class Planned(Protocol):
 
     @property
     def stands(self) -> bool:
-        """Whether all nodes that it is about are still in the graph."""
+        """Whether all its nodes are still in the graph."""
 
 
 class Drafted(Planned, Protocol):
-    """Nodes that a draft replaces, or that stay as they are."""
+    """Nodes that a draft replaces, or that stay unchanged."""
 
     @property
     def draft(self) -> Draft | None:
@@ -333,7 +333,7 @@ class OfDraft:
 def raised(
     model: Model, propose: Callable[[], tuple[list[P], list[SiteReport]]], report: Report
 ) -> tuple[list[P], list[SiteReport]]:
-    """Raise the opset as far as the plans need; return the plans and the entries of other sites.
+    """Raise the opset as needed by the plans; return the plans and the entries of other sites.
 
     The arguments are those of :func:`carry_out`.
     """
@@ -345,11 +345,11 @@ def raised(
 def carry_out(
     model: Model, propose: Callable[[Editor], tuple[list[R], list[SiteReport]]], report: Report
 ) -> list[R]:
-    """Raise the opset as far as the plans need, commit their drafts, and report every site.
+    """Raise the opset as needed by the plans, commit their drafts, and report every site.
 
     Args:
         model: is changed.
-        propose: returns the plans, whose drafts an editor makes, and the entries of all other
+        propose: returns the plans, with drafts made by an editor, and the entries of all other
             sites. It is called again if raising the opset rewrote a node of a plan.
         report: gets an entry for each site.
     """

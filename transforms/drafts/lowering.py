@@ -1,7 +1,7 @@
-"""Operators on codes, written in standard operators before their quantizers are converted.
+"""Lower operators on codes to standard operators, before quantizers are converted.
 
-The inputs of QLinearConv, MatMulNBits and similar operators are the parameters of quantizers.
-Lowered, these are QuantizeLinear and DequantizeLinear, which the dialects read.
+The inputs of QLinearConv, MatMulNBits and similar operators are parameters of quantizers. After
+lowering, these are QuantizeLinear and DequantizeLinear nodes, which the dialects read.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
 
 
 def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
-    """Write DequantizeLinear for constants that Cast, Sub and Mul decode.
+    """Replace Cast, Sub and Mul that decode constants by DequantizeLinear.
 
     Args:
         model: is changed.
@@ -131,7 +131,7 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
 
 
 def note_joined(model: Model, report: Report, *, constants: bool = False) -> None:
-    """Move data behind each DequantizeLinear of moved codes, and report how many there were.
+    """Move data movement from codes to after their DequantizeLinear, and report the number.
 
     Args:
         model: is changed.
@@ -167,11 +167,11 @@ def _is_sum(node: ir.Node) -> bool:
 
 
 _Numbers = tuple[ir.Node, tuple[ir.Node, ...], int, ir.DataType]
-"""A QuantizeLinear, what makes numbers of its codes, their zero point, and their type."""
+"""A QuantizeLinear, the nodes that convert its codes to numbers, the zero point, and the type."""
 
 
 def _numbers(model: Model) -> Iterator[_Numbers]:
-    """Yield each Cast of the codes of a QuantizeLinear, with a Sub of its zero point if it can."""
+    """Yield each Cast of the codes of a QuantizeLinear, with a Sub of its zero point if present."""
     for number in model.nodes("Cast"):
         encode = encoder_of(number.inputs[0])
         zero = None if encode is None else _zero_point(encode)
@@ -193,7 +193,7 @@ def _takes(node: ir.Node, zero: int) -> bool:
 
 
 def _zero_point(encode: ir.Node) -> int | None:
-    """Return the one zero point of a QuantizeLinear; None if it has several."""
+    """Return the zero point of a QuantizeLinear as one number; None if it has several."""
     point = input_of(encode, 2)
     if point is None:
         return 0

@@ -1,4 +1,4 @@
-"""Replacement of nodes by equal ones, shared by the lowering and raising passes."""
+"""Replace nodes by equal ones; shared by the lowering and raising passes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Rebuild:
 
     Attributes:
         root: the node that the report names.
-        nodes: what is replaced, in order; the last one has the only output.
-        verdict: how equal the new nodes are.
-        write: appends them to a draft and returns the output.
-        opset: lowest version of the standard operators that has them.
+        nodes: the replaced nodes, in order; the last one has the only output.
+        verdict: verdict on old and new nodes.
+        write: appends the new nodes to a draft and returns the output.
+        opset: lowest opset that contains the new operators.
     """
 
     root: ir.Node
@@ -49,15 +49,15 @@ class Kept:
 
 
 Found = Rebuild | Refusal | Kept
-"""What a pass returns for a node."""
+"""Result of a pass for a node."""
 
 
 def read_all(
     model: Model, nodes: Iterable[ir.Node], read: Callable[[ir.Node], Found | None]
 ) -> Iterator[Found]:
-    """Yield what ``read`` returns for each node but None; its errors become refusals.
+    """Yield the results of ``read`` for all nodes, except None; its errors become refusals.
 
-    Calls of functions of the model are left out.
+    Calls of functions of the model are skipped.
     """
     for node in nodes:
         if node.op_identifier() in model.ir.functions:
@@ -154,11 +154,11 @@ def replace_node(
 
     Args:
         node: the node, or the last of several.
-        draft: takes its place.
-        verdict: how equal it is.
+        draft: the new nodes.
+        verdict: verdict on both.
         report: gets an entry.
         reason: a remark on the entry.
-        heirs: operators; the first new node with one of them takes over name and metadata.
+        heirs: operators; the first new node with one of them gets the name and metadata.
     """
     heir = next((each for each in draft.nodes if each.op_type in heirs), None)
     spelling = draft.spelling
@@ -171,11 +171,11 @@ def replace_node(
 def inferred_operands(
     model: Model, wanted: Callable[[ir.Node], bool]
 ) -> AbstractContextManager[None]:
-    """Give inputs of nodes their inferred types and shapes within the block.
+    """Set inferred types and shapes of inputs of nodes within the block.
 
     Args:
         model: values of its main graph and of subgraphs are treated.
-        wanted: whether the inputs of a node matter.
+        wanted: returns whether to set them for the inputs of a node.
     """
     nodes = ir.traversal.RecursiveGraphIterator(model.ir.graph)
     values = [value for node in nodes if wanted(node) for value in node.inputs if value]

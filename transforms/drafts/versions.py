@@ -1,4 +1,4 @@
-"""Raise the versions of a model as far as a pass needs, and lower them again."""
+"""Raise opset and IR version of a model for a pass, and restore them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qgraph.ops.steps import coded_type
 def raise_opset(model: ir.Model, needed: Iterable[int]) -> list[str]:
     """Raise the standard opset to the highest of ``needed`` if it is lower; return remarks.
 
-    Functions have an opset of their own, and are raised too.
+    Functions have their own opset imports, which are raised too.
 
     Raises:
         UnsupportedError: a node cannot be rewritten for the opset.
@@ -31,10 +31,10 @@ def raise_opset(model: ir.Model, needed: Iterable[int]) -> list[str]:
 
 
 def raise_versions(model: ir.Model, lowest_opset: int, lowest_ir: int, key: str) -> list[str]:
-    """Raise the opset and the IR version where they are lower; return remarks on what was raised.
+    """Raise the opset and the IR version if they are lower; return remarks.
 
-    What they were is entered into the metadata of the model under ``key``: the IR version, and the
-    opset if no node had to be rewritten for the new one.
+    The metadata of the model under ``key`` store the old IR version, and the old opset if no node
+    had to be rewritten.
 
     Raises:
         UnsupportedError: a node cannot be rewritten for the opset.
@@ -56,7 +56,7 @@ def raise_versions(model: ir.Model, lowest_opset: int, lowest_ir: int, key: str)
 
 
 def restore_versions(model: ir.Model, key: str) -> list[str]:
-    """Undo :func:`raise_versions` as far as the nodes allow; return remarks on what was lowered."""
+    """Undo :func:`raise_versions` as far as the nodes allow; return remarks."""
     text = model.metadata_props.pop(key, None)
     if text is None:
         return []
@@ -78,8 +78,7 @@ def restore_versions(model: ir.Model, key: str) -> list[str]:
 def lower_opset(model: ir.Model, target: int) -> list[str]:
     """Lower the standard opset to ``target`` if all nodes allow it; return remarks.
 
-    They have to exist there with the same meaning, attributes and, as far as these are known,
-    element types.
+    All nodes must exist there with the same meaning, attributes and, if known, element types.
     """
     higher = [owner for owner in owners(model) if owner.opset_imports.get("", 0) > target]
     if not higher:

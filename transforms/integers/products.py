@@ -151,7 +151,7 @@ def _read_coded(encode: ir.Node) -> _Raised | None:
 
 
 def _read_scaled(scaled: ir.Node, encode: ir.Node) -> _Raised | None:
-    """Read integer sums, scaled to steps by a Mul and encoded by a QuantizeLinear with scale 1."""
+    """Read integer sums that a Mul scales to steps and a QuantizeLinear with scale 1 quantizes."""
     if scaled.op_type != "Mul":
         return None
     multiplier = constant_expression(scaled.inputs[1])
@@ -213,7 +213,7 @@ def _exact_sums(product: Product) -> Verdict:
 
 
 def _of_channels(scaled: ir.Node, multiplier: Array, after: int) -> Array:
-    """Return a multiplier of the sums, where channels are followed by ``after`` axes."""
+    """Return a multiplier of the sums; ``after`` axes follow the channels."""
     if multiplier.size == 1:
         return multiplier.reshape(())
     if multiplier.shape[-1 - after :][:1] != (multiplier.size,):
@@ -225,9 +225,9 @@ def _of_channels(scaled: ir.Node, multiplier: Array, after: int) -> Array:
 
 
 def _check_saturation(clamp: ir.Node, scale: Array, zero_point: Array) -> None:
-    """Refuse a Relu or Clip that does more than the QuantizeLinear after it.
+    """Refuse a Relu or Clip that saturation of the QuantizeLinear after it does not replace.
 
-    Rounding is monotone: if the lower bound has the lowest code, everything below gets it anyway.
+    Rounding is monotone: if the lower bound has the lowest code, all smaller numbers have it too.
 
     Raises:
         OperatorError: a bound lies inside the range of the codes, or is not constant.

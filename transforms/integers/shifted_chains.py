@@ -1,7 +1,8 @@
 """Shift codes between QuantizeLinear and DequantizeLinear, also through data movement.
 
-Codes, zero points and limits of codes move alike, and a QuantizeLinear saturates to the same
-codes: the zero point is added after rounding. MaxPool and data movement give the same elements.
+Codes, zero points and limits of codes are shifted by one number. A QuantizeLinear then saturates at
+corresponding codes, because the zero point is added after rounding. MaxPool and data movement
+select the same elements.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _WHY_UNSIGNED = (
 )
 
 _KEPT = (MOVES - {"Concat"}) | {"Clip", "Relu"}
-"""Operators that hand on what codes stand for."""
+"""Operators that keep dequantized values unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class CodeChain:
 
     Attributes:
         values: the codes.
-        encoders, movers, decoders: the nodes that give, pass on and decode them.
+        encoders, movers, decoders: the nodes that compute, move and decode them.
         kind: the type of the codes.
         obstacle: why they cannot be shifted; None if they can.
     """
@@ -66,7 +67,7 @@ class CodeChain:
     obstacle: ExplainedReason | None
 
     def blocked(self, type_name: str, opset: int) -> ExplainedReason | None:
-        """Return why the codes cannot become codes of another type of the same width, or None."""
+        """Return why the codes cannot be stored in another type of the same width, or None."""
         if (
             self.obstacle is not None
             or not FORMATS[type_name].lo
@@ -78,14 +79,14 @@ class CodeChain:
 
     @property
     def meets_concat(self) -> bool:
-        """Whether what the codes stand for goes into a Concat, or comes from one."""
+        """Whether the dequantized values are an operand or the result of a Concat."""
         after = {user for node in self.decoders for user in _users(node.outputs[0])}
         before = {maker for node in self.encoders for maker in _makers(node.inputs[0])}
         return any(node.op_type == "Concat" for node in (*self.movers, *after, *before))
 
     @property
     def is_first_factor(self) -> bool:
-        """Whether it has zero point 128, and only products of data take it, as first operands."""
+        """Whether it has zero point 128, and only products of data use it, as first operands."""
         middles = all((_points(n) == _MIDDLE).all() for n in (*self.encoders, *self.decoders))
         uses = [use for node in self.decoders for use in _moved_uses(node.outputs[0])]
         return middles and bool(uses) and all(
@@ -94,7 +95,7 @@ class CodeChain:
         )  # fmt: skip
 
     def centred(self, type_name: str) -> int | ExplainedReason:
-        """Return what to add to codes to make their zero point 0, or why they do not fit."""
+        """Return the number to add to codes to make their zero point 0, or why they do not fit."""
         points = {tuple(np.unique(_points(n)).tolist()) for n in (*self.encoders, *self.decoders)}
         point = points.pop() if len(points) == 1 else ()
         if len(point) != 1:
@@ -118,7 +119,8 @@ class CodeChain:
         Args:
             type_name: the type.
             editor: makes constants.
-            step: the number; None for half of the range, which changes signed to unsigned or back.
+            step: the number; None for half of the range, which converts between signed and
+                unsigned.
             shares: whether equal constants become one, for graphs without functions.
         """
         if step is None:
@@ -146,7 +148,7 @@ def _points(node: ir.Node) -> Array:
 
 
 def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Yield the uses of a value, and of what data movement makes of it."""
+    """Yield the uses of a value, also after data movement."""
     for use in value.uses():
         if use.node.op_type in MOVES and not use.idx:
             yield from _moved_uses(use.node.outputs[0])
@@ -155,7 +157,7 @@ def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _users(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the users of a value, and of what limits and data movement make of it."""
+    """Yield the users of a value, also after limits and data movement."""
     for use in value.uses():
         yield use.node
         if use.node.op_type in _KEPT and not use.idx:
@@ -163,7 +165,7 @@ def _users(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _makers(value: ir.Value | None) -> Iterator[ir.Node]:
-    """Yield the node that gives a value, and those before it that limits and movement follow."""
+    """Yield the node that computes a value, also before limits and data movement."""
     node = producer_of(value)
     if node is not None:
         yield node
@@ -179,7 +181,7 @@ def _is_stored(value: ir.Value | None) -> bool:
 
 
 def _limits(encode: ir.Node, type_name: str) -> tuple[tuple[float, float], bool]:
-    """Return the ends of the codes behind a QuantizeLinear, and whether a Clip is there."""
+    """Return the limits of the codes of a QuantizeLinear, and whether a Clip follows it."""
     form = FORMATS[type_name]
     users = list(encode.outputs[0].consumers())
     if len(users) != 1 or users[0].op_type != "Clip":
@@ -192,7 +194,7 @@ def _limits(encode: ir.Node, type_name: str) -> tuple[tuple[float, float], bool]
 
 
 def code_chains(model: Model) -> Iterator[CodeChain]:
-    """Yield the codes of each QuantizeLinear with all that is connected to them, each once."""
+    """Yield the codes of each QuantizeLinear with all connected codes, each chain once."""
     for owner in owners(model.ir):
         seen: set[ir.Value] = set()
         for node in nodes_of(owner):
@@ -245,7 +247,7 @@ def _chain(encode: ir.Node) -> CodeChain:
 
 
 def _role(node: ir.Node, index: int) -> str | None:
-    """Return what a node does with codes that are its result, or its operand at ``index``."""
+    """Return the role of a node for codes that are its result, or its operand at ``index``."""
     if is_linear(node, "QuantizeLinear", "DequantizeLinear"):
         return None if index else "encoders" if node.op_type[0] == "Q" else "decoders"
     moves = node.op_type in MOVES or node.op_type == "Clip"
@@ -271,7 +273,7 @@ def _moved(array: Array, step: int, type_name: str) -> Array:
 def _put(
     node: ir.Node, index: int, array: Array, name: str, editor: Editor, *, shares: bool
 ) -> None:
-    """Give a node another constant operand."""
+    """Replace an operand of a node by a constant."""
     tensor, old = ir.Tensor(array), input_of(node, index)
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
@@ -299,7 +301,7 @@ def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -
     Args:
         model: is changed.
         decoders: the DequantizeLinear nodes whose codes are changed, if they can be.
-        report: gets a note of how many were changed.
+        report: gets a note with the number of changed nodes.
     """
     editor, changed = Editor(model.ir), 0
     for chain in list(code_chains(model)) if decoders else ():

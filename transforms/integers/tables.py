@@ -86,7 +86,7 @@ def _where(node: ir.Node, reals: bool) -> Lowered:
 
 
 def _activation(node: ir.Node, reals: bool) -> Lowered:
-    """Look codes up in a table; a LeakyRelu of real numbers may have the same codes.
+    """Write an activation as a table; for a LeakyRelu, the form on real numbers may be equal.
 
     ONNX does not say how a Sigmoid is rounded.
     """
@@ -205,7 +205,7 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
 
 
 def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
-    """Yield the first elements of all windows, then the second ones, and so on, in row order."""
+    """Yield the first elements of all windows, then the second elements, and so on."""
     image = x.draft_reals(draft)
     if any(windows.before) or any(windows.after):
         pads = np.array([0, 0, *windows.before, 0, 0, *windows.after], np.int64)
@@ -236,7 +236,7 @@ def _by_reals(
     verdict: Verdict,
     opset: int = _OPSET,
 ) -> Rebuild:
-    """Return how to write a node as an operator on real numbers between Q and DQ."""
+    """Return the lowering of a node to an operator on real numbers between DQ and Q."""
 
     def write(draft: Draft) -> Operand:
         y = draft.node(name, [x.draft_reals(draft)], attributes, dtype=_REAL)

@@ -1,1 +1,1 @@
-"""Ranges of FakeQuantize: their grids of codes, and the effect of moving them."""
+"""Ranges of FakeQuantize: their grids of codes, and the effect of changed ranges."""

@@ -68,8 +68,8 @@ def ends_of(ranged: Ranged) -> tuple[Float32, Float32, Float32, Float32]:
 def fake_quantizes(model: Model) -> Iterator[FakeQuantize | Refusal]:
     """Yield every FakeQuantize of a model, in subgraphs and functions too, in topological order.
 
-    A node that cannot be read, that is not of float32, or whose input range is reversed, a point or
-    not finite, is a refusal.
+    A refusal is yielded for a node that cannot be read, is not float32, or whose input range is
+    reversed, a point or not finite.
     """
     dialect = DIALECTS.find("openvino")
     for node in model.nodes("FakeQuantize"):
@@ -130,12 +130,12 @@ def _first(array: Float32, chosen: npt.NDArray[np.bool_]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CodeGrid:
-    """The levels that a range is divided into, ``(code - zero_point) * scale``.
+    """The levels of a range, ``(code - zero_point) * scale``.
 
-    In double precision, in which sums and products of float32 ends and codes are exact.
+    Computed in float64, in which sums and products of float32 limits and codes are exact.
 
     Attributes:
-        scale: real units per step; negative where the range is reversed, 0 where it is a point.
+        scale: real units per step; negative if the range is reversed, 0 if it is a point.
         zero_point: unsigned code of the real zero, possibly fractional.
     """
 
@@ -154,9 +154,9 @@ class CodeGrid:
 def whole_zero_point(low: Float32, high: Float32, levels: int) -> Float64 | None:
     """Return the zero points of a range if all of them are integers, else None.
 
-    A zero point is whole if ``low`` is that many steps below zero as far as float32 can tell: to
-    within one unit in the last place of the wider end, which must be far less than a step. Zero
-    then lies on a level.
+    A zero point is whole if ``low`` is a whole number of steps below zero, within one unit in the
+    last place of the wider limit. This unit must be far less than a step. Zero then lies on a
+    level.
     """
     grid = CodeGrid.of(low, high, levels)
     if not np.isfinite(grid.zero_point).all():
@@ -172,8 +172,8 @@ def whole_zero_point(low: Float32, high: Float32, levels: int) -> Float64 | None
 def codes_of(fake: FakeQuantize) -> Float64 | None:
     """Return the zero points of the output codes of a quantize-only FakeQuantize.
 
-    That is one whose output range is that of its codes: ``output_low`` is whole, and there is a
-    step of 1 between levels. The zero point is ``-output_low``. None for any other.
+    Its output range is that of its codes: ``output_low`` is whole, and the step between levels is
+    1. The zero point is ``-output_low``. None for other quantizers.
     """
     low = fake.ranged.output_low.astype(np.float64)
     if (low != np.rint(low)).any() or (
@@ -184,13 +184,13 @@ def codes_of(fake: FakeQuantize) -> Float64 | None:
 
 
 def span_text(values: npt.NDArray[Any]) -> str:
-    """Return the values of all channels in short: ``128`` or ``3..5``."""
+    """Return a short text of the values of all channels: ``128`` or ``3..5``."""
     low, high = (f"{value + 0.0:.7g}" for value in (values.min(), values.max()))
     return low if low == high else f"{low}..{high}"
 
 
 def range_text(low: Float32, high: Float32) -> str:
-    """Return a range in short; for several channels, the ends of all together."""
+    """Return a short text of a range; for several channels, their smallest and largest limit."""
     return f"[{low.min() + 0.0:.7g}, {high.max() + 0.0:.7g}]"
 
 
@@ -199,9 +199,9 @@ class LargestChange:
     """The largest distance of two functions.
 
     Attributes:
-        steps: the widest in steps of the output of the first function.
-        size: the widest in its real units; where steps differ, it may lie in another channel.
-        channel: in which channel ``steps`` occurs.
+        steps: the largest distance, in steps of the output of the first function.
+        size: the largest distance in real units; if steps differ, possibly in another channel.
+        channel: the channel of ``steps``.
         input, before, after: that input, and the results of the two functions.
     """
 
@@ -213,7 +213,7 @@ class LargestChange:
     after: float
 
     def text(self) -> str:
-        """Return the size and the place in words."""
+        """Return the size and the input as text."""
         steps = f"{self.steps:.4g}"
         unit = "step" if steps == "1" else "steps"
         return (
@@ -234,9 +234,8 @@ def largest_change(
 ) -> LargestChange:
     """Return the largest difference of a FakeQuantize and another function, and its input.
 
-    The search is complete over the finite float32 inputs: a FakeQuantize is constant on each of its
-    plateaus, so that against a function that is monotone there, the widest distance lies at an end
-    of a plateau.
+    The result is exact for all finite float32 inputs: a FakeQuantize is constant on each plateau,
+    and the other function is monotone there, so the largest distance is at an end of a plateau.
 
     Args:
         table: ``[channels, 4 + others + n]``: input low and high, output low and high of the

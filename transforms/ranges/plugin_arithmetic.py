@@ -46,10 +46,10 @@ from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE
 
 @dataclass(frozen=True, eq=False)
 class PluginSite(Site):
-    """A FakeQuantize with the meaning that the plugin gives it.
+    """A FakeQuantize with the arithmetic of the plugin.
 
     Attributes:
-        computed: the operations of the plugin, which belong to no graph.
+        computed: the operations of the plugin, outside of the graph.
     """
 
     computed: Draft | None = None
@@ -69,7 +69,7 @@ class PluginSite(Site):
 
 
 def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
-    """Return the site with the plugin's meaning; the same site if it has no FakeQuantize."""
+    """Return the site with the plugin's arithmetic; the same site if it has no FakeQuantize."""
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         type_name = site.x.dtype.name
         return Refusal(
@@ -91,7 +91,7 @@ def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
 
 
 class PluginComparer(Comparer):
-    """Compares sites; every FakeQuantize on either side means what the plugin computes.
+    """Compares sites, with the plugin's arithmetic for every FakeQuantize on either side.
 
     Args:
         model: the model, as for :class:`Comparer`.
@@ -104,7 +104,7 @@ class PluginComparer(Comparer):
     def compare_all(
         self, drafts: Sequence[tuple[Site, Draft]], *, at_least: Exactness | None = None
     ) -> list[Verdict]:
-        """Return how equal each draft is to its site."""
+        """Return the verdict on each draft and its site."""
         pairs: list[tuple[Site, Draft]] = []
         verdicts: list[Verdict | None] = []
         for site, draft in drafts:
@@ -139,7 +139,7 @@ def _computed(
     For a constant ``weight`` the result of a FakeQuantize is a constant too.
 
     Raises:
-        ValueError: the plugin computes NaN, or takes the node out.
+        ValueError: the plugin computes NaN, or removes the node.
     """
     if not any(SCHEMA.accepts(node) for node in nodes):
         return None
@@ -157,7 +157,7 @@ def _computed(
 
 
 def _copied(value: ir.Value | None, draft: Draft) -> ir.Value | None:
-    """Return a constant of our own, so that the graph's gets no further user."""
+    """Return a copy of a constant, so that the constant of the graph gets no new user."""
     array = None if value is None else array_of(value)
     return value if array is None else draft.constant(array)
 
@@ -184,7 +184,7 @@ def _plugin(node: ir.Node, x: ir.Value | None, draft: Draft, weight: Array | Non
 
 
 def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
-    """Yield the plugin's operations, with the rounding done in the dialect ``target``."""
+    """Yield the plugin's operations, with the rounding written in the dialect ``target``."""
     if not isinstance(site, PluginSite) or not isinstance(site.quantizer, Ranged):
         return
     meaning = site.quantizer

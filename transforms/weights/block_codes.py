@@ -1,4 +1,4 @@
-"""Work on the packed weights of a MatMulNBits: the codes, scales and zero points, transposed."""
+"""Transpose the packed codes, scales and zero points of a MatMulNBits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.quantizers.weights.job import CodeWriter, JobPart
 
 _PART_BYTES = 1 << 25
-"""Packed codes that a part holds in memory."""
+"""Maximum number of packed codes of a part in memory."""
 
 _TILE_BYTES = 512
 """Bytes of each row of packed codes that are transposed at a time."""
@@ -29,16 +29,16 @@ _TILE_BYTES = 512
 class BlockCodes:
     """Writes weights ``[K, N]``, their scales and their zero points while a model is saved.
 
-    Codes stay packed where that is possible. Codes that are packed anew are unpacked again and
-    compared. Of codes that stay packed, one column of each tile is compared.
+    Codes stay packed if possible. Codes that are repacked are unpacked again and compared. Of codes
+    that stay packed, one column of each tile is compared.
 
     Attributes:
-        form: how the weights are stored.
-        codes, scale: as they are stored.
-        points: zero points as they are stored, or None.
+        form: layout of the stored weights.
+        codes, scale: stored codes and scales.
+        points: stored zero points, or None.
         kind: ONNX type of the codes and zero points to write.
-        middle: what is subtracted from both.
-        order: of the rows of the codes; None if they do not move.
+        middle: number that is subtracted from both.
+        order: new order of the rows of the codes; None if it does not change.
     """
 
     form: Weights
@@ -109,7 +109,7 @@ class BlockCodes:
             self._write(writer, rows, is_last=start == stop)
 
     def _write(self, writer: CodeWriter, rows: Array, *, is_last: bool) -> None:
-        """Write packed rows of codes, less the middle; they are overwritten."""
+        """Write packed rows of codes minus the middle; the rows are overwritten."""
         bits, n = self.form.bits, self.form.n
         if FORMATS[self.kind].bits == bits and n * bits % 8 == 0:
             # The middle is the highest bit of a code, which a subtraction inverts.
@@ -122,7 +122,7 @@ class BlockCodes:
         writer.write(codes, is_last=is_last, checks=True)
 
     def _rows(self, start: int, stop: int) -> Iterator[Array]:
-        """Yield packed rows of codes, ``[rows, ...]``, whose memory is used again.
+        """Yield packed rows of codes, ``[rows, ...]``; their memory is reused.
 
         Codes of columns that are not there may follow in each row.
         """
@@ -167,5 +167,5 @@ def _transpose(packed: Array, bits: int, rows: Array) -> None:
 
 
 def everywhere(code: int, bits: int) -> np.uint8:
-    """Return a byte that holds a code in all its places."""
+    """Return a byte that repeats a code at all its bit positions."""
     return np.uint8(code * (255 // ((1 << bits) - 1)))

@@ -1,4 +1,4 @@
-"""Read chains of operators that compute ``factor * x + offset``, one of each for a channel.
+"""Read chains of operators that compute ``factor * x + offset`` per channel.
 
 BatchNormalization, and Mul, Add, Sub and Div by constants, are such operators. Factors and offsets
 are computed in float64 from the constants of the model.
@@ -19,7 +19,7 @@ from qgraph.transforms.weights.output_scale import Stuck, title
 
 @dataclass(frozen=True)
 class ChannelAxis:
-    """The axis of a value on which its channels lie.
+    """The channel axis of a value.
 
     Attributes:
         rank: number of dimensions of the value.
@@ -32,10 +32,10 @@ class ChannelAxis:
     size: int
 
     def spread(self, array: Array, node: ir.Node) -> Float64:
-        """Return an operand of an elementwise node as one number for each channel, ``[size]``.
+        """Return an operand of an elementwise node as one number per channel, ``[size]``.
 
         Raises:
-            Stuck: it has more or other axes.
+            Stuck: it varies along other axes.
         """
         sizes = (1,) * (self.rank - array.ndim) + array.shape
         others = [size for axis, size in enumerate(sizes) if axis != self.axis]
@@ -68,7 +68,7 @@ class ChannelAffine:
         return cls((), np.ones(size), np.zeros(size))
 
     def then(self, other: ChannelAffine) -> ChannelAffine:
-        """Return this chain and one that begins with its result."""
+        """Return the composition of this chain and one that begins with its result."""
         with np.errstate(all="ignore"):
             factor = other.factor * self.factor
             offset = other.factor * self.offset + other.offset
@@ -86,8 +86,8 @@ class ChannelReader:
     Attributes:
         known: the constants.
         version: of the standard operators.
-        closed: nodes that are read into no chain.
-        reasons: why nodes that were visited are in no chain.
+        closed: nodes that must not be part of a chain.
+        reasons: why visited nodes are not part of a chain.
     """
 
     known: KnownValues
@@ -96,7 +96,7 @@ class ChannelReader:
     reasons: dict[ir.Node, str] = field(default_factory=dict)
 
     def behind(self, value: ir.Value, channels: ChannelAxis) -> ChannelAffine:
-        """Return the longest chain that begins with ``value``, whose only use it is."""
+        """Return the longest chain that begins with ``value`` and is its only user."""
         chain = ChannelAffine.none(channels.size)
         while step := self._step_behind(value, channels):
             chain, value = chain.then(step), step.nodes[0].outputs[0]
@@ -134,11 +134,13 @@ class ChannelReader:
         return len(value.uses()) > 1 or value.is_graph_output()
 
     def note(self, node: ir.Node, reason: str) -> None:
-        """Record why a node is in no chain; the first reason stays."""
+        """Record why a node is not part of a chain; the first reason is kept."""
         self.reasons.setdefault(node, reason)
 
     def _data(self, node: ir.Node) -> int | None:
-        """Return the index of the one operand that is no constant; None if no rule reads a node."""
+        """Return the index of the only operand that is not constant; None if no rule reads the
+        node.
+        """
         if node.domain or node.op_type not in _RULES or node in self.closed:
             return None
         operands = [(i, v) for i, v in enumerate(node.inputs) if v is not None]

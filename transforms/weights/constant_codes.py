@@ -1,4 +1,4 @@
-"""Compute QuantizeLinear of constants whose codes operators on codes use."""
+"""Compute QuantizeLinear of constants whose codes are used directly."""
 
 from __future__ import annotations
 

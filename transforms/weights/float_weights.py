@@ -26,7 +26,7 @@ from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import entry, label
 
 LAZY_BYTES = 1 << 20
-"""Weights of more bytes are quantized when the model is saved."""
+"""Size in bytes above which weights are quantized when the model is saved."""
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """Types of weights to quantize: those that DequantizeLinear outputs."""
@@ -44,7 +44,7 @@ class UseKind(Choice):
 
 @dataclass(frozen=True, eq=False)
 class WeightUse:
-    """A node that uses a weight, and the role of the axes of the weight as it is stored.
+    """A node that uses a weight, and the role of the axes of the stored weight.
 
     Attributes:
         node: the node.
@@ -64,9 +64,9 @@ class FloatWeight:
 
     Attributes:
         value: an initializer, or the output of a Constant node.
-        tensor: what it holds.
-        uses: the nodes that were asked for.
-        others: names of nodes that use it otherwise, or were not asked for.
+        tensor: its tensor.
+        uses: the selected nodes.
+        others: names of other nodes that use it.
     """
 
     value: ir.Value
@@ -92,7 +92,7 @@ class Wanted:
     Attributes:
         types: operators.
         nodes: patterns of node names, like those of file names (``*``, ``?``, ``[abc]``).
-        exclude: patterns of nodes that are left out although ``nodes`` selects them.
+        exclude: patterns of nodes that are excluded although ``nodes`` selects them.
     """
 
     types: Sequence[UseKind]
@@ -238,7 +238,7 @@ class WeightPlan:
     """Storage of one weight as codes.
 
     Attributes:
-        weight, scheme, groups: what is quantized, and how.
+        weight, scheme, groups: the weight, and its quantization.
         sizes: shape of the scales.
         axis, block_size: of the DequantizeLinear; no axis per tensor.
     """

@@ -98,7 +98,7 @@ class Scaling:
         self.absorbers.append(node)
 
     def settle(self, editor: Editor) -> None:
-        """Put the new constants into the graph; nodes keep their names."""
+        """Insert the new constants into the graph; nodes keep their names."""
         for node, constants in self.constants.items():
             inputs = list(enumerate(node.inputs))
             data = next(v for i, v in inputs if v is not None and i not in constants)
@@ -183,7 +183,7 @@ def _is_known(value: ir.Value) -> bool:
 
 
 def _fitted(quantizer: ir.Node, index: int, factor: Float64) -> Float64:
-    """Return the factor in the shape of a DequantizeLinear's scale, if it fits."""
+    """Return the factor in the shape of a DequantizeLinear's scale, if possible."""
     scale = constant_expression(quantizer.inputs[index])
     if quantizer.op_type == "FakeQuantize" or factor.size == 1 or scale is None:
         return factor
@@ -202,7 +202,7 @@ def _first_possible(
     factor: Float64,
     moved: Scaling,
 ) -> None:
-    """Apply a rule to the first of several inputs that it can be applied to."""
+    """Apply a rule to the first of several inputs to which it applies."""
     reasons = []
     for index in indices:
         trial = Scaling(facts=moved.facts)
@@ -276,12 +276,12 @@ def _gemm(node: ir.Node, factor: Float64, moved: Scaling) -> None:
 
 
 def _through(node: ir.Node, factor: Float64, moved: Scaling, index: int = 0) -> None:
-    """Let the factor pass to an input: the operator is positively homogeneous in it."""
+    """Pass the factor to an input in which the operator is positively homogeneous."""
     _push(_data(node, index), node, factor, moved)
 
 
 def _pool(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Let the factor pass if the operator processes each channel separately."""
+    """Pass the factor through an operator that processes each channel separately."""
     _channels(node, factor, moved)
     _through(node, factor, moved)
 

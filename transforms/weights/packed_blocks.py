@@ -1,4 +1,4 @@
-"""Pack stored codes as a MatMulNBits has them, while a model is saved."""
+"""Pack stored codes in the layout of MatMulNBits, while a model is saved."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from qgraph.quantizers.weights.job import JobPart
 from qgraph.transforms.weights.block_codes import everywhere
 
 _PART_BYTES = 1 << 25
-"""Packed codes that a part holds in memory."""
+"""Maximum number of packed codes of a part in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedBlocks:
     """Writes codes, scales and zero points of a matrix as a MatMulNBits stores them.
 
-    Signed codes and zero points become unsigned ones. Codes stay packed where that is possible. Of
-    codes that are transposed, one column of each tile is compared.
+    Signed codes and zero points become unsigned ones. Codes stay packed if possible. Of transposed
+    codes, one column of each tile is compared.
 
     Attributes:
-        form: how the weights will be stored.
+        form: layout of the written weights.
         codes: ``[K, N]``, or ``[N, K]`` if ``turned``, of the width of ``form``.
         scale: for all codes, for each column, or for each block of rows.
         points: zero points of the shape of ``scale``; None for 0.
@@ -64,7 +64,7 @@ class PackedBlocks:
 
     @property
     def _middle(self) -> int:
-        """What makes signed codes unsigned; it inverts their highest bit."""
+        """Mask that inverts the highest bit, which makes signed codes unsigned."""
         form = FORMATS[self.codes.kind]
         is_signed = isinstance(form, IntFormat) and form.signed
         return 1 << (self.form.bits - 1) if is_signed else 0

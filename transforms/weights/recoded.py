@@ -1,4 +1,4 @@
-"""Constants of stored codes in another type, as drafts that are compared while they are written."""
+"""Drafts that store constant codes in another type, and are compared while they are written."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ Jobs = dict[object, tuple[RepackJob, ir.TensorProtocol]]
 """Jobs and their tensors, by properties that are equal for constants with shared codes."""
 
 _BYTE = 8
-"""Bits of the widest codes that kernels take as weights."""
+"""Maximum number of bits of codes that kernels accept as weights."""
 
 
 def shared(stored: Stored) -> ExplainedReason | None:
-    """Return why codes cannot change: which operators use them directly; None if none does."""
+    """Return why codes cannot change: operators that use them directly; None if none does."""
     if not stored.others:
         return None
     names = ", ".join(stored.others)
@@ -73,8 +73,8 @@ def recode(
         model: is changed.
         opset: the highest opset to raise it to; None for the default.
         report: gets an entry for each weight.
-        choice: returns how to store codes, given the range of their numbers; or an explained reason
-            to refuse them; or another text, or None, to keep them.
+        choice: returns the new storage of codes, from the range of their numbers; an explained
+            reason to refuse; or another text, or None, to keep them.
     """
 
     def planned(editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
@@ -214,10 +214,10 @@ def _size_summary(stored: Stored, chosen: Recoding) -> SizeSummary:
 
 
 def is_taken(decode: ir.Node, operators: str = "*", nodes: str = "*") -> bool:
-    """Return whether some operator takes codes, moved or not, and not as its bias.
+    """Return whether a selected operator uses codes, also after movement, but not as its bias.
 
     Args:
-        decode: what decodes the codes.
+        decode: the node that decodes the codes.
         operators: patterns of the types of operators.
         nodes: patterns of their names, see :func:`qgraph.transforms.base.selects`.
     """

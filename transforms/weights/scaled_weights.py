@@ -1,6 +1,6 @@
-"""Multiply weights by factors of their channels, in the constants that they are computed from.
+"""Multiply weights by factors per channel, in the constants that they are computed from.
 
-Stored codes stay as they are, and the scale of their DequantizeLinear is multiplied:
+Stored codes do not change, and the scale of their DequantizeLinear is multiplied:
 ``DequantizeLinear(codes, s) * f`` is ``DequantizeLinear(codes, s * f)``. New nodes and constants
 are drafted, so that other users of the weights keep the old ones.
 """
@@ -32,10 +32,10 @@ AXIS_SINCE = 13
 """The opset since which DequantizeLinear has a scale for each index of an axis."""
 
 _ROUNDINGS = 2.0**-20
-"""Bound of the relative error of some roundings in float32."""
+"""Bound of the relative error of a few float32 roundings."""
 
 _MOST_STEPS = 1 << 18
-"""Codes up to this size differ by more than such roundings."""
+"""Largest code whose relative distance to the next code exceeds such errors."""
 
 
 class NegativeFactor(Choice):
@@ -190,7 +190,7 @@ class WeightScaling:
         return self.constant(np.repeat(array.reshape(-1), size), "zero_point")
 
     def _negated(self, node: ir.Node, signs: Float64, axis: int) -> ir.Value:
-        """Return the codes, and ``2 * zero_point - codes`` in channels with a negative sign."""
+        """Return the codes; in channels with a negative sign, ``2 * zero_point - codes``."""
         codes, zero = (constant_expression(v) for v in inputs_of(node, 3)[::2])
         has_zero = input_of(node, 2) is not None
         if codes is None or (has_zero and zero is None) or signs.ndim > 1:
@@ -239,7 +239,7 @@ class WeightScaling:
         return self._again(node, operands)
 
     def _check_codes(self, node: ir.Node, before: Array, operands: Sequence[Array | None]) -> None:
-        """Raise Stuck unless a quantizer gives other operands the codes that it gave its own."""
+        """Raise Stuck unless a quantizer gives equal codes for its old and new operands."""
         operator, scale = operator_of(node), self._known(node.inputs[1])
         if operator is None or scale is None or operands[1] is None:
             raise Stuck(f"{title(node)} has no kernel; run -p convert{{to=qdq}} first")
@@ -295,8 +295,8 @@ def rounded(exact: Array, dtype: np.dtype[Any], what: str, *, normal: Mask | boo
     Args:
         exact: float64.
         dtype: a floating type.
-        what: names a number in messages.
-        normal: which numbers must not be zero or subnormal.
+        what: name of the numbers in messages.
+        normal: mask of numbers that must not be zero or subnormal.
 
     Raises:
         Stuck: a number is not finite in the type, or not normal.

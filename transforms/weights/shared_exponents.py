@@ -1,4 +1,4 @@
-"""Weights in blocks that share an exponent, as AMD Quark quantizes them, stored as codes."""
+"""Store weights with shared exponents of blocks, as AMD Quark quantizes them, as codes."""
 
 from __future__ import annotations
 

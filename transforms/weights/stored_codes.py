@@ -1,4 +1,4 @@
-"""Constants decoded by a DequantizeLinear, and the types that can hold their codes."""
+"""Constants decoded by a DequantizeLinear, and the types that can represent their codes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Stored:
     Attributes:
         nodes: the nodes, in order.
         value: the codes.
-        source: what they hold, after the Clip; the zero points are its shift.
-        scale: in the rank of the codes, as it is stored; None where it is computed.
+        source: the stream of codes after the Clip, shifted by the zero points.
+        scale: stored scales, in the rank of the codes; None if they are computed.
         zero_point: likewise, as whole numbers; None for 0.
-        others: operators that use the codes directly, and would keep them in memory.
+        others: operators that use the codes directly.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -160,7 +160,7 @@ def _reads(node: ir.Node) -> bool:
 
 
 def _bounds(clip: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a Clip on codes; None where they are computed."""
+    """Return the bounds of a Clip on codes; None if they are computed."""
     bounds = [-np.inf, np.inf]
     for index, value in enumerate(clip.inputs[1:3]):
         if value is None:
@@ -188,7 +188,7 @@ _NARROWER = {
     "unsigned": ("UINT2", "INT2", "UINT4", "INT4", "UINT8", "INT8", "UINT16", "INT16", "INT32"),
     "float": ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2"),
 }
-"""Types by width; within one width, signed or unsigned as now goes first."""
+"""Types by width; of one width, the current signedness is tried first."""
 
 _EXPONENTS = range(-8, 25)
 
@@ -205,7 +205,7 @@ class Recoding:
         zero_point: as it will be stored; None for 0.
         axis: of the new DequantizeLinear; None per tensor.
         block_size: of the new DequantizeLinear.
-        is_merged: whether scales that agree became one.
+        is_merged: whether equal scales were merged.
     """
 
     kind: str
@@ -223,7 +223,7 @@ def recodings(stored: Stored, span: NumberRange, kinds: Sequence[str] | None) ->
 
     Args:
         stored: the codes.
-        span: the range of their numbers.
+        span: the range of the codes.
         kinds: types to try; None for all from the narrowest up to the type that they have.
     """
     now = FORMATS[stored.stream.kind]
@@ -277,7 +277,7 @@ def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool = False) -> i
 
     Args:
         stored: the codes.
-        recoding: how they are stored.
+        recoding: the new storage.
         rows: whether blocks become rows.
     """
     type_name = stored.scale_type
@@ -338,7 +338,7 @@ def _integer_moves(stored: Stored, span: NumberRange, type_name: str) -> Iterato
 
 
 def laid(stored: Stored, type_name: str, shift: Parameter | None, factor: float) -> Recoding | None:
-    """Return the recoding with its parameters as stored; None if they cannot be stored."""
+    """Return the recoding with stored parameters; None if they cannot be represented."""
     whole = stored.scale is not None and stored.scale.size > 1
     axis = stored.axis if whole or (stored.scale is None and stored.block_size) else None
     size = stored.block_size if axis is not None else 0

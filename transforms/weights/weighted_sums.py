@@ -1,4 +1,4 @@
-"""Sums of products with constant weights: where their channels lie, and their biases."""
+"""Sums of products with constant weights: their channel axes and biases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qgraph.transforms.weights.scaled_weights import present
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 OPERATORS = frozenset({*_CONVOLUTIONS, "Gemm", "MatMul"})
-"""Operators that add products of data and weights."""
+"""Operators that sum products of data and weights."""
 
 _MOVES = frozenset(
     {"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -29,14 +29,14 @@ _MOVES = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """An operator that adds products of data and constant weights.
+    """An operator that sums products of data and constant weights.
 
     Attributes:
         node: Conv, ConvTranspose, Gemm or MatMul.
         data, weights: indices of its inputs.
-        shape: of the weights.
-        ranks: of the data and of the output.
-        dtype: of the output.
+        shape: shape of the weights.
+        ranks: ranks of the data and of the output.
+        dtype: type of the output.
     """
 
     node: ir.Node
@@ -102,7 +102,7 @@ class WeightedSum:
 
     @property
     def output_axis(self) -> int:
-        """The axis of the weights on which the output channels lie, those of a group at least."""
+        """The axis of the weights with the output channels, or those of one group."""
         if self.node.op_type in _CONVOLUTIONS:
             return 0 if self.node.op_type == "Conv" else 1
         is_last = self.weights == 1 and not self._flag("transB")
@@ -110,7 +110,7 @@ class WeightedSum:
 
     @property
     def input_axis(self) -> int:
-        """The axis of the weights on which the channels of the data lie."""
+        """The axis of the weights with the channels of the data."""
         if self.node.op_type in _CONVOLUTIONS:
             return 1 - self.output_axis
         rank = len(self.shape)
