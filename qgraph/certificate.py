@@ -109,7 +109,7 @@ class Demonstration:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RegionVerdict(Verdict):
-    """Two values that have to be equal, and the verdict on them, given equal entries.
+    """Two values that must be equal, and the verdict on them, given equal entries.
 
     Of a constant, the input of the witness is the number of the element.
 

@@ -1,4 +1,4 @@
-"""How far a long computation is, and when it has to end.
+"""Progress and time limits of long computations.
 
 Work that can take long calls :func:`step` as it goes on, and stops when :func:`is_over` says so::
 
@@ -45,7 +45,7 @@ _WATCH: ContextVar[Watch] = ContextVar("qgraph_watch", default=Watch())  # noqa:
 
 
 def watch() -> Watch:
-    """Return what watches the computation; threads that it starts have to be given it."""
+    """Return what watches the computation; threads that it starts must be given it."""
     return _WATCH.get()
 
 
@@ -61,12 +61,12 @@ def step(what: str, done: int, total: int) -> None:
 
 
 def is_over() -> bool:
-    """Return whether the computation has to end."""
+    """Return whether the computation must end."""
     return watch().is_over
 
 
 def require_time(progress: str) -> None:
-    """Raise if the computation has to end, and cannot end with a part of its result.
+    """Raise if the computation must end, and cannot end with a part of its result.
 
     Args:
         progress: how far it is, such as ``2 of 7 passes were applied``.
@@ -80,7 +80,7 @@ def require_time(progress: str) -> None:
 
 
 def seconds_left(most: float) -> float:
-    """Return the seconds until the computation has to end, and ``most`` if there are more."""
+    """Return the seconds until the computation must end, and ``most`` if there are more."""
     return max(0.0, min(most, watch().end - time.monotonic()))
 
 

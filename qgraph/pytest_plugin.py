@@ -67,7 +67,7 @@ class AssertProved(Protocol):
 def assert_onnx_equivalent(tmp_path_factory: pytest.TempPathFactory) -> AssertEquivalent:
     """Run two models on the same inputs, and fail where an output is beyond the tolerance.
 
-    Outputs have to be equal, unless ``tolerances=qgraph.Tolerances(...)`` allows for more. Random
+    Outputs must be equal, unless ``tolerances=qgraph.Tolerances(...)`` allows for more. Random
     inputs are described by ``inputs=qgraph.Inputs(...)``. Returns the report.
     """
 

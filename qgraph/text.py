@@ -127,7 +127,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def read_json(hint: Any, value: Any) -> Any:
-    """Return a JSON value as a type, which has to be exactly that; see :func:`read_fields`.
+    """Return a JSON value as a type, which must be exactly that; see :func:`read_fields`.
 
     Raises:
         TypeError: the value is of another type.

@@ -68,7 +68,7 @@ class LowerIntegerOperators(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Read and replace operators on codes until no more can be replaced.
 
-        Types and shapes after an operator of com.microsoft are inferred after its replacement.
+        Types and shapes after operators of com.microsoft are inferred once these are replaced.
         """
         limit = ceiling(model.ir)
         original = frozenset(model.nodes())

@@ -119,9 +119,7 @@ class _Limited:
 
     @classmethod
     def of(cls, encode: ir.Node, facts: Facts) -> _Limited | ExplainedReason | None:
-        """Return a QuantizeLinear with its limits, or why it is left unchanged; None without
-        limits.
-        """
+        """Return a QuantizeLinear with its limits, or why it is unchanged; None without limits."""
         behind = tuple(_behind(encode))
         before, sharing = _before(encode)
         if not before and not behind:
@@ -255,7 +253,7 @@ def _before(encode: ir.Node) -> tuple[tuple[ir.Node, ...], ExplainedReason | Non
 
 
 def _behind(encode: ir.Node) -> Iterator[ir.Node]:
-    """Yield the Clips of codes behind a QuantizeLinear."""
+    """Yield the Clips of codes after a QuantizeLinear."""
     value = encode.outputs[0]
     while len(users := value.consumers()) == 1 and not value.is_graph_output():
         (node,) = users

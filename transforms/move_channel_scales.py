@@ -97,7 +97,7 @@ def _parameters(node: ir.Node) -> tuple[Array, Array]:
 
 
 class _Move:
-    """The replacement of one pair, and of the constants before and behind it."""
+    """The replacement of one pair, and of the constants before and after it."""
 
     def __init__(
         self, pair: tuple[ir.Node, ...], owner: ir.Graph | ir.Function, facts: Facts, editor: Editor

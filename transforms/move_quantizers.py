@@ -103,9 +103,7 @@ class _Mover:
         return present if equal else [], axis
 
     def encode_again(self, node: ir.Node) -> None:
-        """Insert a Q/DQ pair after a movement, with the parameters of the DequantizeLinear before
-        it.
-        """
+        """Insert a Q/DQ pair after a movement, with the parameters of the decoder before it."""
         decoders, axis = self._decoders(node)
         y = node.outputs[0]
         if not decoders or all(user.op_type == _Q for user in y.consumers()):
@@ -243,9 +241,7 @@ class _Mover:
                 self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
 
     def _takes(self, node: ir.Node, dtype: ir.DataType | None) -> bool:
-        """Return whether an operator accepts codes of a type; if the type is unknown, whether it
-        may.
-        """
+        """Return whether an operator accepts codes of a type, or may if the type is unknown."""
         return dtype is None or takes_data(node.op_type, self._opset, dtype)
 
     def _moved(

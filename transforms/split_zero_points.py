@@ -176,8 +176,7 @@ class _Split(OfDraft):
 
 
 def _numbers(layer: WeightedSum, stored: Stored) -> tuple[Int32, Int32, Int32, Array]:
-    """Return codes, zero points, the closest numbers whose subtraction gives INT8 codes, and
-    scales.
+    """Return codes, zero points, the closest numbers that leave INT8 codes, and scales.
 
     Raises:
         Stuck: the zero points differ within an output channel, or the operator has groups.

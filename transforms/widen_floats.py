@@ -35,7 +35,7 @@ class WidenFloats(Transform):
     1. Constants of float16 and bfloat16 become float32 constants of the same numbers, and all
        operators on them compute in float32.
     2. Inputs and outputs keep their types: a Cast follows each input and precedes each output.
-       A Cast to 16 bits stays, with a Cast back behind it, so that its rounding stays too.
+       A Cast to 16 bits stays, with a Cast back after it, so that its rounding stays too.
 
     No number of the model changes, but results are rounded less. Kernels on codes of most runtimes
     need scales of float32. Fold weights first, since float weights become twice as large.

@@ -112,8 +112,8 @@ def check(
 ) -> CheckReport:
     """Run both models in one backend on the same inputs and compare every output.
 
-    Without a tolerance all values have to be equal (-0 equals +0, NaN equals NaN); each tolerance
-    that is given has to be met. Inputs and outputs belong together by name, or by position where
+    Without a tolerance all values must be equal (-0 equals +0, NaN equals NaN); each tolerance
+    that is given must be met. Inputs and outputs belong together by name, or by position where
     the names differ. Where an output differs, the tensors of both models are compared, too, which
     takes two more runs.
 

@@ -93,7 +93,7 @@ class QuantizedPoint:
         return limited.astype(np.int32 if far < 2**31 else np.float64)
 
     def feed(self, codes: Array) -> Array:
-        """Return what has to be fed at the cut, so that it gives codes."""
+        """Return what must be fed at the cut, so that it gives codes."""
         dtype = None if self.cut.dtype is None else self.cut.dtype.numpy()
         wanted = np.clip(np.asarray(codes, np.float64), *self.rounding.clips)
         if self.is_coded:

@@ -50,7 +50,7 @@ def correspondence(
     """Return the pairs of corresponding tensors in the main graphs, in the order of the reference.
 
     The graphs are matched as for a proof: values belong together that equal operators make of
-    values that do, and where the graphs differ, those that have to be equal all the same. Names
+    values that do, and where the graphs differ, those that must be equal all the same. Names
     only choose among several of them.
 
     Args:

@@ -1,6 +1,6 @@
-"""A rounding whose codes are moved behind it, seen as a rounding of what is moved before it.
+"""A rounding whose codes are moved after it, seen as a rounding of what is moved before it.
 
-One model moves elements before rounding, and the other one behind. Codes are compared, and fed,
+One model moves elements before rounding, and the other one after. Codes are compared, and fed,
 where the elements are moved in both.
 """
 

@@ -116,7 +116,7 @@ def make_probes(
 ) -> Probes:
     """Return inputs next to up to ``count`` thresholds of each quantizer of data.
 
-    Quantizers of the main graph with constant parameters are aimed at. For one behind other
+    Quantizers of the main graph with constant parameters are aimed at. For one after other
     operators than elementwise ones each threshold takes some thirty runs of the model, of which
     many are done at once where the model leaves the number of rows open.
 

@@ -266,7 +266,7 @@ def _inside(value: float, runs: Runs) -> bool:
 
 
 def read(path: Path, reference: Path, candidate: Path) -> Certificate:
-    """Return the certificate in a file, which has to be about two model files.
+    """Return the certificate in a file, which must be about two model files.
 
     Raises:
         ModelError: the file is no certificate.

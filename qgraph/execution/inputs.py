@@ -29,7 +29,7 @@ def check_feeds(
 ) -> dict[ir.Value, Any]:
     """Return the array to feed to each input of ``graph``.
 
-    Arrays have to have the type and the static dimensions of the input exactly; Python numbers
+    Arrays must have the type and the static dimensions of the input exactly; Python numbers
     and lists are converted when that changes no kind of number. Initializers that are listed as
     inputs may be fed, too; sequences and optionals are passed on unchecked. If all needed inputs
     are there, arrays under other names are left out, with a warning in the log.
@@ -256,7 +256,7 @@ def make_inputs(
     lie in 0 .. 3, so that they can be indices.
 
     Args:
-        values: the inputs of a model that have to be fed.
+        values: the inputs of a model that must be fed.
         seed: chooses the values.
         number: which of the batches of this seed.
         shapes: by input name. Without an entry a dynamic first dimension is 1.

@@ -25,14 +25,14 @@ class Step(Protocol):
 
     @property
     def reads(self) -> Sequence[ir.Value]:
-        """Values that have to be known before, those that subgraphs capture included."""
+        """Values that must be known before, those that subgraphs capture included."""
 
     @property
     def outputs(self) -> Sequence[ir.Value]:
         """Values that are known after."""
 
     def run(self, environment: Environment, keep: frozenset[ir.Value]) -> None:
-        """Compute; values in ``keep`` are asked for from outside and have to be known after."""
+        """Compute; values in ``keep`` are asked for from outside and must be known after."""
 
 
 class Plan:

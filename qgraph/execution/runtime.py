@@ -360,7 +360,7 @@ class _Part:
 def _ready(
     nodes: Iterable[ir.Node], chosen: Callable[[ir.Node], bool]
 ) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Split off the chosen nodes that depend on no node left behind; both parts keep the order."""
+    """Split off the chosen nodes that depend on no node left after; both parts keep the order."""
     ready, rest = [], []
     pending: set[ir.Value] = set()
     for node in nodes:

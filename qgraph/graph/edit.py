@@ -66,7 +66,7 @@ class Draft:
         y: the output; :meth:`giving` sets it.
         others: what takes the place of further outputs of the region's last node.
         promise: how equal it is, where that follows from how it was made and is seen to when the
-            model is saved; None if it has to be found out.
+            model is saved; None if it must be found out.
         size_summary: sizes before and after of the constant that the draft stores.
     """
 

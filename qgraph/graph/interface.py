@@ -30,7 +30,7 @@ class Interface:
     """The inputs and outputs of two graphs in pairs.
 
     Attributes:
-        inputs: the inputs that have to be fed.
+        inputs: the inputs that must be fed.
         defaults: the inputs of both graphs that are initializers too.
         outputs: the outputs.
     """

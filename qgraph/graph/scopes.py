@@ -60,7 +60,7 @@ def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:
 
 
 def is_sorted(body: Body) -> bool:
-    """Return whether each node stands behind those whose results it uses; no for subgraphs."""
+    """Return whether each node stands after those whose results it uses; no for subgraphs."""
     seen: set[ir.Node | None] = {None}
     for node in body:
         if graphs_of(node):

@@ -119,13 +119,12 @@ def between(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ValueChain:
-    """A value and the values that every way to it passes, the nearest first.
+    """Linked list of a value and the values on all paths to it (its dominators), nearest first.
 
     Attributes:
         value: the value.
-        rest: the chain behind it; None at its end.
-        far: a chain farther behind. Every place is a few such jumps away, as many as the logarithm
-            of the length. None at its end.
+        rest: the chain after it; None at its end.
+        far: a later part of the chain, for searches in logarithmic time. None at its end.
         last: the farthest value.
         length: the number of values.
     """

@@ -23,7 +23,7 @@ def pairs_of_alike(
 ) -> list[tuple[Described, Described]] | None:
     """Return the quantizers of two models in pairs, in the order of the reference.
 
-    None if more than the quantizers differs, or if a model has to be normalised to be compared.
+    None if more than the quantizers differs, or if a model must be normalised to be compared.
     """
     others = _others(reference)
     if others is None or others != _others(candidate):

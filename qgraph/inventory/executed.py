@@ -134,7 +134,7 @@ def _mark(model: ir.Model, layers: Sequence[FoundLayer]) -> None:
 
 
 def _chain(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield a product, and the operators behind it up to a branch or the next product."""
+    """Yield a product, and the operators after it up to a branch or the next product."""
     while True:
         yield node
         uses = list(node.outputs[0].uses())
@@ -155,7 +155,7 @@ _MARKS = re.compile(r"qgraph(\d+layer|\d+behind|other)_")
 def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | None]:
     """Return the product of each layer; None for those that are not found.
 
-    A product has the name of its layer, or that of an operator behind which it computes, too. The
+    A product has the name of its layer, or that of an operator after which it computes, too. The
     products that are left belong to the layers that are left, if all of these are alike.
     """
     kernels: list[RunKernel | None] = []

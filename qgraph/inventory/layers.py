@@ -149,7 +149,7 @@ def _data_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
 
 
 def _summand(node: ir.Node, reader: OperandReader) -> ir.Value | None:
-    """Return the bias of a layer; that of a MatMul is the constant of an Add behind it."""
+    """Return the bias of a layer; that of a MatMul is the constant of an Add after it."""
     if node.op_type != "MatMul":
         return input_of(node, 2)
     result = node.outputs[0]

@@ -107,7 +107,7 @@ class OperandReader:
         return None
 
     def result(self, site: Site) -> ReadOperand | None:
-        """Return what a quantizer gives: behind its DequantizeLinear, real numbers are limited."""
+        """Return what a quantizer gives: after its DequantizeLinear, real numbers are limited."""
         names = [node.op_type for node in site.nodes]
         read, end = self._read(site.y), site.y.producer()
         if end is not None and end.op_type in ACTIVATIONS and "DequantizeLinear" in names:
@@ -120,7 +120,7 @@ class OperandReader:
         return replace(read, operand=replace(read.operand, written="+".join(names)))
 
     def apart(self, node: ir.Node) -> tuple[ReadOperand, tuple[float, float]] | None:
-        """Return what a QuantizeLinear gives whose DequantizeLinear stands behind data movement.
+        """Return what a QuantizeLinear gives whose DequantizeLinear stands after data movement.
 
         The smallest and largest real number that its codes stand for are returned too.
         """

@@ -5,7 +5,7 @@ are transposed before may be stored as they were::
 
     ReduceMean of [N, 64, 16] over axis 1                        yes
     ReduceMean of [N, 1, 64, 16] over axis 2                     yes
-    GlobalAveragePool of [N, 16, 64], behind a Transpose         yes
+    GlobalAveragePool of [N, 16, 64], after a Transpose         yes
     ReduceMean of [1, 64, 16] over axis 1: one matrix            no
     ReduceMean of [N, 16, 8, 8] over axes 2 and 3                no
 """
@@ -25,7 +25,7 @@ from qgraph.graph.scopes import input_of
 
 _SUMS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum"})
 _DECODER = "DequantizeLinear"
-"""Behind FakeQuantize, OpenVINO adds floats."""
+"""After FakeQuantize, OpenVINO adds floats."""
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _BETWEEN = _MOVES | {"MaxPool", "Relu"}
 """Operators through which codes pass, and which give no number below the lowest one."""

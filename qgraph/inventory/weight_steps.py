@@ -121,7 +121,7 @@ def _zero_point_of_codes(site: Site, weight: Stream, scale: Array, offset: Array
 
 
 def _add_codes(site: Site, weight: Stream, point: Array, collected: StepRange) -> None:
-    """Count in codes less their zero points, until no further one can change the range."""
+    """Count in codes minus their zero points, until no further one can change the range."""
     form = FORMATS[weight.kind]
     ends = form.lo - int(point.max()), form.hi - int(point.min())
     points = _parameter(point, site, weight)

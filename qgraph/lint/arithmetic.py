@@ -48,7 +48,7 @@ class BiasFacts:
 def bias_facts(facts: ModelFacts, *, all_layers: bool = False) -> Iterator[BiasFacts]:
     """Yield what is known of each layer on codes, with and without a bias if ``all_layers``.
 
-    Layers have data and weights behind DequantizeLinear, with constant scales.
+    Layers have data and weights after DequantizeLinear, with constant scales.
     """
     for layer in _all(facts):
         if all_layers or layer.reals is not None or layer.decoder is not None:

@@ -215,7 +215,7 @@ def unreadable_quantizer(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG714", "signed-codes-of-positive-data", INFO)
 def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
-    """Data behind a Relu has signed codes, half of which are never used."""
+    """Data after a Relu has signed codes, half of which are never used."""
     for site in facts.sites:
         quantizer = site.quantizer
         maker = producer_of(site.x, "Relu")

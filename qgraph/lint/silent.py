@@ -295,7 +295,7 @@ def _attribute(node: ir.Node, name: str, default: object) -> object:
 
 
 def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:
-    """Return the QuantizeLinear behind a node, with activations between at most."""
+    """Return the QuantizeLinear after a node, with activations between at most."""
     value = node.outputs[0]
     for _ in range(3):
         reader = facts.only_reader(value)

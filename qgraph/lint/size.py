@@ -1,4 +1,4 @@
-"""Rules about models that are larger than they have to be (QG5)."""
+"""Rules about models that are larger than they must be (QG5)."""
 
 from __future__ import annotations
 

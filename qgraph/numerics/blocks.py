@@ -105,7 +105,7 @@ def align_views(
     """Shape in which to see the data, and ``params`` such that they broadcast to it.
 
     Where blocks divide the axis without a rest it becomes two, [blocks, block_size], and no entry
-    has to be repeated. Otherwise the shape is that of the data, and parameters come from
+    must be repeated. Otherwise the shape is that of the data, and parameters come from
     :func:`align`.
 
     Args:

@@ -1,6 +1,6 @@
 """Constants that are expanded to the shape of data before an elementwise operator takes them.
 
-Keras writes the parameters of a quantizer so, and computes its limits behind the Expand, since the
+Keras writes the parameters of a quantizer so, and computes its limits after the Expand, since the
 number of rows is open::
 
     data -- Shape -- ... -- Expand(bits) -- Pow(2, .) -- Sub(., step) -- Less(data, .)

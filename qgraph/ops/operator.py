@@ -37,7 +37,7 @@ class Operator:
         define: ``define(op, *inputs, **arguments)`` writes the meaning in primitives
             (:mod:`qgraph.numerics.primitives`); the proof engine and function bodies use it.
         kernel: ``kernel(*arrays, **attributes)`` computes the same bits, fast.
-        resolve: what ``define`` has to know beyond the attributes, such as the type of a
+        resolve: what ``define`` must know beyond the attributes, such as the type of a
             zero point.
         stages: ``stages(dtype, *parameters, **attributes)`` gives the steps of the kernel, for a
             quantizer whose levels can be computed without its data; None for others, and for

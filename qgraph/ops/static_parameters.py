@@ -1,7 +1,7 @@
 """Parameters of quantizers that are computed from dimensions which never change, or cast.
 
 Exporters with a batch of any size write what follows from the other sizes as nodes: the window of
-a pooling by Shape and Gather, the scale and the bit width behind it by Div, Log and Ceil. Sizes are
+a pooling by Shape and Gather, the scale and the bit width after it by Div, Log and Ceil. Sizes are
 those that are inferred from the inputs of the model (:mod:`qgraph.graph.inference`), not what it
 states of inner values. The exporter of torch casts constant scales and zero points of channels.
 """
@@ -53,7 +53,7 @@ def freeze_static_parameters(model: ir.Model) -> int:
     """Put constants in the place of parameters that static dimensions determine; return how many.
 
     Parameters are the inputs of quantizers but the first, in the main graph and the graphs in it;
-    also constants behind a Cast that keeps them, or an Expand
+    also constants after a Cast that keeps them, or an Expand
     (:func:`.expanded_parameters.expanded_parameters`).
     A logarithm counts as known only if the parameter is the same for every result within a
     relative 2**-12 of it. What feeds nothing else goes. No shapes are inferred for a model none of

@@ -40,7 +40,7 @@ class Taps:
         geometry: operator, strides, paddings and the like; equal for equal sums.
         groups: into which rows and channels are divided.
         channel: axis of the data from the last (0), along which the taps run.
-        trailing: axes behind the rows in the result.
+        trailing: axes after the rows in the result.
         is_padded: whether zeros may stand for data.
     """
 

@@ -15,7 +15,7 @@ RIGHT = Taps(("MatMul",), 1, 0, 0, False)
 
 
 def pointwise_taps(axes: object) -> Taps | None:
-    """Return the layout of sums of a matrix whose last axis a Transpose moves behind the first.
+    """Return the layout of sums of a matrix whose last axis a Transpose moves after the first.
 
     These are the sums of a Conv of one place. None for other orders of axes.
     """

@@ -3,7 +3,7 @@
     Mul(Sub(Cast(codes), zero_point), scale)  ->  DequantizeLinear(codes, scale, zero_point)
 
 Sub and Mul may be absent, and a Cast may decode the zero point. The pattern matcher reads the
-others, which have constants of float32. Equal bit for bit: codes less their zero point are whole
+others, which have constants of float32. Equal bit for bit: codes minus their zero point are whole
 numbers that float32, float16 and bfloat16 have if they are small enough, and both sides round one
 product.
 
@@ -188,7 +188,7 @@ class _WeightReader:
 
 
 def _has_differences(form: IntFormat | Minifloat, zero: Array, dtype: ir.DataType) -> bool:
-    """Return whether a type has all codes less a zero point, which is a code itself."""
+    """Return whether a type has all codes minus a zero point, which is a code itself."""
     if isinstance(form, Minifloat):
         return not zero.any() and dtype is ir.DataType.FLOAT
     is_code = (zero == np.rint(zero)) & (zero >= form.lo) & (zero <= form.hi)

@@ -1,4 +1,4 @@
-"""Move data behind DequantizeLinear, so that QuantizeLinear and DequantizeLinear are pairs.
+"""Move data after DequantizeLinear, so that QuantizeLinear and DequantizeLinear are pairs.
 
     DequantizeLinear(move(QuantizeLinear(x)))  ->  move(DequantizeLinear(QuantizeLinear(x)))
 
@@ -42,7 +42,7 @@ _Write: TypeAlias = Callable[[Draft], ir.Value]
 
 
 def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
-    """Move data behind each DequantizeLinear instead of before it, in place; return how many.
+    """Move data after each DequantizeLinear instead of before it, in place; return how many.
 
     Args:
         model: is changed.
@@ -61,7 +61,7 @@ def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
 def prepared(model: ir.Model) -> ir.Model:
     """Return the model as the readers of quantizers need it: itself, or else a copy.
 
-    Parameters that follow from static dimensions are constants in it, data moves behind pairs, and
+    Parameters that follow from static dimensions are constants in it, data moves after pairs, and
     DequantizeLinear decodes the constants that Cast, Sub and Mul decode.
     """
     static = settled(model)

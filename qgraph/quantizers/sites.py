@@ -2,7 +2,7 @@
 
 One may be written in several nodes, whichever operators these are. A search starts at every
 operator that can be the core of a quantizer and looks for the largest region around it that is one:
-a chain of float operators, or a quantizer of any dialect with float operators before and behind it.
+a chain of float operators, or a quantizer of any dialect with float operators before and after it.
 Single nodes, and pairs of QuantizeLinear and DequantizeLinear with nothing around them, are left to
 the readers of their dialects.
 """

@@ -240,7 +240,7 @@ class Page:
         facts: the most important numbers.
         sections: everything else.
         findings: the same for scanners and test servers.
-        closing: what to do now: lines behind everything else.
+        closing: advice: lines after everything else.
         kinds: of the findings; none if they are among those of all other commands.
     """
 

@@ -122,7 +122,7 @@ def _from_texts(proto: onnx.ModelProto, folder: Path | None) -> ir.Model:
 
 
 def sort_nodes(model: ir.Model) -> None:
-    """Put the nodes of each graph and function behind those whose results they use, in place.
+    """Put the nodes of each graph and function after those whose results they use, in place.
 
     Nodes that are in order stay where they are.
 

@@ -156,7 +156,7 @@ def _types(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
 
 
 def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
-    """Return which quantizer is not direct, although it has to be."""
+    """Return which quantizer is not direct, although it must be."""
     for name, operand in (("x", layer.x), ("y", layer.y)):
         if rule.direct in (name, "both") and operand is not None and not operand.is_direct:
             side = "before" if name == "x" else "behind"

@@ -23,7 +23,7 @@ class TypeRule:
     Attributes:
         x, w: of the operands.
         y: of the result; ``FLOAT`` without a quantizer.
-        direct: whether data and result have to go straight from QuantizeLinear, with one reader,
+        direct: whether data and result must go straight from QuantizeLinear, with one reader,
             to DequantizeLinear: ``both``, or only ``x``, or only ``y``.
     """
 
@@ -40,7 +40,7 @@ class BlockRule:
     Attributes:
         sizes: elements of a block; empty for any.
         least: smallest number of elements.
-        power_of_two: whether it has to be a power of two.
+        power_of_two: whether it must be a power of two.
         axis: axes that are cut into blocks.
     """
 
@@ -59,14 +59,14 @@ class OperandRule:
         axis: along which scales per axis may differ.
         blocks: which blocks it takes.
         zero: zero points.
-        zero_input: whether the zero point has to be stated.
+        zero_input: whether the zero point must be stated.
         written: forms of the quantizer, such as ``QuantizeLinear+DequantizeLinear``; an asterisk
             stands for any operators.
         levels: numbers of levels of FakeQuantize.
         before: operators that may stand between quantizer and kernel.
         scale_types: types of the scales.
-        scale: what scales have to be: ``constant``, ``positive``, ``power-of-two``.
-        constant: whether codes have to be constant: ``yes``, ``no`` or ``any``.
+        scale: what scales must be: ``constant``, ``positive``, ``power-of-two``.
+        constant: whether codes must be constant: ``yes``, ``no`` or ``any``.
     """
 
     granularity: tuple[Granularity | str, ...] | None = None
@@ -88,7 +88,7 @@ class BiasRule:
 
     Attributes:
         types: of the bias; ``none`` without one.
-        scale: ``as written``; ``product`` where it has to be that of the operands' scales;
+        scale: ``as written``; ``product`` where it must be that of the operands' scales;
             ``ignored`` where it is taken for that product.
         within: relative deviation from the product that is allowed.
         gap: absolute deviation that is allowed, even where the relative one is larger.
@@ -107,7 +107,7 @@ class BehindRule:
     Attributes:
         operators: these, whatever they compute.
         redundant: these, if the quantizer alone gives the same codes.
-        first: one of these has to be the first.
+        first: one of these must be the first.
         never: these may not be the first other than those.
         moves: whether operators through which codes pass may stand there too.
     """
@@ -124,7 +124,7 @@ class OutputRule:
     """What a kernel asks of its result.
 
     Attributes:
-        quantizer: ``required``; ``none`` where none may be directly behind; or ``any``.
+        quantizer: ``required``; ``none`` where none may be directly after; or ``any``.
         one_consumer: whether one reader is allowed only.
         graph_output: whether it may be an output of the model.
     """

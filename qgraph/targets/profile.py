@@ -73,10 +73,10 @@ class OperatorsOnCodes:
         operators: their types.
         source: where it comes from.
         passes: whether codes pass through unchanged.
-        quantizer: whether a quantizer behind is ``required``, or not: ``any``.
+        quantizer: whether a following quantizer is ``required``, or not: ``any``.
         runs: what executed graphs name them.
         types: of the codes.
-        equal_parameters: whether scale and zero point have to be equal on both sides.
+        equal_parameters: whether scale and zero point must be equal on both sides.
         computes: name of the definition.
         wrong: types of codes of which it computes other values than the model says.
         note: what to mind.

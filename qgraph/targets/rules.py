@@ -46,7 +46,7 @@ class NodeForm:
         weight: whether the data are constant.
         offset: whether a zero point is, or may be, other than zero.
         bits: width of the codes of MatMulNBits and Quant; 0 if not known.
-        readers: operators that read the output, also behind a Transpose.
+        readers: operators that read the output, also after a Transpose.
         copied: whether ONNX Runtime copies it, and refuses the type of the copy on some processors;
             see :func:`qgraph.graph.opset.versions.refused_decoders`.
         since: opset that the types and attributes need.
@@ -221,7 +221,7 @@ class Loads(StrEnum):
 
 @dataclass(frozen=True)
 class LoadRule:
-    """What a runtime makes of some nodes; the conditions that are given have to hold together.
+    """What a runtime makes of some nodes; the conditions that are given must hold together.
 
     Attributes:
         loads: the verdict.

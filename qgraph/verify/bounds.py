@@ -2,7 +2,7 @@
 
 The certificate says which roundings correspond. The reference is evaluated on codes, then the
 candidate on the same codes, and the ends of each region are compared. If one model moves elements
-before it rounds them, and the other one behind, the moved codes are the end of the region.
+before it rounds them, and the other one after, the moved codes are the end of the region.
 """
 
 from __future__ import annotations

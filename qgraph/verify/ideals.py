@@ -262,7 +262,7 @@ class TracedRounding:
         ends: the first and the last code that occur.
         reach: the first and the last code without limits.
         codes: the codes, as a function.
-        is_moved: whether these are codes of the model that it moves behind its rounding.
+        is_moved: whether these are codes of the model that it moves after its rounding.
         movement: how, unless these are maxima.
         behind: codes beyond which a Relu or Clip of the decoded codes gives one number.
     """

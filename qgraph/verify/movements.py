@@ -168,7 +168,7 @@ def varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
 def rebased(function: Ideal, movement: _Moved, trace: Trace | None = None) -> Ideal:
     """Return a function of moved elements, as one of moved bases.
 
-    Limits are behind movements. Moved codes are codes of the model, if it is known.
+    Limits are after movements. Moved codes are codes of the model, if it is known.
     """
     has_one = len(function.terms) == 1 and bool((function.terms[0][0] > 0).all())
     are_sums = isinstance(movement, PoolWindows) and movement.are_maxima and not has_one

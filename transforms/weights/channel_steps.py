@@ -138,9 +138,7 @@ class ChannelReader:
         self.reasons.setdefault(node, reason)
 
     def _data(self, node: ir.Node) -> int | None:
-        """Return the index of the only operand that is not constant; None if no rule reads the
-        node.
-        """
+        """Return the index of the only operand that is not constant; None without a rule."""
         if node.domain or node.op_type not in _RULES or node in self.closed:
             return None
         operands = [(i, v) for i, v in enumerate(node.inputs) if v is not None]

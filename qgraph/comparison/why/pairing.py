@@ -2,7 +2,7 @@
 
 Both models are read without their quantizers. The nodes that are left are paired in order if their
 operators are the same, else by name and by operator. A quantizer belongs to the operand of the node
-behind it, so a reference without quantizers is paired too::
+after it, so a reference without quantizers is paired too::
 
     reference   Conv --> Relu ---------------> Conv
     candidate   Conv --> QuantizeLinear... --> Conv      the Relu is part of the quantizer's place

@@ -225,7 +225,7 @@ def broadcast(a: Dim, b: Dim) -> Dim:
 
     An open size against a number other than 1 is 1 or that number. Of two open sizes either one
     may be 1, unless they are the same. ``N`` and ``min(N, 64)`` broadcast to ``N``: where they
-    differ, the latter is 64 and has to be 1.
+    differ, the latter is 64 and must be 1.
 
     Raises:
         ValueError: they do not broadcast.

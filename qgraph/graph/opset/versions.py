@@ -234,7 +234,7 @@ def _fits(node: ir.Node, version: int) -> bool:
 
 
 def _has_changes(model: ir.Model, version: int) -> bool:
-    """Return whether any node might have to be rewritten, which may fail halfway."""
+    """Return whether raising may have to rewrite a node, which may fail."""
     return any(
         owner.opset_imports.get("", version) < OLDEST
         or not stays(node, owner.opset_imports.get("", version), version)

@@ -72,7 +72,7 @@ def result(zero_point: Array) -> Array:
 
 
 def shifted(codes: Array, zero_point: Array | None, dtype: type = np.float64) -> Array:
-    """Return codes less their zero point, exactly."""
+    """Return codes minus their zero point, exactly."""
     if codes.dtype not in _CODES:
         raise ValueError(f"its codes are {codes.dtype}, expected int8 or uint8")
     if zero_point is not None and zero_point.dtype != codes.dtype:

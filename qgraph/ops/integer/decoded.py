@@ -57,7 +57,7 @@ def is_product(node: ir.Node) -> bool:
 
 
 def read_wholes(total: ir.Node) -> Product | None:
-    """Return the product of a node whose factors are codes less their zero points; None for others.
+    """Return the product of a node on codes minus their zero points; None for other nodes.
 
     Raises:
         OperatorError: its bias is not known to be whole numbers.
@@ -145,7 +145,7 @@ def _decoded(total: ir.Node, side: int) -> Factor:
 
 
 def _whole(value: ir.Value | None) -> Factor | None:
-    """Read codes less their zero point: ``Cast (codes) - zero_point``, or ``Cast (codes)``."""
+    """Read codes minus their zero point: ``Cast (codes) - zero_point``, or ``Cast (codes)``."""
     node = producer_of(value, "Sub")
     zero: Parameter | None = None
     if node is not None:

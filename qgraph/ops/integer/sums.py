@@ -2,7 +2,7 @@
 
     sum = (a - z_a) @ (b - z_b) + bias              MatMul, Gemm, or Conv in place of @
 
-Codes less their zero points are whole numbers. A floating-point type adds them without rounding,
+Codes minus their zero points are whole numbers. A floating-point type adds them without rounding,
 in any order, as long as no partial sum leaves the range in which it holds every whole number:
 2**24 for float32, 2**53 for float64. int32 holds all sums modulo 2**32, as the operators do.
 """
@@ -86,7 +86,7 @@ class Factor:
         return np.broadcast_to(scale, shape).copy(), np.broadcast_to(point, shape).copy()
 
     def draft_difference(self, draft: Draft, to: ir.DataType) -> ir.Value:
-        """Draft the codes less their zero point, as whole numbers of type ``to``."""
+        """Draft the codes minus their zero point, as whole numbers of type ``to``."""
         whole, zero = cast(draft, self.codes, to), self.zero_point
         if zero is None:
             return whole
@@ -200,7 +200,7 @@ class Sum:
         return conv_attributes(self.node) if self.kind == "Conv" else self.transposed
 
     def draft_sums(self, draft: Draft, to: ir.DataType) -> ir.Value:
-        """Draft the sums as whole numbers of type ``to``, which has to hold them."""
+        """Draft the sums as whole numbers of type ``to``, which must hold them."""
         operands = [factor.draft_difference(draft, to) for factor in (self.a, self.b)]
         if self.bias is not None:
             operands.append(cast(draft, draft_value(draft, self.bias), to))

@@ -5,7 +5,7 @@ limits of a value are computed from inside: some input of the model reaches each
 results of sums, such as those of a Conv, are assumed to take every value between their limits.
 
 ``visible`` says whether a difference reaches an output. Values that differ may become equal further
-on: a Relu or a quantizer maps many numbers to one. So the difference has to reach an output, or a
+on: a Relu or a quantizer maps many numbers to one. So the difference must reach an output, or a
 sum, through operators that keep different elements different. After the sum, operators may round
 and clip, but not discard the magnitude of numbers, as comparisons and normalizations do.
 """

@@ -1,6 +1,6 @@
 """Write sums of products of codes in one form if two models write them differently.
 
-QLinearConv and similar operators add products of integers: codes less their zero points. Conv and
+QLinearConv and similar operators add products of integers: codes minus their zero points. Conv and
 MatMul between DequantizeLinear and QuantizeLinear do the same if the scales are powers of two,
 because no operation rounds then. float32 represents all sums below 2**24 exactly, in any order of
 additions. So all forms become one Conv or MatMul of integers:

@@ -15,10 +15,10 @@
     QLinearConcat, QLinearWhere
         -> the operator on the results of DequantizeLinear, then QuantizeLinear
 
-Equal bit for bit: products and sums of codes less their zero points are integers below 2**24, which
-float32 represents exactly, in any order of additions. The later operations are those of the kernel,
-one by one and in its order. float64 may round a fused sum twice; so a QLinearAdd is written only if
-both forms have the same result for every pair of codes.
+Equal bit for bit: products and sums of codes minus their zero points are integers below 2**24,
+which float32 represents exactly, in any order of additions. The later operations are those of the
+kernel, one by one and in its order. float64 may round a fused sum twice; so a QLinearAdd is written
+only if both forms have the same result for every pair of codes.
 
 An operator that occurs equally often in both models is kept: equal operands give equal results.
 """

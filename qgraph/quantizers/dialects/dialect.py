@@ -239,7 +239,7 @@ class SiteWriter:
         return with_arrays(meaning, self._view.lay)
 
     def see_blocks(self) -> Quantizer | None:
-        """Do so for parameters with an entry for each block; None if they have to be repeated."""
+        """Do so for parameters with an entry for each block; None if they must be repeated."""
         meaning: Any = self.site.meaning
         seen: Quantizer
         if self.site.repeats is None:

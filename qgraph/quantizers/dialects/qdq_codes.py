@@ -389,7 +389,7 @@ def _decodes(levels: Float32, meaning: Ranged) -> bool:
 
 
 def _name_of(value: ir.Value) -> str:
-    """Return the name of the constant behind operators that only move elements."""
+    """Return the name of the constant after operators that only move elements."""
     while (node := value.producer()) and node.inputs and node.inputs[0] is not None:
         value = node.inputs[0]
     return value.name or ""

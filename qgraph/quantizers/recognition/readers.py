@@ -105,7 +105,7 @@ def is_hopeless(steps: Sequence[Step]) -> bool:
     That depends only on :func:`kinds_of` the steps, which are arithmetic, limits and roundings. A
     division before a rounding stays whatever comes before, and so do both and all that follows. A
     rounding that stays leaves the readers of :func:`_readers` that know one or two: what they read
-    behind the last rounding, or between the two, is looked at here.
+    after the last rounding, or between the two, is looked at here.
     """
     plain = simplified(tuple(steps))
     rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]

@@ -203,7 +203,7 @@ class UseDefGraph:
         return _size(value) > _LARGEST_CONSTANT or not self._is_fixed(value)
 
     def _is_fixed(self, value: ir.Value) -> bool:
-        """Return whether a value is a constant, possibly behind operators on shapes."""
+        """Return whether a value is a constant, possibly after operators on shapes."""
         if value not in self._fixed:
             is_constant = constant_tensor(value) is not None
             self._fixed[value] = is_constant or constant_expression(value) is not None

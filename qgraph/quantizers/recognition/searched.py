@@ -3,7 +3,7 @@
 A quantizer of one node, or of a plain pair, is left out with all that is connected to it if none of
 these nodes can make it more than it is. Its scale divides its data and multiplies its codes, so
 that a further factor is in no formula of a quantizer. Neither is a limit on one side only, nor a
-second rounding behind a product and a quotient. So Neg, Relu, other quantizers and sums of data
+second rounding after a product and a quotient. So Neg, Relu, other quantizers and sums of data
 around it stay outside, and none is searched if these are all operators that are connected.
 """
 

@@ -1,10 +1,10 @@
 """Codes of large constants, computed and checked value by value while the model is saved.
 
-The weight is read piece by piece. The operators that quantize it give the values, from which codes
-follow as they do for small constants: no rounding rule is repeated here. Codes are packed, written,
-unpacked again and decoded by the operators that were drafted. Any value that is not the one that
-the quantizer gave stops the saving. Where a table has already proved that every level with every
-parameter is decoded to its value, an element only has to be at some level.
+The weight is read piece by piece. The operators of the quantizer compute the values, and codes are
+derived from them as for small constants, so no rounding rule is repeated here. Codes are packed,
+written, unpacked again and decoded by the drafted operators. If a decoded value differs from the
+quantized value, saving stops. If a table has already proved that every level is decoded to its
+value with every parameter, it is enough that each element is one of the levels.
 """
 
 from __future__ import annotations
