@@ -1,1 +1,1 @@
-"""Quantizers: their meaning, readers, writers, comparison and weights."""
+"""Quantizers: description, readers, writers, comparison and weights."""

@@ -1,4 +1,4 @@
-"""Compare a draft with the nodes it would replace, both by their operators' definitions."""
+"""Compare a draft with the nodes that it would replace, by the definitions of their operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comparer:
     """Compares sites of one model with drafts; equal pairs of functions are decided once.
 
     Args:
-        model: the model; where it holds one floating type only, data of unknown type has that one.
+        model: the model; if it has only one floating type, data of unknown type has this type.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -58,14 +58,14 @@ class Comparer:
     ) -> list[Verdict]:
         """Return the verdict on each draft and its site.
 
-        The values of a constant input are compared. For others, both sides are lowered to
-        primitives and compared over every float32 input, without the parameters that a reader
-        derived. Pairs of one form are decided together. Data of 16 bits is tried value by value.
+        The values of a constant input are compared. Otherwise, both sides are lowered to primitives
+        and compared over every float32 input, without the parameters that a reader derived. Pairs
+        of one form are decided together. For 16-bit data, all values are tried.
 
         Args:
-            drafts: with their sites.
-            at_least: the wanted level. A draft that is not even equal in values may then be
-                left undecided.
+            drafts: the sites and their drafts.
+            at_least: the required level. A draft that is not equal in values may then stay
+                undecided.
         """
         lowering = _Lowering()
         pairs = [self._lower(site, draft, lowering) for site, draft in drafts]
@@ -107,14 +107,14 @@ def _counted(outcome: PairOutcome) -> Verdict:
 
 
 def _enumerate(site: Site, draft: Draft, dtype: ir.DataType) -> PairOutcome:
-    """Compare on all values of a type of 16 bits, in every channel, by the operators' kernels."""
+    """Compare on all values of a 16-bit type, in every channel, with the operators' kernels."""
     parts = [NodeSegment(region.nodes, region.x, region.y) for region in (site, draft)]
     runs = [partial(evaluate, part.nodes, part.x, part.y) for part in parts]
     return enumerate_values(dtype, runs, *free_axis(parts, site.shape))
 
 
 class _Lowering:
-    """Lowers pairs of regions with one builder, those of one form once."""
+    """Lowers pairs of regions with one builder; pairs of one form are lowered once."""
 
     def __init__(self) -> None:
         self._builder = Builder()
@@ -126,7 +126,7 @@ class _Lowering:
         """Return both sides as expressions.
 
         Raises:
-            Undecidable: there is no expression for one of them.
+            Undecidable: one side cannot be lowered.
         """
         own, new = (self._forms.of_region(r.nodes, r.x, r.y) for r in (site, draft))
         form = None if own is None or new is None else (own, new, site.shape)
@@ -167,9 +167,9 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
 
 
 def _open_zeros(region: Site | Draft, data: Array) -> int:
-    """Return how many results depend on whether Max, Min, Relu or Clip of -0 and +0 gives -0.
+    """Return the number of results that depend on the sign of zero of Max, Min, Relu or Clip.
 
-    ONNX leaves this open, and runtimes differ.
+    ONNX leaves this sign open for operands -0 and +0, and runtimes differ.
     """
     number = 0
     for index, node in enumerate(region.nodes):

@@ -1,14 +1,13 @@
-"""Constant weights that Cast, Sub and Mul decode, as DequantizeLinear.
+"""Replace Cast, Sub and Mul that decode constant weights by DequantizeLinear.
 
     Mul(Sub(Cast(codes), zero_point), scale)  ->  DequantizeLinear(codes, scale, zero_point)
 
-Sub and Mul may be absent, and a Cast may decode the zero point. The pattern matcher reads the
-others, which have constants of float32. Equal bit for bit: codes minus their zero point are whole
-numbers that float32, float16 and bfloat16 have if they are small enough, and both sides round one
-product.
+Sub and Mul may be absent, and a Cast may decode the zero point. Decoders with float32 constants are
+left to the pattern matcher. Equal bit for bit: codes minus their zero point are whole numbers that
+float32, float16 and bfloat16 represent if they are small enough, and both sides round one product.
 
-Codes and zero points may be unpacked from bytes. The nodes that do so are computed, and what uses
-the codes gets a constant:
+Codes and zero points may be unpacked from bytes. The unpacking nodes are computed and replaced by a
+constant:
 
     Concat(BitwiseAnd(w, 15), BitShift(w, 4, direction=RIGHT))  ->  codes from 0 to 15
 """
@@ -33,10 +32,10 @@ from qgraph.ops.dispatch import Environment, compute
 from qgraph.quantizers.dialects.layout import Layout, layout_of
 
 _LARGEST = {ir.DataType.FLOAT: 1 << 24, ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8}
-"""Types of real numbers, and up to which they have all whole numbers."""
+"""Types of real numbers, and the largest integer up to which each represents all integers."""
 
 _NARROW = ("UINT2", "INT2", "UINT4", "INT4", "UINT8", "INT8")
-"""Types of unpacked codes, those with fewer bits first."""
+"""Types of unpacked codes, the narrowest first."""
 
 _OPSET_OF_HALVES = 19
 _FEW_BITS = 8
@@ -48,10 +47,10 @@ class Decompressed(Region):
     """Nodes that decode a constant.
 
     Attributes:
-        codes: those that operators unpack, None for those of ``x``.
-        scale, zero_point: as DequantizeLinear takes them; no zero point is 0.
+        codes: unpacked codes; None to use the codes of ``x``.
+        scale, zero_point: inputs of DequantizeLinear; no zero point is 0.
         layout: their granularity.
-        opset: the lowest one in which DequantizeLinear takes these.
+        opset: the lowest opset in which DequantizeLinear accepts them.
     """
 
     codes: Array | None
@@ -91,13 +90,13 @@ def decompressed(model: ir.Model, limit: int = LATEST) -> Iterator[Decompressed]
 
 @dataclass(frozen=True)
 class _WeightReader:
-    """Reads decoded weights where operators have the versions ``imports``."""
+    """Reads decoded weights in a graph with the operator versions ``imports``."""
 
     imports: Mapping[str, int]
     limit: int
 
     def read(self, cast: ir.Node) -> Decompressed | None:
-        """Return the weight that ``cast`` begins to decode, if it does."""
+        """Return the weight whose decoding begins with ``cast``; None if there is none."""
         codes, dtype = cast.inputs[0], ir.DataType(cast.attributes.get_int("to", 0))
         if codes is None or dtype not in _LARGEST:
             return None
@@ -146,7 +145,7 @@ class _WeightReader:
         return Decompressed(codes, y, tuple(nodes), packed, scale, points, layout, opset)
 
     def _narrowest(self, codes: Array | None, zero: Array | None) -> str | None:
-        """Return the type with the fewest bits that has all codes and their zero points."""
+        """Return the narrowest type that can represent all codes and their zero points."""
         if codes is None or not codes.size:
             return None
         ends = [codes.min(), codes.max(), *(() if zero is None else (zero.min(), zero.max()))]
@@ -174,7 +173,7 @@ class _WeightReader:
         return self._parameter(others[0]) if len(others) == 1 else None
 
     def _parameter(self, value: ir.Value | None) -> Array | None:
-        """Return a constant, or what a Cast makes of constant codes."""
+        """Return a constant, or the result of a Cast of constant codes."""
         array = constant_expression(value)
         cast = producer_of(value, "Cast")
         if array is not None or cast is None:
@@ -196,7 +195,7 @@ def _has_differences(form: IntFormat | Minifloat, zero: Array, dtype: ir.DataTyp
 
 
 def _is_parameter(value: ir.Value) -> bool:
-    """Return whether a value is subtracted or multiplies another decoded constant."""
+    """Return whether a value is subtracted from, or multiplied with, another decoded constant."""
     uses = value.uses()
     return bool(uses) and all(node.op_type in ("Mul", "Sub") and index for node, index in uses)
 
@@ -210,13 +209,13 @@ _MOST_UNPACKING = 64
 
 
 def unpacked(value: ir.Value | None, imports: Mapping[str, int]) -> Array | None:
-    """Return the integers of ``value`` if they are cut out of constant integers, else None.
+    """Return the integers of ``value`` if they are unpacked from constant integers, else None.
 
-    An arithmetic shift is written with comparisons and choices, as ONNX has none.
+    ONNX has no arithmetic shift, so exporters write it with comparisons and Where.
 
     Args:
         value: a value of integers.
-        imports: versions of operator sets where it is computed.
+        imports: operator set versions of its graph.
     """
     nodes: list[ir.Node] = []
     environment: Environment = {}
@@ -230,7 +229,7 @@ def unpacked(value: ir.Value | None, imports: Mapping[str, int]) -> Array | None
 
 
 def _collect(value: ir.Value, nodes: list[ir.Node], environment: Environment) -> bool:
-    """Add what computes ``value`` from constants, in order; return False if something else does."""
+    """Collect the nodes that compute ``value`` from constants; False if there are others."""
     if value in environment:
         return True
     array = constant(value)

@@ -29,8 +29,8 @@ def magnitudes(model: ir.Model) -> Bounds:
     """Return bounds of ``|value|`` in the main graph, for inputs of magnitude up to
     :data:`qgraph.execution.conformant.MODERATE`.
 
-    A value that has a bound is neither NaN nor infinite. Results of operators without a rule have
-    no bound, and neither has what is computed from them.
+    A value with a bound is neither NaN nor infinite. Results of operators without a rule have no
+    bound, nor do values computed from them.
     """
     bounds: Bounds = {}
     if only_float_type(model) is not ir.DataType.FLOAT:

@@ -7,9 +7,9 @@ Constant codes, such as the rows that Gather takes from an embedding, are decode
     DequantizeLinear(Gather(codes, indices))  ->  Gather(DequantizeLinear(codes), indices)
 
 Equal bit for bit: every element is decoded with the same scale and zero point. Movements are
-Transpose, Reshape, Slice, Gather, Concat and similar operators. MaxPool counts as one if the scale
-is positive and no window lies in the padding alone, because decoding keeps the order of codes then.
-Shapes are inferred, independent of those that the model states.
+Transpose, Reshape, Slice, Gather, Concat and similar operators. MaxPool counts as a movement if the
+scale is positive and no window lies entirely in the padding, because decoding then keeps the order
+of codes. Shapes are inferred; shapes stated in the model are not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qgraph.quantizers.decompressed import decompressed
 
 MOVES = RESHAPING | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
 MOVES |= {"Tile", "Transpose"}
-"""Operators whose results are elements of their data; of MaxPool, the largest ones."""
+"""Operators whose results are elements of their data; MaxPool returns the largest ones."""
 
 _Axis: TypeAlias = int | None
 _Write: TypeAlias = Callable[[Draft], ir.Value]
@@ -59,7 +59,7 @@ def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
 
 
 def prepared(model: ir.Model) -> ir.Model:
-    """Return the model as the readers of quantizers need it: itself, or else a copy.
+    """Return the model in the form that readers of quantizers need: the model or a copy.
 
     Parameters that follow from static dimensions are constants in it, data moves after pairs, and
     DequantizeLinear decodes the constants that Cast, Sub and Mul decode.
@@ -75,7 +75,7 @@ def prepared(model: ir.Model) -> ir.Model:
 
 
 def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
-    """Return each DequantizeLinear of moved codes, and what writes it before the movement."""
+    """Return each DequantizeLinear of moved codes, with a writer of it before the movement."""
     decodes = [
         (node, codes)
         for owner in owners(model)
@@ -96,44 +96,44 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
 
 
 def encoder_of(codes: ir.Value | None) -> ir.Node | None:
-    """Return the QuantizeLinear of one scale whose codes ``codes`` are, moved or not."""
+    """Return the QuantizeLinear of one scale that computes ``codes``, possibly moved."""
     return linear_producer(unmoved(codes), "QuantizeLinear")
 
 
 def is_linear(node: ir.Node, *names: str) -> bool:
-    """Return whether a node is one of these: QuantizeLinear, DequantizeLinear."""
+    """Return whether a node is a QuantizeLinear or DequantizeLinear."""
     return node.op_type in names and node.domain in LINEAR_DOMAINS
 
 
 def linear_producer(value: ir.Value | None, name: str) -> ir.Node | None:
-    """Return the QuantizeLinear or DequantizeLinear that gives a value; None if another does."""
+    """Return the QuantizeLinear or DequantizeLinear that computes a value, or None."""
     node = producer_of(value)
     return node if node is not None and is_linear(node, name) else None
 
 
 def moves_constant(decode: ir.Node) -> bool:
-    """Return whether a DequantizeLinear decodes constant codes that other operators move."""
+    """Return whether a DequantizeLinear decodes moved constant codes."""
     start = unmoved(decode.inputs[0])
     is_decoder = is_linear(decode, "DequantizeLinear")
     return is_decoder and start is not decode.inputs[0] and constant_stream(start) is not None
 
 
 def unmoved(value: ir.Value | None) -> ir.Value | None:
-    """Return the value whose elements a value has, before operators that move data of one."""
+    """Return the value before all data movement with one operand."""
     while (node := producer_of(value, *MOVES - {"Concat"})) is not None:
         value = node.inputs[0]
     return value
 
 
 def moved_operands(node: ir.Node) -> list[ir.Value | None]:
-    """Return the data that a node moves to its one result; none if it does more."""
+    """Return the data that a node moves to its only result; none for other nodes."""
     if node.op_type not in MOVES or node.domain or len(node.outputs) != 1:
         return []
     return list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
 
 
 def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
-    """Return the axis of the parameters as it is stated; None if there is one for all."""
+    """Return the stated axis of the parameters; None if there is one for all elements."""
     scale = constant_expression(decode.inputs[1])
     is_single = _sizes(facts, decode.inputs[1]) == () or (scale is not None and scale.size == 1)
     return None if is_single else decode.attributes.get_int("axis", 1)
@@ -142,7 +142,7 @@ def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
 def _decoded(
     decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts, dtype: ir.DataType
 ) -> _Write | None:
-    """Return what writes moved codes as numbers of a type; None if a step cannot be exchanged."""
+    """Return a function that writes decoded values before the movements; None if not possible."""
     node = codes.producer()
     if decode.attributes.get_int("block_size", 0) > 0:
         return None
@@ -170,7 +170,7 @@ def _decoded(
 
 
 def keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
-    """Return whether decoding may be exchanged with a node that may take maxima."""
+    """Return whether decoding can be exchanged with a node, which may take maxima."""
     if node.op_type != "MaxPool":
         return True
     scale, sizes = constant_expression(decode.inputs[1]), _sizes(facts, node.inputs[0])

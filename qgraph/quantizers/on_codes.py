@@ -34,7 +34,7 @@ _RESULTS = {
     "QLinearSoftmax": (3, 4),
     "QLinearWhere": (7, 8),
 }
-"""Inputs of operators of com.microsoft that are scale and zero point of the result."""
+"""Indices of the scale and the zero point of the result, for operators of com.microsoft."""
 
 _WEIGHTS = {
     "DynamicQuantizeLSTM": (1, 8, 9),
@@ -44,7 +44,7 @@ _WEIGHTS = {
     "MatMulNBits": (1, 2, 3),
     "QAttention": (1, 4, 7),
 }
-"""Inputs that are weights, their scale and their zero point."""
+"""Indices of weights, their scale and their zero point."""
 
 _OF_SIZES = frozenset({"ConstantOfShape", "Shape", "Size"})
 """Operators whose result does not depend on the elements of their operand."""
@@ -54,7 +54,7 @@ _FORMATS_OF_BNB4 = ("fp4", "nf4")
 
 @dataclass(frozen=True, eq=False)
 class CodedTensor:
-    """A tensor of codes that an operator takes as a weight, or gives as its result.
+    """A tensor of codes that is a weight or the result of an operator.
 
     Attributes:
         node: the operator.
@@ -63,8 +63,8 @@ class CodedTensor:
         is_weight: whether the codes are constant.
         is_dynamic: whether scale and zero point are computed from the data.
         scale, zero_point: constant parameters; None if they are not known, or there are none.
-        granularity: which elements share a scale.
-        stored: bytes of the codes with their parameters; None of data.
+        granularity: granularity of the scale.
+        stored: bytes of the codes with their parameters; None for data.
     """
 
     node: ir.Node
@@ -99,7 +99,7 @@ def coded_tensors(node: ir.Node) -> Iterator[CodedTensor]:
 
 
 def has_codes(node: ir.Node) -> bool:
-    """Return whether a node has constant weights of codes, or gives codes."""
+    """Return whether a node has constant coded weights, or a result of codes."""
     return any(True for _ in coded_tensors(node))
 
 

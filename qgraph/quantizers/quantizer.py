@@ -1,6 +1,6 @@
-"""The meaning of a quantizer, independent of its dialect.
+"""Descriptions of quantizers, independent of dialects.
 
-Readers state a quantizer's parameters here, writers choose their forms by them. Two quantizers
+Readers return these parameters, and writers choose forms by them. Two quantizers
 with equal parameters may still be two different float functions: ``recipe`` is the order of the
 float operations, and every draft is compared with the nodes it replaces.
 """
@@ -31,7 +31,7 @@ class Recipe(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """``real = (code - zero_point) * scale`` of a quantizer that computes its codes differently."""
+    """Decoding ``real = (code - zero_point) * scale``, if it differs from that of the codes."""
 
     scale: Float32
     zero_point: Float32
@@ -76,8 +76,8 @@ class Ranged:
         input_low, input_high: ends of the range that is divided.
         output_low, output_high: values of the lowest and the highest level.
         levels: number of levels.
-        decoding: how ``q`` becomes a real value, if not by the output range; that range then has
-            the right ends only.
+        decoding: how ``q`` becomes a real value, if not by the output range; then only the limits
+            of that range are exact.
     """
 
     input_low: Float32
@@ -120,9 +120,9 @@ class Truncating:
     ``y = (q - out_zero_point) * out_scale``.
 
     Attributes:
-        scale, zero_point: grid on which the data lies, up to noise; broadcast to the data.
-        ratio: a power of two, how many steps of the input grid make one code.
-        lo, hi: smallest and largest code; infinite where codes are not clamped.
+        scale, zero_point: grid of the data, up to rounding noise; broadcast to the data.
+        ratio: number of steps of the input grid per code, a power of two.
+        lo, hi: smallest and largest code; infinite if codes are not clamped.
         rounding: how ``c / ratio`` becomes a whole number.
         out_scale, out_zero_point: how codes become real values.
     """
@@ -148,7 +148,7 @@ Part = TypeVar("Part", Affine, Ranged, Floating, Bipolar, Truncating, Decoding)
 
 
 def arrays_of(part: Quantizer | Decoding) -> list[Float32]:
-    """Return the parameters that broadcast to the data, those of another decoding last."""
+    """Return the parameters that broadcast to the data, those of ``decoding`` last."""
     arrays: list[Float32] = []
     for value in vars(part).values():
         if isinstance(value, Decoding):

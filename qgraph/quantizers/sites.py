@@ -1,10 +1,9 @@
 """Find all quantizers of a model.
 
-One may be written in several nodes, whichever operators these are. A search starts at every
-operator that can be the core of a quantizer and looks for the largest region around it that is one:
-a chain of float operators, or a quantizer of any dialect with float operators before and after it.
-Single nodes, and pairs of QuantizeLinear and DequantizeLinear with nothing around them, are left to
-the readers of their dialects.
+A quantizer may consist of several nodes of any operators. A search starts at every operator that
+can be the core of a quantizer, and finds the largest region around it that is a quantizer: a chain
+of float operators, or a quantizer of any dialect with float operators before and after it. The
+readers of the dialects read single nodes, and Q/DQ pairs without operators around them.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _CORES = {
 """Operators at which a search starts, and the dialect of a region with them."""
 
 _KNOWN_ALONE = frozenset(name for name, dialect in _CORES.items() if dialect != PLAIN)
-"""Operators of dialects, whose readers read them without others around them."""
+"""Operators of dialects, which their readers read as single nodes."""
 
 _WRAPS = (
     "its codes wrap around at their limits (overflow: wrap, as of HGQ2), and no dialect has such a "
@@ -74,7 +73,8 @@ _PAIRS = [
 ]
 _REALS = (None, "FLOAT", "FLOAT16", "BFLOAT16")
 _MOST_ROUNDINGS = 3
-"""Roundings of one quantizer: to the grid of its data, to codes, and of codes to codes."""
+"""Maximum number of roundings of a quantizer: to the grid of its data, to codes, of codes to "
+  "codes."""
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
 
 
@@ -83,7 +83,7 @@ _Question: TypeAlias = tuple[tuple[int, ...], Notation]
 
 
 class PatternMatcher:
-    """Finds the quantizers of one graph that are more than a node or a pair.
+    """Finds the quantizers of one graph that consist of more than a node or a pair.
 
     Args:
         nodes: all nodes of the graph, in topological order, those of subgraphs included.
@@ -116,10 +116,10 @@ class PatternMatcher:
         return next((site for site in sites if self._taken.isdisjoint(site.nodes)), None)
 
     def alone(self, node: ir.Node, readers: Readers) -> Site | Refusal | None:
-        """Return the quantizer of ``node``, alone or as the end of a pair; one of a form is read.
+        """Return the quantizer of ``node``, alone or as the end of a pair; read equal forms once.
 
-        The forms hold all that the meaning of the nodes follows from: their attributes, their
-        parameters, the types of all their values, and the shape of the data.
+        A form contains everything that determines the quantizer: attributes, parameters, the types
+        of all values, and the shape of the data.
         """
         nodes = _pair(node)
         x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
@@ -172,7 +172,7 @@ class PatternMatcher:
         return None
 
     def _may_be_quantizer(self, steps: tuple[Step, ...], kinds: int | None) -> bool:
-        """Return whether some data of real numbers that take ``steps`` may be quantized."""
+        """Return whether ``steps`` on real numbers may be a quantizer."""
         if kinds is None:
             return not is_ruled_out(steps)
         if kinds not in self._possible:
@@ -180,7 +180,7 @@ class PatternMatcher:
         return self._possible[kinds]
 
     def _are_hopeless(self, steps: Sequence[Step]) -> bool:
-        """Return whether no quantizer ends with ``steps``, those of it that are last."""
+        """Return whether ``steps`` cannot be the last steps of a quantizer."""
         kinds = self._kinds.of(steps)[0]
         if kinds is None:
             return False
@@ -206,7 +206,7 @@ class PatternMatcher:
 
 
 def _pair(node: ir.Node) -> tuple[ir.Node, ...]:
-    """Return the QuantizeLinear, Clip and DequantizeLinear that end in ``node``, or it alone."""
+    """Return the Q/DQ pair, with Clip, that ends in ``node``, or ``node`` alone."""
     nodes: tuple[ir.Node, ...] = (node,)
     while (value := nodes[0].inputs[0] if nodes[0].inputs else None) is not None:
         producer = value.producer()
@@ -217,7 +217,7 @@ def _pair(node: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def _is_alone(x: ir.Value, y: ir.Value) -> bool:
-    """Return whether one node that the reader of its dialect reads computes ``y`` from ``x``."""
+    """Return whether a single node that a dialect reads computes ``y`` from ``x``."""
     node = y.producer()
     return node is not None and node.op_type in _KNOWN_ALONE and node.inputs[0] is x
 
@@ -256,12 +256,12 @@ def _site(
 def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
-    One that is written in several nodes is found as a whole; no node belongs to two that differ.
-    The shapes and types of data are inferred, independent of those that the model states.
+    A quantizer of several nodes is found as a whole; no node belongs to two different quantizers.
+    The shapes and types of data are inferred; those stated in the model are not used.
 
     Args:
-        model: the model; it may not change meanwhile.
-        around_constants: leave out quantizers that are not connected to a quantizer of a constant.
+        model: the model; it must not change during the iteration.
+        around_constants: skip quantizers that are not connected to a quantizer of a constant.
     """
     readers = _readers()
     # The body of a function defines an operator: written in that operator it would call itself.
@@ -314,10 +314,10 @@ def site_of(node: ir.Node) -> Site | Refusal | None:
 
 
 def parts(site: Site) -> tuple[Site, ...]:
-    """Return the quantizers that dialects read within a site of more nodes.
+    """Return the smaller quantizers that dialects read within a site of several nodes.
 
-    They are smaller than ``site``; the operators around them stay outside. Of standard operators,
-    this is a Round with a Clip, whose scale is 1.
+    The operators around them are not part of them. For standard operators, this is a Round with a
+    Clip, whose scale is 1.
     """
     readers = _readers()
     candidates = [_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1]
@@ -351,7 +351,7 @@ def _rounding(node: ir.Node) -> Site | None:
 
 
 def _inferred(model: ir.Model) -> AbstractContextManager[None]:
-    """Give the values of the main graph their inferred types and shapes."""
+    """Set the inferred types and shapes of the values of the main graph."""
     values = [value for node in nodes_of(model.graph) for value in node.outputs]
     # Where the model has one floating type only, data of no stated type has that one.
     return inferred(model, values, keeps_types=only_float_type(model) is None)

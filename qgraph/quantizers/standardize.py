@@ -1,15 +1,16 @@
 """Convert quantizers of custom domains to standard operators, for a single ONNX Runtime session.
 
 Every such quantizer is compared, over all inputs, with forms that ONNX Runtime computes fast. It is
-replaced by the first that is equal bit for bit, the sign of zero included, and NaN too unless its
-input is known to be a number. Quantizers of constants are computed once, by our kernels, as are
-operators that only reshape constants.
+replaced by the first form that is equal bit for bit, including the sign of zero, and NaN unless its
+input cannot be NaN. Quantizers of constants, and operators that only reshape constants, are
+computed once by the kernels of qgraph.
 
 Forms, the fastest first:
 
-* A pair of QuantizeLinear and DequantizeLinear. It touches the data twice and codes of a quarter of
-  its size. It loses NaN, which another Max and Min keep, and gives +0 for small negative values.
-* Float operators, which touch the data once each and keep both.
+* A pair of QuantizeLinear and DequantizeLinear. It reads or writes the data twice, and codes of a
+  quarter of its size. It loses NaN, which an additional Max and Min keep, and gives +0 for small
+  negative values.
+* Float operators, which read and write the data once each, and keep NaN and -0.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ Make = Callable[[], Draft]
 def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Make]:
     """Yield the forms of ``site``, the fastest first, its definition last.
 
-    Nodes that are no quantizers may precede the quantizer in ``site``; its forms leave them out.
-    Quantizers that compute the same have the same forms, in the same order.
+    Other nodes may precede the quantizer in ``site``; its forms omit them. Equal quantizers have
+    the same forms, in the same order.
 
     Args:
         site: the quantizer.
@@ -88,7 +89,7 @@ def _returning(draft: Draft) -> Make:
 
 
 def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Make]:
-    """Yield the pair, or ``min(max(x, top), pair)``: no value exceeds it, so that NaN is kept."""
+    """Yield the pair, or ``min(max(x, top), pair)``, which is equal and keeps NaN."""
     scale, zero = meaning.scale, np.zeros_like(meaning.scale)
     codes = CodeType.of(meaning.lo, meaning.hi, CLIPPABLE)
     layout = layout_of(site.shape or None, scale)
@@ -112,7 +113,7 @@ def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> It
 def _affine_chains(site: Site, editor: Editor, meaning: Affine) -> Iterator[Make]:
     """Yield ``(round(clip(x / s + z)) - z) * s``, for z = 0 also without the addition.
 
-    The addition of 0 makes +0 of -0.
+    Adding 0 changes -0 to +0.
     """
     zero_point = meaning.zero_point
 
@@ -130,8 +131,8 @@ def _affine_chains(site: Site, editor: Editor, meaning: Affine) -> Iterator[Make
 def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Make]:
     """Yield FakeQuantize's formula on data clamped to the range, without its comparisons.
 
-    Operations with 0 are left out first. At the top of the range the formula may miss the upper
-    end by an ulp: then what lies above is a level of its own.
+    Operations with 0 are omitted first. At the top of the range the formula may miss the upper
+    limit by an ulp; then inputs above the range have a separate level.
     """
     low, high = meaning.output_low, meaning.output_high
     if not (meaning.input_low < meaning.input_high).all():
@@ -166,10 +167,9 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     With ``bounded`` the copy is valid only for inputs that are numbers of a magnitude up to
     :data:`qgraph.execution.conformant.MODERATE`, and is faster.
 
-    All values that the main graph had are still there under their names, unused ones too.
-    Initializers that are inputs too are constants in the copy. Quantizers for which no form is
-    known to be equal stay as they are. A model without quantizers of custom domains is returned
-    itself.
+    All values of the main graph are kept under their names, even unused ones. Initializers that are
+    also inputs are constants in the copy. Quantizers without an equal form are unchanged. A model
+    without quantizers of custom domains is returned itself.
     """
     nodes = [node for body in bodies(model) for node in body]
     if not any(_is_custom(node, model) or _is_graph(node, model) for node in nodes):
@@ -201,7 +201,7 @@ def _is_custom(node: ir.Node, model: ir.Model) -> bool:
 
 
 def _is_graph(node: ir.Node, model: ir.Model) -> bool:
-    """Return whether ``node`` stands for standard operators, and ONNX Runtime does not have it."""
+    """Return whether ONNX Runtime lacks ``node``, and a graph of standard operators defines it."""
     is_call = node.op_identifier() in model.functions
     return not is_call and node.domain not in _THEIRS and composite_of(node) is not None
 
@@ -257,7 +257,7 @@ def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
 
 
 def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> None:
-    """Replace ``node`` by an initializer that has the name of its output."""
+    """Replace ``node`` by an initializer with the name of its output."""
     old, graph = node.outputs[0], node.graph
     if not isinstance(graph, ir.Graph):
         return
@@ -294,8 +294,8 @@ def _choose(
 ) -> Iterator[Draft]:
     """Yield for each site the first form that is equal.
 
-    Of sites that compute the same, one tries all forms. The others take the draft that it took;
-    where that is for one site only, they take the same form, and only that is compared with them.
+    Among equal sites, all forms are tried for one only. The others reuse its draft. If a draft fits
+    one site only, the same form is drafted for the others, and only this form is compared.
     """
     forms, alike = Forms(), dict[object, list[Site]]()
     for site in sites:
@@ -338,9 +338,9 @@ def _choose(
 
 
 def _repeated(draft: Draft, site: Site) -> Draft | None:
-    """Return a draft again for a site that computes the same; None if it is for its own one only.
+    """Repeat a draft for an equal site; None if the draft fits its own site only.
 
-    Of constants, the values count that occur.
+    For constants, the occurring values are compared.
     """
     if site.weight is not None:
         return None
@@ -363,7 +363,7 @@ def _offers(site: Site, numbers: Container[ir.Value], editor: Editor) -> Iterato
 
 
 def _with_relu(site: Site) -> Iterator[Site]:
-    """Yield the site that starts before a Relu: an unsigned quantizer needs none."""
+    """Yield the site extended by a Relu before it, which an unsigned quantizer makes redundant."""
     relu = site.x.producer()
     if not isinstance(site.quantizer, Affine | Ranged) or relu is None or relu.op_type != "Relu":
         return

@@ -1,4 +1,4 @@
-"""Views of data that split an axis into blocks, so that parameters of blocks broadcast to it."""
+"""Views of data that split an axis into blocks, so that parameters per block broadcast."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class BlockView:
-    """The shape in which data is seen while parameters are applied.
+    """The shape to which data is reshaped while parameters are applied.
 
     Attributes:
         data: shape of the data.
-        axis: axis of the data that becomes two; None if none does.
+        axis: axis of the data that is split in two; None if there is none.
         size: elements in a block along ``axis``.
         entry: elements along ``axis`` for each entry of a parameter.
         fits: whether no parameter enlarges the data, as far as its shape is known.
@@ -51,7 +51,7 @@ class BlockView:
         return _reshape(draft, y, tuple(size or 0 for size in self.data))
 
     def lay(self, parameter: Array) -> Array:
-        """Return a parameter that broadcasts to the data so that it broadcasts to the view."""
+        """Reshape a parameter that broadcasts to the data, so that it broadcasts to the view."""
         plain = squeezed(parameter) if self.fits else parameter
         if self.axis is None:
             return plain
@@ -69,7 +69,7 @@ def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
     """Return the view in which no entry of ``parameters`` is repeated along a second axis.
 
     Args:
-        shape: of the data, None for a dimension that is not known.
+        shape: shape of the data, None for an unknown dimension.
         parameters: arrays that broadcast to the data.
     """
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
@@ -87,9 +87,9 @@ def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
 
 
 def view_of_blocks(parameters: Sequence[Array], repeats: blocks.Repeats) -> BlockView | None:
-    """Return the view that :func:`view_of` gives for parameters with an entry for each block.
+    """Return the same view as :func:`view_of`, for parameters with one entry per block.
 
-    None if blocks are cut, or the view is not one of blocks along the same axis.
+    None if the last block is incomplete, or the view does not split the same axis into blocks.
     """
     arrays, shape = [squeezed(parameter) for parameter in parameters], repeats.sizes
     joint = np.broadcast_shapes(*(array.shape for array in arrays))

@@ -1,4 +1,4 @@
-"""Base class of dialects: a reader and a writer of quantizers, and the results of a reader."""
+"""Base class of dialects, which read and write quantizers, and the results of readers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class Site(Region):
     """A quantizer in the graph.
 
     Attributes:
-        root: the node that the reader started from; reports name it.
+        root: the node from which the reader started; reports name it.
         dialect: name of the dialect that it is written in.
-        meaning: what it means; parameters broadcast to the data, unless there are ``repeats``.
-        shape: of the data, None for a dimension that is not known.
-        weight: the values of ``x`` where they are known, else None; those in a file are not read.
-        repeats: of parameters of blocks, which have an entry for each block in ``meaning``.
+        meaning: description of the quantizer; parameters broadcast to the data, unless there are
+            ``repeats``.
+        shape: shape of the data, None for an unknown dimension.
+        weight: the values of ``x`` if they are constant, else None; values in a file are not read.
+        repeats: how to repeat parameters that have one entry per block in ``meaning``.
     """
 
     root: ir.Node
@@ -50,7 +51,7 @@ class Site(Region):
 
     @property
     def quantizer(self) -> Quantizer:
-        """What it means; parameters of blocks are repeated at each call, and not kept."""
+        """Description with repeated parameters of blocks; computed at each call."""
         meaning: Any = self.meaning
         if self.repeats is not None:
             meaning = with_arrays(meaning, self.repeats.spread)
@@ -59,7 +60,7 @@ class Site(Region):
 
     @property
     def is_decoder(self) -> bool:
-        """Whether its data are integer codes, which it decodes, and no real numbers."""
+        """Whether its data are integer codes, which it only decodes."""
         return self.x.dtype is not None and not self.x.dtype.is_floating_point()
 
     @cached_property
@@ -77,7 +78,7 @@ class Refusal:
     Attributes:
         root: the node.
         reason: why not.
-        is_dynamic: whether its parameters are computed from the data, so that it has no constants.
+        is_dynamic: whether its parameters are computed from the data.
     """
 
     root: ir.Node
@@ -92,10 +93,10 @@ def shape_of(x: ir.Value, *parameters: Array) -> tuple[int | None, ...]:
 
 
 class Dialect(Protocol):
-    """One way to write quantizers.
+    """A set of operators in which quantizers are written.
 
     Attributes:
-        name: as in ``--to name``.
+        name: the name, as in ``--to name``.
         roots: the operators that its reader starts from.
     """
 
@@ -163,7 +164,7 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
     """Check the parameters of ``node`` by running its operator on a minimal array of zeros.
 
     Raises:
-        OperatorError: a parameter violates the definition, or does not fit to ``x``.
+        OperatorError: a parameter violates the definition, or does not broadcast to ``x``.
     """
     operator = operator_of(node)
     if operator is None:
@@ -203,9 +204,9 @@ _FEW_BYTES = 256
 
 
 def data_of(draft: Draft, site: Site) -> ir.Value:
-    """Return the float values to which a quantizer of another dialect is applied.
+    """Return the float values to which the draft of another dialect is applied.
 
-    Where ``site`` decodes stored codes, these are the decoded values.
+    If ``site`` decodes stored codes, these are the decoded values.
     """
     # The output of a Constant node may lack a type; its tensor has one.
     type_name = site.weight.kind if site.weight is not None else site.x.dtype and site.x.dtype.name
@@ -220,7 +221,7 @@ class SiteWriter:
     Args:
         site: the quantizer.
         editor: makes the drafts.
-        decoded: gives the data, in place of stored codes, when the model is saved.
+        decoded: computes the data from stored codes when the model is saved.
     """
 
     def __init__(self, site: Site, editor: Editor, decoded: DecodedCodes | None = None) -> None:
@@ -239,7 +240,7 @@ class SiteWriter:
         return with_arrays(meaning, self._view.lay)
 
     def see_blocks(self) -> Quantizer | None:
-        """Do so for parameters with an entry for each block; None if they must be repeated."""
+        """Like :meth:`see`, for one entry per block; None if parameters must be repeated."""
         meaning: Any = self.site.meaning
         seen: Quantizer
         if self.site.repeats is None:
@@ -300,24 +301,24 @@ class SiteWriter:
         return draft.giving(self._view.leave(draft, y))
 
     def seen(self, constant: Array) -> Array:
-        """Return a constant of the shape of the data in the shape of the view."""
+        """Reshape a constant from the shape of the data to the shape of the view."""
         return constant if self._view.axis is None else constant.reshape(self._view.seen)
 
 
 Writers = Mapping[type, Callable[[SiteWriter, Any], Iterator[Draft]]]
-"""What drafts a quantizer with a :class:`SiteWriter`, by the type of the quantizer."""
+"""Functions that draft a quantizer with a :class:`SiteWriter`, by the type of the quantizer."""
 
 
 def written(
     site: Site, editor: Editor, writers: Writers, *, later: bool = False
 ) -> Iterator[Draft]:
-    """Yield the drafts of the writer of the type of quantizer that ``site`` is, if any.
+    """Yield the drafts of the writer for the type of the quantizer, if there is one.
 
     Args:
         site: the quantizer.
         editor: makes the drafts.
         writers: by the type of quantizer.
-        later: do not read large codes in files for the first drafts, which are equal then.
+        later: do not read large codes in files for drafts that are equal by construction.
     """
     writer = writers.get(type(site.meaning))
     if writer is None:

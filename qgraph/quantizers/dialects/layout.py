@@ -1,8 +1,7 @@
 """Granularity of a scale (per tensor, per axis, per block), as QuantizeLinear expresses it.
 
-A constant may have another shape while it is quantized than when it is used: blocks as an axis of
-their own between two Reshapes. And a scale may have an entry for each element. Both are blocks of
-DequantizeLinear::
+A constant may be quantized in another shape than that in which it is used: two Reshapes make blocks
+a separate axis. And a scale may have one entry per element. Both are blocks of DequantizeLinear::
 
     weight [4, 64] -> Reshape [4, 2, 32] -> Quant, scale [4, 2, 1] -> Reshape [4, 64]
     codes  [4, 64] -> DequantizeLinear, scale [4, 2], axis 1, block size 32
@@ -30,8 +29,8 @@ class Layout:
 
     Attributes:
         axis: None per tensor; else the axis along which it varies, or in which the blocks lie.
-        block_size: elements that share an entry along ``axis``; 0 when not blocked.
-        shape: shape that scale and zero point have in QuantizeLinear.
+        block_size: elements that share an entry along ``axis``; 0 without blocks.
+        shape: shape of scale and zero point in QuantizeLinear.
     """
 
     axis: int | None
@@ -54,7 +53,7 @@ class Layout:
 
     @property
     def opset(self) -> int:
-        """The opset since which QuantizeLinear has this granularity."""
+        """First opset in which QuantizeLinear supports this granularity."""
         return 21 if self.block_size else 10 if self.axis is None else 13
 
 
@@ -85,7 +84,7 @@ class Placed:
     """Parameters of a quantizer along its codes.
 
     Attributes:
-        arrays: they broadcast to the codes, or have an entry for each block.
+        arrays: broadcast to the codes, or have one entry per block.
         shape: of the codes.
         blocks: the layout of those that vary, if it is one of blocks.
     """
@@ -95,7 +94,7 @@ class Placed:
     blocks: Layout | None
 
     def layout(self, *more: Array) -> Layout | None:
-        """Return the layout of all parameters, and of ``more`` that follow from them."""
+        """Return the layout of all parameters, and of ``more`` derived parameters."""
         arrays = (*self.arrays, *more)
         return layout_of(self.shape, *arrays) if self.blocks is None else self.blocks
 
@@ -106,7 +105,7 @@ class Placed:
         return Parameter(array, self.shape, self.blocks.axis, self.blocks.block_size)
 
     def spread(self, array: Array) -> Array:
-        """Return a parameter so that it broadcasts to the codes."""
+        """Expand a parameter so that it broadcasts to the codes."""
         if array.size == 1 or self.blocks is None:
             return array
         return self.parameter(array).at([0] * len(self.shape), self.shape)
@@ -118,7 +117,7 @@ class CodeLayout:
 
     Attributes:
         shape: of the codes.
-        seen: of the data while it is quantized; parameters broadcast to it.
+        seen: shape of the data while it is quantized; parameters broadcast to it.
     """
 
     shape: Shape
@@ -130,7 +129,7 @@ class CodeLayout:
         return [0] * len(self.shape), [*self.shape]
 
     def place(self, *parameters: Array) -> Placed:
-        """Lay parameters along the codes, with one entry for each block if there are any."""
+        """Return parameters along the codes, with one entry per block if there are blocks."""
         arrays = [_through(parameter, self.seen, self.shape) for parameter in parameters]
         if any(array is None for array in arrays):
             raise ValueError(f"parameters of data {self.seen} do not lie along {self.shape}")
@@ -164,7 +163,7 @@ def laid_out(site: Site) -> CodeLayout | None:
 
 
 def through_reshape(site: Site) -> Site:
-    """Return ``site`` with the following Reshape if that merges its blocks into one axis again."""
+    """Return ``site`` with the following Reshape, if it merges the blocks into one axis again."""
     weight, uses = site.weight, site.y.uses()
     if weight is None or len(uses) != 1 or site.y.is_graph_output():
         return site
@@ -180,7 +179,7 @@ def through_reshape(site: Site) -> Site:
 
 
 def _lie(arrays: Sequence[Array], seen: Shape, codes: Shape) -> bool:
-    """Return whether parameters that broadcast to ``seen`` lie along the codes."""
+    """Return whether parameters that broadcast to ``seen`` can be expressed along the codes."""
     return all(
         blocks.fits(array.shape, seen) and _through(array, seen, codes) is not None
         for array in arrays
@@ -188,7 +187,7 @@ def _lie(arrays: Sequence[Array], seen: Shape, codes: Shape) -> bool:
 
 
 def _through(array: Array, seen: Shape, codes: Shape) -> Array | None:
-    """Return a parameter of data ``seen`` as one of the same data in the shape ``codes``."""
+    """Convert a parameter from the shape ``seen`` of the data to the shape ``codes``."""
     if array.size == 1 or seen == codes:
         return array
     full = array.reshape((1,) * (len(seen) - array.ndim) + array.shape)
@@ -204,9 +203,9 @@ def _through(array: Array, seen: Shape, codes: Shape) -> Array | None:
 
 
 def _reduced(arrays: Sequence[Array], shape: Shape) -> tuple[list[Array], Layout | None]:
-    """Return one entry for each run of equal ones; runs along one axis are equally long.
+    """Return one entry for each run of equal entries; all runs along an axis are equally long.
 
-    The last run may be shorter. Without such runs the parameters stay as they are.
+    The last run may be shorter. Without such runs the parameters are unchanged.
     """
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
     if len(joint) != len(shape):

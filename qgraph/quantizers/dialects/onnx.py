@@ -54,7 +54,7 @@ class PlainOnnx:
 
 
 def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield the quantizer in float operators: first as defined, then for opsets without E8M0."""
+    """Yield the quantizer in float operators: by definition, then for opsets without E8M0."""
     codes = DecodedCodes.of(site, site.weight)
     if codes is not None:
         yield from _in_blocks(site, editor, codes)
@@ -100,7 +100,7 @@ def _promise(draft: Draft, codes: DecodedCodes) -> None:
 
 
 def decoded_in_float(site: Site, editor: Editor) -> Iterator[Draft]:
-    """Yield the definition of stored codes; for those of 32 bits few dialects have another form."""
+    """Yield the definition of a decoder of stored codes; few dialects have one for 32 bits."""
     if site.dialect == "qdq" and site.weight is not None and isinstance(site.quantizer, Affine):
         yield from by_definition(site, editor)
 
@@ -148,7 +148,7 @@ def _difference_of_codes(site: Site, editor: Editor) -> Iterator[Draft]:
 
 
 class _Values(Tracer):
-    """Keeps integer codes as values of the type of floats in which the draft computes."""
+    """Writes integer codes as floats of the type in which the draft computes."""
 
     def Cast(self, v: Operand, **attributes: Any) -> Operand:  # noqa: N802 - an ONNX operator
         """Keep integers in float instead of casting to an integer type."""
@@ -162,7 +162,7 @@ class _Values(Tracer):
 class _Binades(_Values):
     """Finds the power of two below |v| by comparing it with every binade of the format.
 
-    E8M0, which gives it in one cast, exists since opset 24 only.
+    E8M0 gives it in one cast, but exists only since opset 24.
     """
 
     def __init__(self, draft: Draft, quantizer: Floating) -> None:

@@ -3,12 +3,12 @@
 1. one FakeQuantize over the range of the codes, which is exact for few scales;
 2. the data divided by the scale, a FakeQuantize whose levels are the codes themselves and which
    rounds and clamps, and the real value computed from them;
-3. the same with the rounding in float before it: any rounding, codes of either sign. Subtracting a
-   range end that is not 0 rounds the data, so that FakeQuantize itself cannot round there, but
-   whole numbers pass;
-4. a constant stored as whole numbers, so that nothing is left to be rounded.
+3. the same with the rounding in float before it: any rounding, codes of either sign. FakeQuantize
+   rounds the data when it subtracts a lower limit other than 0, so it cannot round exactly there,
+   but it keeps whole numbers;
+4. a constant stored as whole numbers, which need no rounding.
 
-In 2 to 4 a level is one step and the ends are whole: then the arithmetic of OpenVINO's CPU plugin
+In forms 2 to 4, levels are whole numbers with step 1, so the arithmetic of OpenVINO's CPU plugin
 gives the same values as the definition.
 """
 
@@ -251,7 +251,7 @@ def _keeps(lo: float, steps: int) -> bool:
 def _levelled(
     write: SiteWriter, draft: Draft, x: Operand, ends: list[Float32], levels: int
 ) -> ir.Value | None:
-    """Append a FakeQuantize; None if its ranges would enlarge the data, which it refuses."""
+    """Append a FakeQuantize; None if its ranges would enlarge the data, which is invalid."""
     if enlarges(ends, write.shape):
         return None
     values = dict[bytes, ir.Value]()
@@ -281,7 +281,7 @@ class OpenVino:
     )
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
-        """Return the quantizer that a FakeQuantize node is."""
+        """Return the quantizer of a FakeQuantize node."""
         operator = operator_of(node)
         if operator is None:
             return None

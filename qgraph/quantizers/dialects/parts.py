@@ -5,7 +5,7 @@ The order of operations is that of the quantizers' definitions::
     codes        clamp(round(x / scale + zero_point))            x -> steps_of -> clip
     real values  (codes - zero_point) * scale                    real_values, dequantize
 
-Operations that change no value, such as a division by 1, are left out. The scales of a
+Operations that change no value, such as a division by 1, are omitted. The scales of a
 DequantizeLinear may be stored in a smaller type that decodes to the same float32 numbers.
 """
 
@@ -43,26 +43,26 @@ SCALAR = Layout(None, 0, ())
 ONE, ZERO = np.ones((), np.float32), np.zeros((), np.float32)
 
 _MOST_LEVELS = 1 << 16
-"""Levels up to which all are decoded to test whether a scale and a zero point give them."""
+"""Maximum number of levels that are all decoded to test a scale and a zero point."""
 
 _SINCE_HALF = 19
-"""Opset since which scales, and with them the data, may have 16 bits."""
+"""First opset in which scales, and so the data, may have 16-bit types."""
 
 _OUTPUT_TYPE_SINCE = 23
-"""Opset since which DequantizeLinear names its output type apart from that of the scale."""
+"""First opset in which DequantizeLinear has an output type other than that of the scale."""
 
 _E8M0_SINCE = 24
 
 _LEAST_BLOCKS = 16
-"""Fewer scales than these save nothing as codes with a scale of their own."""
+"""Minimum number of scales for which storing them as codes with a second scale saves bytes."""
 
 
 class Scales(Choice):
     """Allowed types of scales.
 
-    * ``float32``: that of the data, as every reader expects it.
-    * ``smallest``: E8M0, FLOAT8E4M3FN with one float32 scale, float16 or bfloat16 where that has
-      the same values; for readers of opset 23 or 24.
+    * ``float32``: the type of the data, which every reader supports.
+    * ``smallest``: E8M0, FLOAT8E4M3FN with one float32 scale, float16 or bfloat16 if the values are
+      equal; for readers of opset 23 or 24.
     """
 
     FLOAT = "float32"
@@ -76,7 +76,7 @@ class CodeType:
     Attributes:
         kind: ONNX type.
         lo, hi: the smallest and the largest code of all channels.
-        is_uniform: whether all channels have them.
+        is_uniform: whether they are equal in all channels.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class CodeType:
 
     @classmethod
     def of(cls, lo: Float32, hi: Float32, kinds: tuple[str, ...] = CODE_TYPES) -> CodeType | None:
-        """Return the first of ``kinds`` that holds all codes; None if none does."""
+        """Return the first of ``kinds`` that can represent all codes; None if none can."""
         low, high = float(lo.min()), float(hi.max())
         type_name = holding(low, high, kinds)
         uniform = bool((lo == low).all() and (hi == high).all())
@@ -94,13 +94,13 @@ class CodeType:
 
     @property
     def is_full(self) -> bool:
-        """Whether the codes fill the type, so that it clamps them."""
+        """Whether the codes fill the type, so that saturation clamps them."""
         form = FORMATS[self.kind]
         return self.is_uniform and (self.lo, self.hi) == (form.lo, form.hi)
 
     @property
     def clamps(self) -> bool:
-        """Whether the type, or one Clip on codes, clamps all channels."""
+        """Whether saturation, or one Clip on codes, clamps all channels."""
         return self.is_full or (self.is_uniform and self.kind in CLIPPABLE)
 
     def quantize(
@@ -264,9 +264,9 @@ def are_codes(type_name: str, zero_point: Float32) -> bool:
 
 
 def counted_from_zero_point(meaning: Affine) -> Affine | None:
-    """Return the same quantizer with codes without a zero point; None if there is none.
+    """Return the same quantizer with codes minus the zero point; None if there is none.
 
-    That is so where the zero point is added to whole numbers, or is 0.
+    It exists if the zero point is added after rounding, or is 0.
     """
     zero_point, decoding = meaning.zero_point, meaning.decoding
     if not zero_point.any():
@@ -322,7 +322,7 @@ def range_values(draft: Draft, codes: Operand, low: Float32, high: Float32, top:
 def split_top(draft: Draft, y: Operand, x: Operand, limit: Any, high: Float32) -> Operand:
     """Append ``high`` where ``x > limit``, ``y`` elsewhere.
 
-    In half of all ranges ``span + low`` is not ``high``: what lies above is a level of its own.
+    For half of all ranges ``span + low`` is not ``high``, so inputs above have a separate level.
     """
     return draft.op.Where(draft.op.Greater(x, limit), high, y)
 
@@ -344,7 +344,7 @@ def level_values(draft: Draft, codes: Operand, meaning: Ranged) -> Operand:
 
 
 def even_steps(low: Float32, high: Float32, top: float) -> tuple[Float32, Float32]:
-    """Return step and zero point of ``top + 1`` evenly spaced levels; of one level, 1 / top."""
+    """Return step and zero point of ``top + 1`` evenly spaced levels; for one level, 1 / top."""
     with np.errstate(all="ignore"):
         span = high - low
         step = np.where(span == 0, np.float32(1), span) / np.float32(top)

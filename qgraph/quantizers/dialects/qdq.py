@@ -26,7 +26,7 @@ from qgraph.quantizers.quantizer import Affine, Decoding, Floating, Quantizer, R
 from qgraph.reasons import NO_PARTNER
 
 _FEW = 1 << 16
-"""Stored codes up to which parameters of blocks are repeated when the quantizer is read."""
+"""Maximum number of stored codes for which parameters of blocks are repeated at reading."""
 
 
 @dialect
@@ -75,7 +75,7 @@ class Qdq:
 
 
 def _chain(node: ir.Node) -> tuple[ir.Node, ...]:
-    """Return those of QuantizeLinear, Clip and DequantizeLinear that are present."""
+    """Return the nodes QuantizeLinear, Clip and DequantizeLinear, as far as present."""
     nodes = [node]
     while (value := nodes[0].inputs[0]) is not None and (producer := value.producer()) is not None:
         if producer.op_type == "QuantizeLinear" and producer.domain in LINEAR_DOMAINS:
@@ -103,7 +103,7 @@ def _lone_quantize(node: ir.Node) -> Refusal | None:
 
 
 def _way_out(*others: ir.Node | None) -> str:
-    """Return which pass makes pairs of codes that operators take and give, or another remedy."""
+    """Return a remedy for codes without a pair, such as the pass that lowers operators on codes."""
     if others and all(node is not None and is_on_codes(node) for node in others):
         return "; write that with -p lower-integer-operators first"
     return "; leave it if codes are meant there, or add the other node of the pair"
@@ -129,7 +129,7 @@ def _meaning(
 ) -> tuple[Quantizer, tuple[int | None, ...]]:
     """Return the quantizer and the shape of its data.
 
-    Without ``expands`` everything is checked, and parameters of blocks stay as they are stored.
+    Without ``expands`` everything is checked, but parameters of blocks are not repeated.
     """
     decode = nodes[-1]
     scale, zero_point, storage = _parameters(decode, x, expands=expands)

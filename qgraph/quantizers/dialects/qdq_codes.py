@@ -1,6 +1,6 @@
 """Constants stored as codes: DequantizeLinear over a packed initializer.
 
-Codes are computed from the quantizer's own results, so that no rounding rule is repeated here. The
+Codes are computed from the results of the quantizer, so no rounding rule is repeated here. The
 decoded values are compared with these results afterwards, element by element. Weights of
 :data:`LEAST_BYTES` or more in files are not read: their codes are computed, and checked, when the
 model is saved.
@@ -58,7 +58,7 @@ UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
 
 _MOST_LEVELS = 1 << 22
-"""Levels of all channels together, up to which each is computed before a draft is offered."""
+"""Maximum number of levels, over all channels, that are computed before a draft is yielded."""
 
 
 def packed(site: Site, editor: Editor, scales: Scales = Scales.FLOAT) -> Iterator[Draft]:
@@ -102,10 +102,10 @@ class _Packer:
     Attributes:
         site: the quantizer.
         editor: makes the drafts.
-        layout: how its parameters lie along the codes.
+        layout: layout of its parameters along the codes.
         scales: types that scales may be stored in.
-        later: whether codes are computed when the model is saved, in the smallest type that has
-            all codes of the quantizer; else now, in the smallest type that has the used codes.
+        later: whether codes are computed when the model is saved, in the smallest type for all
+            codes of the quantizer; otherwise now, in the smallest type for the used codes.
     """
 
     site: Site
@@ -261,7 +261,7 @@ class _Packer:
         yield draft
 
     def _first(self, plan: CodesPlan, tensor: DeferredTensor) -> DeferredTensor:
-        """Return the first tensor that has the codes of ``plan``; ``tensor`` if there is none."""
+        """Return an existing tensor with the codes of ``plan``; ``tensor`` if there is none."""
         drafted = self.editor.deferred.setdefault(plan.weight.key, [])
         for other in drafted:
             if isinstance(other.job, CodesJob) and other.job.plan.digest == plan.digest:
@@ -272,7 +272,7 @@ class _Packer:
     def _table(
         self, quantize: ElementProgram, dequantize: ElementProgram, coding: Coding
     ) -> LevelTable | None:
-        """Return a table that proves all levels at once, for the quantizer's own codes."""
+        """Return a table that proves all levels at once, for the codes of the quantizer."""
         weight, meaning = self.site.weight, self.site.quantizer
         if weight is None or weight.kind != "FLOAT":
             return None
@@ -287,7 +287,7 @@ class _Packer:
         return LevelTable.of(quantize, dequantize, coding.kind, coding.ends)
 
     def _range(self, coding: Coding) -> tuple[float, float]:
-        """Return the smallest and the largest code: of the used ones, or of the possible ones."""
+        """Return the smallest and the largest of the used codes, or of all possible codes."""
         if self.later:
             return coding.lo, coding.hi
         codes = self._now(coding)
@@ -360,9 +360,9 @@ def _range_form(low: Float32, high: Float32, top: float, *, splits: bool) -> For
 
 
 def _levels(site: Site, meaning: Ranged) -> Float32 | None:
-    """Return every value that FakeQuantize gives, ``[levels + 2, *shape of the ranges]``.
+    """Return every value of a FakeQuantize, ``[levels + 2, *shape of the ranges]``.
 
-    The first is what lies below the range gives, the last what lies above. None if there are too
+    The first value is for inputs below the range, the last for inputs above. None if there are too
     many.
     """
     ends = meaning.input_low, meaning.input_high, meaning.output_low, meaning.output_high
@@ -380,7 +380,7 @@ def _levels(site: Site, meaning: Ranged) -> Float32 | None:
 
 
 def _decodes(levels: Float32, meaning: Ranged) -> bool:
-    """Return whether ``(code - zero_point) * scale`` gives all ``levels`` back."""
+    """Return whether ``(code - zero_point) * scale`` reproduces all ``levels``."""
     low = meaning.output_low
     scale, zero_point = even_steps(low, meaning.output_high, meaning.levels - 1)
     with np.errstate(all="ignore"):

@@ -1,9 +1,9 @@
 """Pairs of QuantizeLinear and DequantizeLinear for data that is not constant.
 
-From the tightest to the plainest, each exact under its own conditions:
+From the shortest to the most general form; each is exact under certain conditions:
 
 1. the pair alone, with a Clip on the codes if they do not fill their type;
-2. the data clamped in float first, then the pair: no Clip on codes, so any width up to 16;
+2. the data clamped in float, then the pair: without a Clip on codes, so for any width up to 16;
 3. the float operations up to rounding, then QuantizeLinear with scale 1, which only rounds and
    stores; DequantizeLinear with the real scale and zero point;
 4. as before, and the real value computed in float operators from the whole-number codes.
@@ -77,10 +77,10 @@ def _affine(site: Site, editor: Editor, meaning: Affine) -> Iterator[Draft]:
 
 
 def _truncating(site: Site, editor: Editor, meaning: Truncating) -> Iterator[Draft]:
-    """Yield codes that a QuantizeLinear of scale ``ratio`` rounds, then codes rounded in float.
+    """Yield codes of Trunc: rounded by a QuantizeLinear of scale ``ratio``, or in float.
 
-    Whole numbers moved by half a step less a half never lie on a tie, so that rounding them to
-    nearest is rounding down. Codes without bounds fit into no type.
+    Whole numbers minus ``(ratio - 1) / 2`` are never ties, so rounding them to nearest is rounding
+    down. Codes without limits fit into no type.
     """
     codes = CodeType.of(meaning.lo, meaning.hi)
     if codes is None:
@@ -190,7 +190,7 @@ def _layout(site: Site, *parameters: Float32) -> Layout | None:
 
 
 def _layouts(site: Site, real: Decoding, type_name: str) -> list[Layout | None]:
-    """Return the layout of a DequantizeLinear, if one can decode, and None for float operators."""
+    """Return the layout of a suitable DequantizeLinear, if any, and None for float operators."""
     layout = _layout(site, real.scale, real.zero_point)
     return [layout, None] if layout and are_codes(type_name, real.zero_point) else [None]
 

@@ -73,7 +73,7 @@ class Qonnx:
         )
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
-        """Yield one node if its parameters suffice, then nodes with float operators."""
+        """Yield one node if it can express the quantizer, then nodes with float operators."""
         yield from written(site, editor, WRITERS, later=True)
         yield from decoded_in_float(site, editor)
 
@@ -97,7 +97,7 @@ def _read_quant(attributes: Attributes, parameters: list[Float32]) -> Quantizer:
 def _codes_of_quant(
     content: bytes, shape: tuple[int, ...], signed: bool, narrow: bool
 ) -> tuple[Float32, Float32]:
-    """Return the smallest and largest codes; many quantizers have the same few numbers of bits."""
+    """Return the smallest and largest codes for numbers of bits; results are cached."""
     bits = np.frombuffer(content, np.float32).reshape(shape)
     with np.errstate(over="ignore"):
         lo, hi = code_bounds(bits, signed, narrow)

@@ -1,11 +1,11 @@
 """Quantizers written with QONNX operators, the shortest form first.
 
 1. one node: Quant, BipolarQuant, FloatQuant or Trunc with the parameters of the quantizer;
-2. a Quant wide enough not to clamp, data or result clamped in float: any range of codes;
+2. a Quant wide enough not to clamp, with data or result clamped in float: any range of codes;
 3. the float operations up to rounding, a Quant with scale 1 that rounds and clamps, and the real
-   value computed in float from the whole-number codes: anything that has codes at all.
+   value computed in float from the whole-number codes: every quantizer with codes.
 
-A scale for blocks of elements is applied to the data seen as blocks.
+For scales per block, the data is reshaped to blocks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from qgraph.quantizers.quantizer import (
 DOMAIN = "qonnx.custom_op.general"
 
 WIDEST = 64
-"""Bits up to which a Quant is offered; further ones clamp nothing that float32 holds exactly."""
+"""Maximum number of bits of a Quant; float32 integers beyond its range are not all exact."""
 
 
 class Codes(NamedTuple):
@@ -97,7 +97,7 @@ def _clamped_before(write: SiteWriter, meaning: Affine) -> Draft:
 
 
 def _without_zero_point(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
-    """Yield data rounded before a whole zero point is added, which moves ties."""
+    """Yield forms that round the data before a whole zero point is added, which changes ties."""
     centred = counted_from_zero_point(replace(meaning, recipe=Recipe.ROUND_FIRST))
     if centred is None or meaning.rounding is not Rounding.ROUND:
         return
@@ -167,7 +167,7 @@ def _ranged(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
 
 _NEAREST = Rounding.ROUND
 _WHOLE = np.float32(2.0**-20)
-"""How far, as a share of all steps, a computed zero point may be from the whole number it is."""
+"""Maximum error of a computed whole zero point, as a share of the number of steps."""
 
 
 def _stored(write: SiteWriter, meaning: Ranged) -> Iterator[Draft]:
@@ -294,7 +294,7 @@ WRITERS: Writers = {
     Bipolar: _bipolar,
     Truncating: _truncating,
 }
-"""What drafts a quantizer, by its type."""
+"""Functions that draft a quantizer, by its type."""
 
 
 def quant(
@@ -323,7 +323,7 @@ def _node(
     attributes: Mapping[str, Any] = MappingProxyType({}),
     **parameters: npt.ArrayLike,
 ) -> ir.Value:
-    """Append a QONNX operator with constant parameters, named as they will be in the graph."""
+    """Append a QONNX operator with constant parameters and their names in the graph."""
     constants = [
         draft.constant(np.asarray(value, np.float32), stem) for stem, value in parameters.items()
     ]
@@ -362,7 +362,7 @@ def _forms() -> dict[tuple[float, float], Codes]:
 
 
 def codes_holding(lo: float, hi: float) -> Codes:
-    """Return the smallest form of Quant that has the codes ``lo`` to ``hi`` among its own."""
+    """Return the narrowest form of Quant whose codes include ``lo`` to ``hi``."""
     signed = lo < 0
     return Codes(max(1, int(max(-lo - 1, hi)).bit_length() + signed), signed)
 

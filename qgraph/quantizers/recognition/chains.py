@@ -1,6 +1,6 @@
 """Step chains of expressions.
 
-Each rule matches the last steps of an expression and returns what they start from. Rules are
+Each rule matches the last steps of an expression and returns their operand. Rules are
 applied from the last operation backwards until none matches::
 
     Mul(Round(Div(x, 0.5)), 0.5)   ->   x: Div 0.5, Round, Mul 0.5
@@ -38,21 +38,21 @@ from qgraph.quantizers.recognition.taken import (
 )
 
 LONGEST = 40
-"""Steps of the longest chain that is followed."""
+"""Maximum number of steps of a chain."""
 
 _ALMOST = 1e-5
 """Relative tolerance between the value beyond a range and its last level."""
 
 
 class Memory:
-    """The last steps of expressions, as long as these all exist; equal steps are one object."""
+    """Cache of the last steps of expressions; equal steps are one object."""
 
     def __init__(self) -> None:
         self._last: dict[int, LastSteps | None] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
 
     def last_steps(self, e: Expr) -> LastSteps | None:
-        """Return the last steps of ``e``, the innermost first, and what they start from."""
+        """Return the last steps of ``e``, the innermost first, and their operand."""
         key = id(e)
         if key not in self._last:
             rule = _RULES.get(e.op)
@@ -78,10 +78,10 @@ def chain_of(
     """Return the longest step chain that ends in ``expression``.
 
     Args:
-        expression: what it ends in.
-        memory: of chains in the same expressions.
-        most_roundings: the chain ends before the rounding after so many.
-        ends: returns whether the chain ends before these steps, the first of which divides.
+        expression: the end of the chain.
+        memory: cache for the same expressions.
+        most_roundings: maximum number of roundings in the chain.
+        ends: returns whether to end the chain before given steps, the first of which divides.
     """
     memory = memory or Memory()
     roundings = 0
@@ -118,7 +118,7 @@ def _divides(step: Step) -> bool:
 
 
 def _of_sign(whole: Expr, sign: Expr) -> Signed | None:
-    """Return ``whole`` as a function of a sign, if zero counts as positive."""
+    """Return ``whole`` as a step on a sign, with zero counted as positive."""
     numbers = np.asarray([-1, 0, 1], np.float32)
     values: dict[int, list[Array]] = {id(sign): [number.reshape(()) for number in numbers]}
     with np.errstate(all="ignore"):
@@ -137,9 +137,9 @@ def _of_sign(whole: Expr, sign: Expr) -> Signed | None:
 
 
 def _move_ends(steps: list[Step], starts: list[list[Expr]]) -> None:
-    """Move each ``End`` to the position where its number enters the chain.
+    """Move each ``End`` to the position of the number that it compares.
 
-    If more steps follow, it stays only as the clamp that it is to the steps that it skips.
+    If more steps follow, it becomes a clamp for the steps that it skips.
     """
     for step in [step for step in steps if isinstance(step, End)]:
         before = steps.index(step)
@@ -195,7 +195,7 @@ def _arithmetic(e: Expr) -> LastSteps | None:
 
 
 def _is_nothing(e: Expr) -> bool:
-    """Return whether an expression is ``v - v``, which straight-through estimators leave."""
+    """Return whether an expression is ``v - v``, an artefact of straight-through estimators."""
     if e.op != "Mul" or e.inputs[0].op != "Abs" or e.inputs[1].op != CONSTANT:
         return False
     return not known(e.inputs[1]).any()
@@ -252,7 +252,7 @@ _SIDES = {
     "Less": (False, False),
     "LessOrEqual": (False, True),
 }
-"""Comparisons: whether they hold above the limit, and at it."""
+"""Comparisons, and whether they hold above the limit and at the limit."""
 
 
 def _truncated(v: Expr, yes: Expr, no: Expr, *, above: bool) -> LastSteps | None:
@@ -263,7 +263,7 @@ def _truncated(v: Expr, yes: Expr, no: Expr, *, above: bool) -> LastSteps | None
 
 
 def _of_magnitude(sign: Expr, size: Chain) -> LastSteps | None:
-    """Read ``Sign(v)`` times something of ``Abs(v)`` that rounds."""
+    """Read ``Sign(v)`` times a rounding function of ``Abs(v)``."""
     v = sign.inputs[0]
     for index, start in enumerate(size.starts):
         if any(e.op == "Abs" and e.inputs[0] is v for e in start):
@@ -273,7 +273,7 @@ def _of_magnitude(sign: Expr, size: Chain) -> LastSteps | None:
 
 
 def _of_magnitudes(steps: tuple[Step, ...]) -> list[Step] | None:
-    """Return steps on numbers of both signs for ``steps`` on magnitudes."""
+    """Convert ``steps`` on magnitudes to steps on numbers of both signs."""
     result: list[Step] = []
     half: str | None = None
     for step in simplified(steps):
@@ -305,7 +305,7 @@ _SIGNED_MODES = {
 
 
 def _snapped(rounded: Chain, step: Expr) -> LastSteps | None:
-    """Read ``round(v / step) * step``, the step being a power of two that depends on v."""
+    """Read ``round(v / step) * step`` with a step that is a power of two and depends on v."""
     if not rounded.steps:
         return None
     rounding, quotient = rounded.steps[-1], rounded.starts[-1]
@@ -332,7 +332,7 @@ def _grid(step: Expr, v: Expr) -> tuple[int, int] | None:
 
 
 def _is_power(power: Expr, v: Expr) -> bool:
-    """Return whether ``power`` is the power of two below |v|, at least in some range."""
+    """Return whether ``power`` is the power of two below |v|, at least on some range."""
     if power.op == "Cast" and power.inputs[0].op == "Cast":
         inner = power.inputs[0]
         to = dict(inner.attributes)

@@ -1,4 +1,4 @@
-"""Connected nodes; those around constants, where weights may be quantized.
+"""Find connected nodes around constants, where weights may be quantized.
 
 A quantizer consists of connected elementwise nodes, or of nodes that are quantizers themselves. If
 none of the connected nodes has a constant as its first input, none of them quantizes a constant.
@@ -17,7 +17,7 @@ from qgraph.graph.scopes import producer_of
 def around_constants(
     nodes: Sequence[ir.Node], connects: Callable[[ir.Node], bool]
 ) -> list[ir.Node]:
-    """Return the nodes that are connected to one whose first input is a constant, in their order.
+    """Return the nodes connected to a node whose first input is constant, in order.
 
     Args:
         nodes: of a graph and its subgraphs.
@@ -28,7 +28,7 @@ def around_constants(
 
 
 def connected(starts: Sequence[ir.Node], connects: Callable[[ir.Node], bool]) -> set[ir.Node]:
-    """Return some nodes, and all that are connected to one of them by nodes that connect."""
+    """Return some nodes and all nodes connected to them."""
     pending = list(starts)
     reached = set(pending)
     while pending:
@@ -45,7 +45,7 @@ def _takes_constant(node: ir.Node) -> bool:
 
 
 def neighbours(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes that give a node its operands, and those that take its results."""
+    """Yield the producers of a node's operands and the users of its results."""
     for value in node.inputs:
         producer = producer_of(value)
         if producer is not None:

@@ -6,8 +6,8 @@ parameters, or raises NoMatch::
     Div 0.5, Add 3, Max 0, Min 15, Round, Sub 3, Mul 0.5
     -> Affine(scale=0.5, zero_point=3, lo=0, hi=15)
 
-Writers choose forms by these parameters. They may be off by a rounding error or be wrong for
-numbers that never occur: nodes are compared with nodes before anything is replaced.
+Writers choose forms by these parameters. They may have rounding errors, or be wrong for numbers
+that never occur: before a replacement, the old and new nodes are compared.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from qgraph.quantizers.recognition.taken import (
 )
 
 _NEAR_WHOLE = 1e-3
-"""A clamp at the value of a code misses the code's number by less."""
+"""Maximum distance of a clamp from the value of a code."""
 
 _SAME_STEP = 1e-3
 
@@ -82,10 +82,10 @@ def quantizer_of(steps: Sequence[Step], notation: Notation) -> Quantizer | None:
 
 
 def is_ruled_out(steps: Sequence[Step]) -> bool:
-    """Return whether real data that take ``steps`` are not quantized, whatever the constants are.
+    """Return whether ``steps`` on real data cannot be a quantizer, for any constants.
 
-    That depends only on :func:`kinds_of` the steps: a reader that has met a step of a wrong kind
-    would have met it, or given up before, with any constants.
+    The result depends only on :func:`kinds_of` the steps: a reader that stops at a step of a wrong
+    kind stops there, or before, with any constants.
     """
     with np.errstate(all="ignore"):
         for read in _readers(steps, Notation("")):
@@ -100,12 +100,12 @@ def is_ruled_out(steps: Sequence[Step]) -> bool:
 
 
 def is_hopeless(steps: Sequence[Step]) -> bool:
-    """Return whether no data that take ``steps`` are quantized, also not with steps before them.
+    """Return whether ``steps`` cannot be the end of a quantizer, with any steps before them.
 
-    That depends only on :func:`kinds_of` the steps, which are arithmetic, limits and roundings. A
-    division before a rounding stays whatever comes before, and so do both and all that follows. A
-    rounding that stays leaves the readers of :func:`_readers` that know one or two: what they read
-    after the last rounding, or between the two, is looked at here.
+    The result depends only on :func:`kinds_of` the steps, which are arithmetic, limits and
+    roundings. Steps before a division and a rounding cannot simplify these two or later steps. So
+    only readers for one or two roundings are possible, and their conditions on the steps after the
+    last rounding, or between two, are tested here.
     """
     plain = simplified(tuple(steps))
     rounded = [i for i, step in enumerate(plain) if isinstance(step, Rounded)]
@@ -165,7 +165,7 @@ def _scales(steps: Sequence[Step]) -> bool:
 
 
 def _with_product(outer: Sequence[Step]) -> list[Step]:
-    """Return steps with a product in place of a quotient of powers of two, which is the same."""
+    """Return steps with quotients by powers of two replaced by equal products."""
     return [
         ArithmeticStep("Mul", ONE / constant_of(step))
         if is_step(step, "Div") and (np.frexp(constant_of(step))[0] == 0.5).all()
@@ -212,7 +212,7 @@ def affine(
 def _limits(
     before: BeforeRounding, scale: Array, codes: list[Array], mode: Rounding = Rounding.ROUND
 ) -> list[Array]:
-    """Return the smallest and largest rounded number; a clamp of the data counts if it narrows."""
+    """Return the smallest and largest rounded number, also by a clamp of the data."""
     lo, hi = codes
     for bounds, needed in ((before.range, bool(before.ends)), (before.real, False)):
         if is_bounded(bounds):
@@ -323,7 +323,7 @@ def _levels(top: Array) -> int:
 
 
 def _high(low: Array, width: Array, ends: list[Array], *, clamped: bool) -> Array:
-    """Return the upper end of an input range, which a clamp at ``ends`` may name."""
+    """Return the upper limit of an input range, possibly from a clamp at ``ends``."""
     is_low, is_high = (bool(np.isfinite(end).all()) for end in ends)
     if is_low and is_high:
         high = np.where(low == ends[0], ends[1], ends[0])
@@ -390,7 +390,7 @@ def regridded(inner: Sequence[Step], rounding: Step, outer: Sequence[Step]) -> T
 
 
 def _mode_of_shift(moved: Array, ratio: Array, mode: Rounding) -> Rounding:
-    """Return the rounding that subtracting ``moved`` and rounding to nearest amounts to."""
+    """Return the rounding mode that equals subtracting ``moved`` and rounding to nearest."""
     if not moved.any():
         return mode
     half = ratio / np.float32(2) - np.float32(0.5)

@@ -1,8 +1,8 @@
 """Lower connected elementwise nodes to expressions; find the use-def region between two values.
 
-Every node that computes each element from one element of its inputs is lowered to primitives once;
-the result of any other node is a variable. A quantizer, in however many nodes it is written, is
-then a part of one expression between two values of the graph.
+Each elementwise node is lowered to primitives once; the result of any other node is a variable.
+Then a quantizer of any number of nodes is a part of one expression, between two values of the
+graph.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from qgraph.proof.functions.lowering import (
 from qgraph.reasons import Undecidable
 
 _LARGEST_CONSTANT = 1 << 22
-"""Elements up to which a constant operand of an elementwise operator is a parameter, not data."""
+"""Maximum number of elements of a constant operand that is a parameter, not data."""
 _MOST_NODES = 800
-"""Nodes of a region: two for each of the binades of a minifloat of 8 exponent bits, and some."""
+"""Maximum number of nodes of a region: two per binade of a minifloat of 8 exponent bits, and "
+  "more."""
 _MOST_PARAMETERS = 1 << 16
 
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min")
@@ -64,7 +65,7 @@ class UseDefGraph:
 
     @cached_property
     def has_signs(self) -> bool:
-        """Whether the sign of something is computed anywhere."""
+        """Whether any node computes a sign."""
         return self._builder.uses("Sign")
 
     @property
@@ -155,7 +156,7 @@ class UseDefGraph:
         return result
 
     def _lower_half(self, node: ir.Node, expressions: dict[ir.Value, Expr], sizes: Shape) -> Expr:
-        """Lower a node on data of 16 bits like one of 32 bits: its parameters are the same."""
+        """Lower a node on 16-bit data like one on float32 data: the parameters are equal."""
         operator = operator_of(node)
         if operator is None:
             return lower_node(node, expressions, sizes, self._builder, _widened)
@@ -179,7 +180,7 @@ class UseDefGraph:
         return self._expressions[value]
 
     def _data_indices(self, node: ir.Node) -> list[int]:
-        """Return which inputs of ``node`` are data; of constants, the one that is rounded."""
+        """Return the indices of data inputs; if all are constant, of the one that is rounded."""
         inputs = [value for value in node.inputs if value is not None]
         if operator_of(node) is not None and node.op_type != "Clip":
             return [0]
@@ -217,7 +218,7 @@ class UseDefGraph:
 
 
 def _widened(value: ir.Value | None) -> Array | None:
-    """Return a constant; one of 16-bit floats in float32."""
+    """Return a constant; 16-bit floats are converted to float32."""
     array = array_of(value)
     is_half = value is not None and array is not None and value.dtype in HALF_TYPES
     return array.astype(np.float32) if array is not None and is_half else array

@@ -1,10 +1,10 @@
-"""The nodes among which quantizers of several nodes are searched.
+"""Select the nodes among which quantizers of several nodes are searched.
 
-A quantizer of one node, or of a plain pair, is left out with all that is connected to it if none of
-these nodes can make it more than it is. Its scale divides its data and multiplies its codes, so
-that a further factor is in no formula of a quantizer. Neither is a limit on one side only, nor a
-second rounding after a product and a quotient. So Neg, Relu, other quantizers and sums of data
-around it stay outside, and none is searched if these are all operators that are connected.
+A quantizer of one node, or a plain Q/DQ pair, is skipped with all connected nodes if none of these
+can be part of a larger quantizer. Its scale divides the data and multiplies the codes, and no
+formula of a quantizer has another factor, a limit on one side only, or a second rounding after a
+product and a quotient. So Neg, Relu, other quantizers and sums of data around it are not part of
+it. If only such operators are connected to it, nothing is searched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_elementwise(node: ir.Node) -> bool:
 
 
 class Elementwise:
-    """Which nodes are elementwise; the operator and the number of inputs of a node decide that."""
+    """Cache of :func:`is_elementwise`, by the operator and the number of inputs of a node."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, int], bool] = {}
@@ -67,7 +67,7 @@ def searched(nodes: Iterable[ir.Node], alone: Container[str]) -> list[ir.Node]:
 
 
 def _separate(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the nodes that change no quantizer next to them, and quantizers that none changes."""
+    """Yield nodes that cannot extend a quantizer next to them, and quantizers without others."""
     for node in nodes:
         if node.op_type == "DequantizeLinear":
             yield from _plain_pair(node)
@@ -83,7 +83,7 @@ def _separate(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
 def _plain_pair(node: ir.Node) -> tuple[ir.Node, ...]:
     """Return the QuantizeLinear, the Clip of its codes and the DequantizeLinear that end here.
 
-    Nothing else takes the codes. A DequantizeLinear of constants stands for itself.
+    Nothing else uses the codes. For a DequantizeLinear of constants, only this node is returned.
     """
     if not _has_scale(node):
         return ()

@@ -1,7 +1,7 @@
 """Step chains: the operations on a number, one after the other, before and after its rounding.
 
-A step takes one number and gives one. Roundings of several primitives, clamps written as choices,
-casts there and back, and the snapping to a minifloat grid are one step each::
+A step maps one number to one number. Roundings of several primitives, clamps written with Where,
+casts to a type and back, and rounding to a minifloat grid are one step each::
 
     Div 0.5, Max 0, Min 15, Round, Mul 0.5
     BeforeRounding(scale=0.5, codes=[0, 15])    Rounded(ROUND)    AfterRounding(scale=0.5)
@@ -33,7 +33,7 @@ class NoMatch(Exception):  # noqa: N818 - no error: other readers may match
 
 
 class NoForm(NoMatch):
-    """No steps of these kinds have the form of a quantizer, whatever their constants are."""
+    """Steps of these kinds do not have the form of a quantizer, for any constants."""
 
 
 def require(condition: object) -> None:
@@ -47,8 +47,8 @@ class Notation:
     """The operators in which a region is written.
 
     Attributes:
-        dialect: whose operators they are.
-        is_pair: nothing but QuantizeLinear, Clip and DequantizeLinear.
+        dialect: dialect of the operators.
+        is_pair: whether they are only QuantizeLinear, Clip and DequantizeLinear.
         codes: type of the stored codes that the region decodes; None for one that rounds.
     """
 
@@ -156,7 +156,7 @@ ROUNDINGS = (Rounded, Signed, Snapped, Encoded)
 """Steps that give one of few numbers."""
 
 LastSteps: TypeAlias = tuple[list[Step], Expr]
-"""The last steps of an expression, the innermost first, and what they start from."""
+"""The last steps of an expression, the innermost first, and their operand."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +164,8 @@ class Chain:
     """Steps that lead from an inner expression to an outer one.
 
     Attributes:
-        steps: the innermost first; an ``End`` stands before the first step that it skips.
-        starts: for each step the expressions from which it may start.
+        steps: the innermost first; an ``End`` precedes the first step that it skips.
+        starts: for each step, its possible operands.
     """
 
     steps: tuple[Step, ...]
@@ -181,7 +181,7 @@ class Kinds:
     def of(self, steps: Sequence[Step]) -> list[int | None]:
         """Return the numbers of ``steps[0:]``, ``steps[1:]`` and so on, equal for equal kinds.
 
-        None where a step has no simple constant.
+        None if a step has no simple constant.
         """
         index_of: dict[float, int] = {}
         number, numbers = -1, self._numbers
@@ -199,7 +199,7 @@ class Kinds:
 
 
 def simplified(steps: tuple[Step, ...]) -> list[Step]:
-    """Remove steps that change nothing, or that the previous step makes unnecessary."""
+    """Remove steps without effect, and steps that the previous step makes redundant."""
     result: list[Step] = []
     for step in steps:
         if isinstance(step, ArithmeticStep):

@@ -26,14 +26,14 @@ from qgraph.quantizers.recognition.steps import (
 
 
 class _StepsTaken:
-    """What steps do together, taken in one after the other."""
+    """Accumulates the effect of steps, one after the other."""
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Self:
         """Return the parameters of ``steps``.
 
         Raises:
-            NoMatch: they do anything else.
+            NoMatch: a step has another effect.
         """
         result = cls()
         for step in steps:
@@ -51,10 +51,10 @@ class BeforeRounding(_StepsTaken):
     Attributes:
         scale: None if nothing divides.
         is_reciprocal: whether the data is multiplied by ``1 / scale``.
-        offset: what is added.
+        offset: the added number.
         real, codes: bounds of the data, and of the codes.
-        range: bounds between which ``ends`` leave the data alone.
-        ends: what happens outside of them.
+        range: bounds between which ``ends`` do not apply.
+        ends: values for data outside of them.
     """
 
     scale: Array | None = None
@@ -115,7 +115,7 @@ class AfterRounding(_StepsTaken):
 
     @property
     def zero_point(self) -> Array:
-        """Total that is subtracted from the rounded numbers."""
+        """The total number that is subtracted from the rounded numbers."""
         return self.taken - self.added
 
     def _take(self, step: Step) -> None:

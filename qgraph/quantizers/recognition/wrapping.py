@@ -1,4 +1,4 @@
-"""Quantizers whose codes wrap around at their limits, as HGQ2 writes them in float operators.
+"""Recognise quantizers of HGQ2 whose codes wrap around, written in float operators.
 
     v = round(x * 2**f) / 2**f
     a = v + offset
@@ -16,7 +16,7 @@ from qgraph.graph.scopes import producer_of
 _ROUNDING = ("Round", "Floor", "Ceil")
 _BETWEEN = ("Add", "Cast", "Div", "Mul", "Identity")
 _FURTHEST = 6
-"""Operators between the rounding and the offset, at most."""
+"""Maximum number of operators between the rounding and the offset."""
 
 
 def wraps_around(node: ir.Node) -> bool:
@@ -38,7 +38,7 @@ def wraps_around(node: ir.Node) -> bool:
 
 
 def _is_rounded(value: ir.Value | None) -> bool:
-    """Return whether a Round, Floor or Ceil gives a value, through scaling and sums."""
+    """Return whether a value is rounded by Round, Floor or Ceil, followed by scaling and sums."""
     values = [value]
     for _ in range(_FURTHEST):
         makers = [maker for each in values if each is not None and (maker := each.producer())]

@@ -31,7 +31,7 @@ from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, piece
 Box = tuple[Sequence[int], Sequence[int]]
 
 LEAST_BYTES = 1 << 20
-"""Passes leave weights of at least this number of bytes in their files; smaller ones are read."""
+"""Minimum bytes of weights that passes leave in their files; smaller weights are read."""
 
 _MOST_COUNTED_BITS = 16
 
@@ -39,7 +39,7 @@ _FEW = 16
 """Number of codes up to which each is searched separately, which is faster than counting all."""
 
 _EXACT = 1 << 20
-"""Integers below it are exact after a float32 division: the error is far below 0.5."""
+"""Integers below this are exact after a float32 division: the error is far below 0.5."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ class Coding:
         zero_point: code of the real zero; None for 0.
         low: real value of code 0; None for 0.
         above: data above this has the code ``hi``, independent of its value; None for no limit.
-        margin: data is clipped if it lies farther outside of ``lo`` .. ``hi``, in units of
-            ``scale``.
+        margin: data counts as clipped if it is farther outside of ``lo`` .. ``hi`` than this, in
+            units of ``scale``.
     """
 
     kind: str
@@ -76,11 +76,11 @@ class Coding:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Data beyond them, in units of ``scale``, is clipped."""
+        """Limits, in units of ``scale``, beyond which data counts as clipped."""
         return self.lo - self.margin, self.hi + self.margin
 
     def codes(self, values: Array, data: Array, scale: Array, box: Box) -> Array:
-        """Return the code of each value, in a NumPy type that has room for it.
+        """Return the code of each value, in a NumPy type that can represent it.
 
         Args:
             values: results of the quantizer.
@@ -102,7 +102,7 @@ class Coding:
         return steps.astype(container(self.kind))
 
     def fits(self, other: Coding, codes: Array) -> bool:
-        """Return whether ``codes`` of ``other``, the same but for the type, are codes of this."""
+        """Return whether ``codes`` of ``other``, equal except for the type, are codes of this."""
         form = FORMATS[self.kind]
         if not (isinstance(form, IntFormat) and isinstance(FORMATS[other.kind], IntFormat)):
             return False
@@ -128,13 +128,13 @@ class CodesPlan:
     """Everything needed to compute and check the codes of one weight.
 
     Attributes:
-        label: names the quantizer in messages.
-        weight: its elements.
-        quantize: what the quantizer's operators compute.
-        coding: how values become codes.
-        dequantize: what the drafted operators compute from the codes.
-        shape: of the codes.
-        same_zeros: whether zeros must have the sign that the quantizer gives them.
+        label: name of the quantizer in messages.
+        weight: the elements.
+        quantize: the function of the quantizer's operators.
+        coding: the mapping from values to codes.
+        dequantize: the function of the drafted operators.
+        shape: shape of the codes.
+        same_zeros: whether signs of zeros must equal those of the quantizer.
         table: proves all levels, so that elements need not be compared; None if there is none.
     """
 
@@ -149,7 +149,7 @@ class CodesPlan:
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for plans that give the same codes of one weight."""
+        """Digest that is equal for plans with the same codes of one weight."""
         digest = sha256()
         for part in (self.quantize, self.coding, self.dequantize, self.same_zeros):
             _enter(digest, part)
@@ -252,7 +252,7 @@ class CodesJob:
 
 
 def _enter(digest: Any, what: Any) -> None:
-    """Let ``digest`` depend on all of ``what``."""
+    """Add ``what`` to ``digest``."""
     if isinstance(what, np.ndarray):
         digest.update(f"{what.dtype}{what.shape}".encode())
         digest.update(what.tobytes())

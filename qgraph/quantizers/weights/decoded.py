@@ -1,8 +1,8 @@
 """Decode stored codes while a model is saved.
 
-The codes are not read before that; codes that another job computes are decoded as it writes them. A
-draft on their values is compared for each code of the type, with each scale and zero point; these
-are few, compared with the elements of a weight.
+The codes are only read then; codes that another job computes are decoded while it writes them. A
+draft on the decoded values is compared for each code of the type, with each scale and zero point;
+these are few, compared with the elements of a weight.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class DecodedCodes:
     """Writes the values of stored codes.
 
     Attributes:
-        codes: in their file, or computed while the model is saved.
-        decode: the values that the operators compute from them, float32.
+        codes: codes in a file, or computed while the model is saved.
+        decode: the function of the operators, to float32.
     """
 
     codes: Stream
@@ -51,8 +51,8 @@ class DecodedCodes:
         """Return a job that writes the values of large codes; None for codes in memory.
 
         Args:
-            region: what decodes them.
-            codes: its input.
+            region: the nodes that decode the codes.
+            codes: their input.
         """
         form = None if codes is None else FORMATS.get(codes.kind)
         if codes is None or form is None or form.bits > _MOST_BITS:
@@ -64,11 +64,11 @@ class DecodedCodes:
         return None if program is None or len(program.shapes) > 1 else cls(codes, program)
 
     def tensor(self, shape: Sequence[int]) -> DeferredTensor:
-        """Return the values in a shape with as many elements."""
+        """Return the values as a lazy tensor of a shape with the same number of elements."""
         return DeferredTensor(self, 0, ir.DataType.FLOAT, shape)
 
     def parts(self) -> Sequence[JobPart]:
-        """Return parts of consecutive elements, or the parts of the job that gives the codes."""
+        """Return parts of consecutive elements, or the parts of the job that computes the codes."""
         source = self.codes.stored
         if not isinstance(source, DeferredTensor):
             return flat_parts(self.codes, self.compute)
@@ -76,7 +76,7 @@ class DecodedCodes:
         return [JobPart(decoding.compute, part, part.reads) for part in source.job.parts()]
 
     def conclude(self, results: Sequence[Any]) -> None:
-        """Let the job that gives the codes check them; the values are those of the operators."""
+        """Let the job that computes the codes check them; the values need no check."""
         if isinstance(self.codes.stored, DeferredTensor):
             self.codes.stored.job.conclude(results)
 
@@ -95,12 +95,12 @@ class DecodedCodes:
         y: ir.Value,
         given: ElementProgram | None = None,
     ) -> Exactness | None:
-        """Return how equal to the values of all codes a draft is; None if it is not known.
+        """Return the level at which a draft keeps the values of all codes; None if unknown.
 
         Args:
             nodes: operators of ``x``.
-            x: the codes, or what ``given`` computes from them.
-            y: what they become.
+            x: the codes, or the result of ``given``.
+            y: the result.
             given: None for the codes themselves.
         """
         shape = () if x.shape is None else tuple(int(size) for size in x.shape.numpy())
@@ -168,7 +168,7 @@ class _ValueSink:
 
 @dataclass(frozen=True, eq=False)
 class _Decoding:
-    """Decodes what the parts of another job write.
+    """Decodes the codes that the parts of another job write.
 
     Attributes:
         kind: ONNX type of the codes.

@@ -1,4 +1,4 @@
-"""Work on one weight of any size, cut into parts that run in any process while a model is saved.
+"""Jobs on one weight of any size, in parts that run in any process while a model is saved.
 
 A part is a run of consecutive elements (:func:`flat_parts`), or a box of whole groups of elements
 that share a scale (:class:`Groups`). Codes of a part begin at a whole byte.
@@ -8,8 +8,8 @@ Three jobs have this form. They differ in what they compute of a piece:
 * :mod:`codes_job` writes the codes of the values that a quantizer gives;
 * :mod:`weight_job` chooses scales for a float weight and quantizes it;
 * :class:`RepackJob` writes stored codes in another type: the same numbers, from another zero point
-  or in other units. Every element is compared: the code that is written must stand for the number
-  that the old code stood for.
+  or in other units. Every element is compared: the new code must represent the number of the old
+  code.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.piecewise import Parameter, pieces
 
 PIECE = 1 << 18
-"""Elements that are read at a time."""
+"""Number of elements that are read at a time."""
 
 _ALIGNED = 8
-"""Codes of any width end at a whole byte after a multiple of this number of elements."""
+"""Codes of any width fill whole bytes after a multiple of this number of elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +232,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Box:
-    """Outer indices from ``top`` to ``bottom``, and places along the length, ends excluded."""
+    """Outer indices from ``top`` to before ``bottom``, and a range of indices along the length."""
 
     top: int
     bottom: int
@@ -247,7 +247,7 @@ class NumberRange:
     Attributes:
         low, high: of all codes.
         low_centred, high_centred: of all codes minus their zero points.
-        used: the numbers of a minifloat that occur; empty for integers.
+        used: the occurring numbers of a minifloat; empty for integers.
     """
 
     low: float
@@ -259,12 +259,12 @@ class NumberRange:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Codes as they are stored now.
+    """The stored codes.
 
     Attributes:
         stream: the codes.
         bounds: of a Clip that follows, or None.
-        shift: what is subtracted: zero points, or one number for all; None for 0.
+        shift: the subtracted zero points, or one number for all; None for 0.
     """
 
     stream: Stream
@@ -343,7 +343,7 @@ class RepackJob:
     """Writes stored codes in another type.
 
     Attributes:
-        name: of the tensor, for messages.
+        name: name of the tensor, for messages.
         recoder: writes the codes.
         listeners: called with the counts when all elements are done.
     """
@@ -387,7 +387,7 @@ class RepackJob:
 
 
 def codes_of(numbers: Array, type_name: str) -> Array:
-    """Return the codes of whole numbers, or of numbers of a minifloat, in the type's own dtype."""
+    """Return the codes of whole numbers, or of numbers of a minifloat, in the dtype of the type."""
     form = FORMATS[type_name]
     if not isinstance(form, IntFormat):
         return encode(numbers.astype(np.float32, copy=False), type_name)

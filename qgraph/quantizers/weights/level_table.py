@@ -1,9 +1,9 @@
-"""Codes of a weight by a table of its levels, all of which are proved.
+"""Find the codes of a weight by a table of levels that are all proved.
 
 A quantizer of few bits has few levels, many fewer than a weight has elements. The value that the
 quantizer gives to each level, and the value to which the level's code is decoded, are computed for
-every level with every parameter by the operators themselves, and compared. What is left to find
-while a weight is read is the level of each element.
+every level with every parameter by the operators themselves, and compared. While a weight is read,
+only the level of each element must be found.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
 Shape = tuple[int, ...]
 
 _COMPARED = 1 << 18
-"""Entries of the table at a time."""
+"""Number of table entries that are computed at a time."""
 
 _SHORT = 64
-"""Runs of fewer elements with one parameter are slow, so the parameter is expanded."""
+"""Minimum length of runs with one parameter; for shorter runs the parameter is expanded."""
 
 _SAMPLE = 1 << 10
-"""Parameters of which so many are looked at before repeated ones are left out."""
+"""Number of parameters that are sampled before repeated ones are removed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class LevelTable:
             return data.astype(container(self.kind)), clipped
 
     def _beyond(self, steps: Array) -> int | None:
-        """Return the number of places beyond the ends; None if one is NaN."""
+        """Return the number of elements beyond the limits; None if one is NaN."""
         least, most = steps.min(), steps.max()
         if np.isnan(least):
             return None
@@ -135,7 +135,7 @@ class LevelTable:
         return count + (int(np.count_nonzero(steps > high)) if most > high else 0)
 
     def _proves(self, levels: Array, rest: _Applied, dequantize: _Applied) -> bool:
-        """Return whether each level with each parameter has the value that its code decodes to.
+        """Return whether the code of each level, with each parameter, decodes to its value.
 
         Args:
             levels: ``[n]``.
@@ -239,8 +239,8 @@ def aligned(
 def distinct(arrays: Sequence[Array], most: int) -> tuple[list[Array], int]:
     """Return flat parameters that broadcast together, and their number of entries.
 
-    Repeated combinations are left out if they are easy to find, and many, or if there are more than
-    ``most`` entries with them.
+    Repeated combinations are removed if a sample shows many, or if there are more than ``most``
+    entries.
     """
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
     flat = [np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays]
@@ -278,7 +278,7 @@ def _common(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def _laid(array: Array, view: Shape, shape: Shape) -> Array:
-    """Return an array that broadcasts to ``view`` as one that broadcasts to the finer ``shape``."""
+    """Reshape an array that broadcasts to ``view`` for the finer ``shape``."""
     if array.ndim == 0:
         return array
     sizes: list[int] = []
@@ -345,7 +345,7 @@ def _distinct(arrays: Sequence[Array], most: int) -> list[Array]:
 def _repeats(keys: npt.NDArray[Any]) -> bool:
     """Return whether few of many keys are distinct, as far as a sample shows.
 
-    Where most are distinct, finding the others takes longer than working on all.
+    If most keys are distinct, removing repeated ones takes longer than using all.
     """
     sample = keys[:: keys.size // _SAMPLE | 1]  # an odd step, so that it meets all columns
     return keys.size > _SAMPLE and bool(np.unique(sample).size < sample.size // 4)

@@ -1,7 +1,6 @@
-"""Elementwise nodes, run on one piece of their data at a time, in any process.
+"""Run elementwise nodes on one piece of their data at a time, in any process.
 
-A program keeps what the nodes compute but no graph: operators by name, parameters as arrays. It can
-be pickled.
+A program contains operators by name and parameters as arrays, but no graph, so it can be pickled.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _ALONG_AXIS = ("QuantizeLinear", "DequantizeLinear")
 _NOTHING = np.zeros(0, np.float32)
 
 _SHORT = 64
-"""Runs of fewer elements with one parameter are slow; then it is spread out."""
+"""Minimum length of runs with one parameter; for shorter runs the parameter is expanded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """An operand that is the same for all data, or for a part of it.
+    """An operand that is equal for all data, or along parts of it.
 
     Attributes:
         array: its values; without an axis they broadcast to the data.
@@ -150,7 +149,7 @@ class ElementProgram:
 
     Attributes:
         shape: of the data.
-        shapes: all shapes in which the data is seen on the way.
+        shapes: all shapes that the data has between the nodes.
     """
 
     shape: Shape
@@ -237,7 +236,7 @@ class ElementProgram:
         return given
 
     def split(self) -> tuple[ElementProgram, ElementProgram] | None:
-        """Return the first operator, and what follows; None if that uses the data again."""
+        """Return the first operator and the rest; None if the rest also uses the data."""
         first, *others = self.calls
         rest = []
         for call in others:
@@ -268,7 +267,7 @@ def _fitting(shape: Shape, start: int, most: int) -> int:
 
 
 class _Numpy:
-    """The ``op`` of definitions: computes with NumPy."""
+    """Interpreter ``op`` of definitions that computes with NumPy."""
 
     def __getattr__(self, name: str) -> Callable[..., Array]:
         compute = NUMPY[name]
@@ -341,7 +340,7 @@ def _parameter(
 
 
 def reshaped(node: ir.Node, shape: Shape) -> Shape | None:
-    """Return the shape that a Reshape gives to data of ``shape``; None where it is not known."""
+    """Return the shape of data of ``shape`` after a Reshape; None if it is not known."""
     sizes = array_of(node.inputs[1])
     if sizes is None:
         return None

@@ -1,7 +1,7 @@
 """Scales, zero points and codes of float weights, and the quantization error.
 
 Weights come as tiles ``[rows, groups, size, columns]``: each group of ``size`` elements has one
-scale. Everything is float32 and computed in place; what a tile needs stays in the cache.
+scale. Everything is float32 and computed in place, so that a tile stays in the cache.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SMALLEST_E4M3 = np.float32(2.0**-9)
 _LARGEST_E4M3 = np.float32(448)
 
 _SHORT = 64
-"""Group size below which transposing pays off."""
+"""Group size below which transposing is faster."""
 
 
 class ScaleSearch(Choice):
     """Method to choose the scale of a group."""
 
     MINMAX = "minmax"
-    """The largest magnitude gets the largest code: nothing is clipped."""
+    """The largest magnitude has the largest code, so nothing is clipped."""
 
     MSE = "mse"
     """The scale with the least squared error, among dozens of candidates 4% apart."""
@@ -46,8 +46,9 @@ class Scheme:
 
     Attributes:
         codes: ONNX type of the codes.
-        symmetric: whether the real zero has the middle code: 0, or 2**(bits - 1) if unsigned.
-        search: how scales are found.
+        symmetric: whether the code of real zero is the middle code: 0, or 2**(bits - 1) if
+            unsigned.
+        search: method to choose scales.
         scales: ONNX type of stored scales. FLOAT8E8M0 is a power of two as the microscaling
             formats choose it, FLOAT8E4M3FN counts in units of one float32 number per tensor.
         result: ONNX type of the decoded values.
@@ -76,7 +77,7 @@ class Parameters:
     """Scale and zero point of each group; they broadcast to the tile.
 
     Attributes:
-        scale: real units per step, as DequantizeLinear will have it, float32.
+        scale: real units per step, as stored for DequantizeLinear, in float32.
         zero_point: code of the real zero; None for 0.
     """
 
@@ -98,7 +99,7 @@ class Losses:
         noise: sum of the squares of the errors.
         worst: largest magnitude of an error, in real units.
         worst_steps: the same in units of the scale.
-        clipped: how many weights lie beyond the codes.
+        clipped: number of weights beyond the range of the codes.
         lowest_scale, highest_scale: range of the scales.
         finite: whether all weights are finite.
     """
@@ -125,7 +126,7 @@ class Losses:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantization noise in dB; infinite where nothing has changed."""
+        """Signal to quantization noise ratio in dB; infinite if nothing has changed."""
         if self.noise == 0:
             return float("inf")
         return float(10 * np.log10(self.signal / self.noise)) if self.signal else float("-inf")
@@ -148,7 +149,7 @@ def extremes(w: Float32, axes: tuple[int, ...], y: Float32) -> tuple[Float32, Fl
 
 
 def spanned(low: Float32, high: Float32, scheme: Scheme) -> tuple[Float32, Float32]:
-    """Return the ends that codes shall have: minus and plus the larger one if symmetric."""
+    """Return the range that codes must cover: minus to plus the larger magnitude if symmetric."""
     if not scheme.symmetric:
         return low, high
     largest = np.maximum(-low, high)
@@ -156,7 +157,7 @@ def spanned(low: Float32, high: Float32, scheme: Scheme) -> tuple[Float32, Float
 
 
 def unit_of(high: float, scheme: Scheme) -> np.float32:
-    """Return the unit of E4M3 scales: the largest magnitude of the tensor gets the largest scale.
+    """Return the unit of E4M3 scales, so that the largest magnitude has the largest scale.
 
     It is the largest weight divided by the largest code and the largest E4M3 number, or 1.
     """

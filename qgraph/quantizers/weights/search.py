@@ -1,8 +1,9 @@
-"""The search for the scale of each group of weights that has the least squared error.
+"""Search the scale of each group of weights with the least squared error.
 
-The errors of a tile are computed for one candidate after the other. NumPy takes an operation at a
-time; after some work, numba compiles all of them to one loop, if it is installed. Each operation is
-rounded alone in both, and NumPy adds the squares of both: the scale that is chosen is the same.
+The errors of a tile are computed for one candidate after the other. NumPy executes one operation at
+a time. If numba is installed, it compiles all operations to one loop after about a second of work.
+Both round each operation separately, and NumPy adds the squares in both cases, so both choose the
+same scale.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ _STEP = 0.96
 _HIGHEST = 1.05
 _LOWEST = {2: 0.2}
 _USUAL_LOWEST = 0.4
-"""Scales that are tried, in units of that of the extreme values; with fewer bits it pays to clip
-more."""
+"""Range of candidate scales, relative to the scale of the extreme values; fewer bits allow more "
+  "clipping."""
 
 _POWERS = (0.5, 2.0)
 
 _TOGETHER = 8
-"""Candidates that are made at a time: most searches end before the last one."""
+"""Number of candidates that are computed at a time: most searches end before the last one."""
 
 _COMPARED = 2 * _TOGETHER
-"""Candidates that are compared at a time, where scales repeat."""
+"""Number of candidates that are compared at a time, if scales repeat."""
 
 _WORTH = 1 << 30
-"""Errors that NumPy computes, in about a second, before a loop is compiled, which takes two."""
+"""Number of errors that NumPy computes (about a second) before a loop is compiled (two seconds)."""
 
 
 def choices(
     low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = ONE
 ) -> Iterator[Parameters]:
-    """Yield the candidate parameters of a search by squared error, those by range first."""
+    """Yield the candidate parameters of a search by squared error, first those by range."""
     yield parameters(low, high, scheme, unit)
     if scheme.search is ScaleSearch.MSE:
         factors = _POWERS if scheme.scales == E8M0 else _factors(FORMATS[scheme.codes].bits)
@@ -76,11 +77,11 @@ def _factors(bits: int) -> list[float]:
 
 
 def distinct(offers: Iterator[Parameters]) -> Iterator[Parameters]:
-    """Yield the offers without scales that a group was offered before, in their order.
+    """Yield candidates without scales that repeat within a group, in order.
 
     Scales of few bits repeat: consecutive candidates are rounded to one. A group with fewer scales
-    than others is offered the first one again. The offers have no zero points, and their scales
-    fall from the second one on.
+    than others gets the first one again. The candidates have no zero points, and their scales
+    decrease from the second one on.
     """
     first = last = next(offers)
     yield first
@@ -125,7 +126,7 @@ def noise(
 
 
 def _errors(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32) -> None:
-    """Write what decoded codes are off by.
+    """Write the errors of decoded codes.
 
     integers    (clip(round_half_even(w / scale) + zero_point) - zero_point) * scale - w
     minifloats  cast(w / scale) * scale - w
@@ -179,7 +180,7 @@ def best(
 def may_be_better(
     low: Float32, high: Float32, offer: Parameters, scheme: Scheme, least: Array
 ) -> bool:
-    """Return whether an offer may have less noise than ``least``, for some group.
+    """Return whether a candidate may have less noise than ``least``, for some group.
 
     The noise of clipping alone is less than the noise of a group, and grows as scales become
     smaller.
@@ -201,7 +202,7 @@ the highest code, and the result.
 
 
 class _Work:
-    """Errors computed in this process, of all codes that are rounded alike."""
+    """Number of errors computed in this process, by rounding of the codes."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -214,7 +215,7 @@ def _work(family: str) -> _Work:
 
 
 def _loop(codes: str, count: int, by_columns: bool) -> Loop | None:
-    """Return a compiled loop for ``count`` more errors; None if it is not worth while."""
+    """Return a compiled loop for ``count`` more errors; None if compilation would not pay off."""
     family = "INTEGER" if isinstance(FORMATS[codes], IntFormat) else codes
     work = _work(family)
     work.done += count
@@ -257,7 +258,7 @@ def _compiled(family: str, by_columns: bool) -> Loop | None:
 
 
 def _rounding(family: str) -> Callable[[Any], Any]:
-    """Return the rounding of places to codes without their limits, to be compiled."""
+    """Return the function, to be compiled, that rounds to codes without limits."""
     if family == "INTEGER":
         return lambda number: np.rint(number)
     form = MINIFLOATS[family]

@@ -1,7 +1,7 @@
 """Quantize one float weight of any size: read in pieces, once, while the model is saved.
 
-Where scales belong to runs of neighbouring elements, a piece has everything that its codes need.
-Scales of a whole tensor, or of an axis before which others vary, take one more reading, and a
+If scales belong to runs of neighbouring elements, the codes of a piece depend only on this piece.
+Scales of a whole tensor, or along an axis that is not the first, need one more reading, and a
 search by squared error another one.
 """
 
@@ -24,10 +24,10 @@ from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, JobPart, run_
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
 
 _TILE = 1 << 16
-"""Elements of a shared scale whose squared errors are added in float32."""
+"""Number of elements of a shared scale whose squared errors are added in float32."""
 
 _TILE_OF_GROUPS = 1 << 17
-"""Elements that are quantized at a time."""
+"""Number of elements that are quantized at a time."""
 
 
 @dataclass(eq=False)
@@ -37,8 +37,8 @@ class WeightJob:
     Attributes:
         name: of the weight, for messages.
         stream: its elements: float32, float16 or bfloat16.
-        groups: which of them share a scale.
-        scheme: how they are quantized.
+        groups: the groups that share a scale.
+        scheme: the quantization scheme.
         on_losses: called with the losses when all parts are done.
     """
 
@@ -179,7 +179,7 @@ class _WeightQuantizer:
         return Parameters(scale, zero_point)
 
     def survey(self) -> tuple[Float32, Float32]:
-        """Return the smallest and the largest weight, of each index of the length if shared."""
+        """Return the smallest and the largest weight, per index of the length if shared."""
         low = np.zeros((1, self.groups.count if self.groups.spread else 1, 1), np.float32)
         high = low.copy()
         for box, w in self._read(self.groups.whole, _TILE):
@@ -191,7 +191,7 @@ class _WeightQuantizer:
         return low, high
 
     def shared_parameters(self) -> Parameters:
-        """Return the parameters that all parts have in common."""
+        """Return the shared parameters of all parts."""
         low, high = self.survey()
         wanted = quantization.spanned(low, high, self.scheme)
         offers = list(search.choices(*wanted, self.scheme))
@@ -215,7 +215,7 @@ class _WeightQuantizer:
         return Parameters(scale, chosen(points) if points else None)
 
     def _noise(self, offers: Sequence[Parameters], like: Float32) -> Array:
-        """Return the squared error of shared parameters, ``[offers, *groups]``; one reading."""
+        """Return squared errors of shared parameters, ``[candidates, *groups]``, in one reading."""
         noise = np.zeros((len(offers), *like.shape), np.float64)
         for box, w in self._read(self.groups.whole, _TILE) if offers else ():
             at, y = self._slice(box), np.empty_like(w)
@@ -277,13 +277,13 @@ class _ParameterWriter:
 
 
 def scale_codes(scale: Float32, scheme: Scheme, unit: np.float32) -> Array:
-    """Return scales in the type in which they are stored, which holds each of them exactly."""
+    """Return scales in their storage type, which represents each of them exactly."""
     counted = scale / unit if scheme.scales == quantization.E4M3 else scale
     return counted.astype(numpy_dtype(scheme.scales), copy=False)
 
 
 class _Scratch:
-    """Memory for intermediate results, used again for each tile."""
+    """Memory for intermediate results, reused for each tile."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(0, np.float32)
