@@ -87,7 +87,7 @@ class LowerIntegerOperators(Transform):
             report.sites += changed
 
     def _read(self, node: ir.Node, *, is_new: bool) -> Found | None:
-        """Return the lowering of a node to standard operators; None if it does not work on codes."""
+        """Return the lowering of a node; None if the node does not work on codes."""
         if is_unknown_on_codes(node):
             reason = (
                 f"qgraph has no form of {node.op_type} in standard operators; ONNX Runtime "
