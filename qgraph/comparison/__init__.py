@@ -1,1 +1,1 @@
-"""Models run on data and compared: check, reduce, inputs, counterexamples."""
+"""Run models on data and compare them: check, reduce, inputs, counterexamples."""

@@ -1,4 +1,4 @@
-"""Codes on which two segments differ much: by the signs of the difference of their weights."""
+"""Find codes on which two segments differ much, from the signs of their weight difference."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qgraph.proof.bounds.segment import RoundedData
 Shape = tuple[int, ...]
 
 _SHARES = (1.0, 0.5, 0.25)
-"""How far the codes go from their middle to their ends."""
+"""Distances of the codes from the middle of their range, as shares of half the range."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Codes of one start: one number, except at some elements.
+    """Codes at one start of a segment: one number, except at some elements.
 
     Attributes:
-        atom: stands for the codes; None for all starts.
-        share: how far all codes lie between their middle (0) and their ends (-1 and 1); None for
-            all codes mixed.
-        elements: places, ``[count, axes]``.
-        codes: the codes at these.
+        atom: the atom of the codes; None for all starts.
+        share: position of all codes between the middle (0) and the limits (-1 and 1) of their
+            range; None for mixed codes.
+        elements: indices of elements, ``[count, axes]``.
+        codes: the codes of these elements.
     """
 
     atom: Atom | None
@@ -52,14 +52,14 @@ class _Sums:
 def adverse_codes(
     one: RoundedData, other: RoundedData, shape_of: Callable[[Atom], Shape | None]
 ) -> Iterator[Pattern]:
-    """Yield codes that move what the candidate rounds far from what the reference rounds.
+    """Yield codes for which the values before rounding differ much between the two models.
 
-    Nothing is yielded for segments other than one sum of products of codes.
+    Nothing is yielded unless the segment is one sum of products of codes.
 
     Args:
-        one: what the reference rounds.
-        other: what the candidate rounds.
-        shape_of: returns the shape of the codes that an atom stands for; None if it is not known.
+        one: the function that the reference rounds.
+        other: the function that the candidate rounds.
+        shape_of: returns the shape of the codes of an atom; None if it is not known.
     """
     sums = _sums_of(joined(one.function), joined(other.function))
     shape = None if sums is None else shape_of(sums.atom)
@@ -108,7 +108,7 @@ def _sums_of(one: Combination, other: Combination) -> _Sums | None:
 
 
 def _at(sums: _Sums, shape: Shape, row: int, codes: Float64) -> Pattern:
-    """Return codes ``[taps, *places]`` where one element of a result reads them."""
+    """Place codes ``[taps, *places]`` at the elements that one element of the result reads."""
     geometry, trailing = sums.attributes
     taps, places = len(codes), codes.shape[1:]
     elements, values = [], []
@@ -130,7 +130,7 @@ def _at(sums: _Sums, shape: Shape, row: int, codes: Float64) -> Pattern:
 
 
 def _middle(sizes: Shape, kernel: Shape, geometry: Sequence[Shape]) -> list[int]:
-    """Return where the window of the element in the middle of a result begins."""
+    """Return the start of the window of the middle element of a result."""
     starts = []
     strides, dilations, pads = geometry
     for axis, (size, length) in enumerate(zip(sizes, kernel, strict=True)):

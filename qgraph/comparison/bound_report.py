@@ -1,4 +1,4 @@
-"""What data shows of a bound: codes that differ, and distances, segment by segment."""
+"""Report of bounds on data: differing codes and distances, by segment."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from qgraph.text import amount, counted
 
 @dataclass(frozen=True)
 class SegmentMeasure:
-    """What data shows of one segment, and its bound.
+    """Differences of one segment on data, and its bound.
 
-    Codes and distances are in steps of the quantizer; at an output that is not quantized they are
+    Codes and distances are in steps of the quantizer; at an output that is not quantized, they are
     values and real units.
 
     Attributes:
         reference, candidate: nodes at its end.
-        value: what the node of the reference computes.
+        value: the value that the node of the reference computes.
         is_output: whether it ends at an output that is not quantized.
-        bound: how far it was bounded; None where it was not.
+        bound: its bound; None if it was not bounded.
         elements: number of compared codes, over all batches.
         differing_codes: number of them that differ, given equal codes at the start.
         largest_steps: the largest difference of codes, given equal codes at the start.
         accumulated_codes, accumulated_steps: the same if each model runs on its own codes.
-        distance: the largest distance of the executed candidate from what the reference means.
+        distance: the largest distance of the executed candidate from the ideal values of the
+            reference.
         distance_bound: the bound of this distance, of the worst channel.
-        own_error: the largest error with which this distance is computed.
-        violated: how the bound is violated; None if it holds.
-        beyond: the limit that the data exceeds; None if there is none.
-        reason: why distances were not compared; nor were codes if there are no elements.
+        own_error: the largest error of the computation of this distance.
+        violated: how the data violate the bound; None if they do not.
+        beyond: the limit that the data exceed; None if there is none.
+        reason: why distances were not compared; if ``elements`` is 0, codes were not compared
+            either.
     """
 
     reference: str
@@ -66,12 +68,12 @@ class SegmentMeasure:
 
 @dataclass(frozen=True)
 class BoundsReport:
-    """What data shows of the bounds of two models.
+    """Differences of two models on data, and their bounds.
 
     Attributes:
-        request: what was bounded, and within which limits the data should lie.
-        conditions: what the bounds take for granted.
-        segments: each of them.
+        request: the options of bounds, with limits for the data.
+        conditions: conditions of the bounds.
+        segments: the segments.
     """
 
     request: Bounding
@@ -80,7 +82,7 @@ class BoundsReport:
 
     @property
     def is_bad(self) -> bool:
-        """Whether a bound is violated, or the data exceeds a limit."""
+        """Whether a bound is violated, or the data exceed a limit."""
         return any(segment.violated or segment.beyond for segment in self.segments)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,12 +92,12 @@ class BoundsReport:
 
 
 _ABOUT_ONE = 1 - 2.0**-40
-"""So much less are whole numbers of steps that were rounded up."""
+"""Margin for whole numbers of steps that were rounded up."""
 
 
 @dataclass(eq=False)
 class SegmentTally:
-    """Collects what batches show of a segment; see :class:`SegmentMeasure`."""
+    """Collects differences of a segment over batches; see :class:`SegmentMeasure`."""
 
     reference: str
     candidate: str
@@ -131,11 +133,11 @@ class SegmentTally:
         )
 
     def expect_near_ties(self, ties: Array, bound: Float64) -> None:
-        """Check how far codes that differ are from a threshold."""
+        """Check the distance of differing codes from a threshold."""
         self._expect(ties, bound, "codes differ {} {} from a threshold")
 
     def expect_steps(self, most: int) -> None:
-        """Check how far codes lie apart."""
+        """Check the difference of codes."""
         if self.steps > most:
             self.violated = (
                 f"codes differ by {counted(int(self.steps), 'step')}, at most {most} was computed"
@@ -155,7 +157,7 @@ class SegmentTally:
         )
 
     def result(self, request: Bounding) -> SegmentMeasure:
-        """Return what was found, judged by limits."""
+        """Return the measured differences, compared with limits."""
         compared = self.reason is None
         return SegmentMeasure(
             self.reference,
@@ -177,7 +179,7 @@ class SegmentTally:
         )
 
     def _beyond(self, request: Bounding) -> str | None:
-        """Return the limit that the data exceeds."""
+        """Return the limit that the data exceed."""
         limit = limit_of(request.limits, self.value if self.is_output else None)
         if limit is None or self.bound is None:
             return None

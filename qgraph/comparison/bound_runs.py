@@ -1,8 +1,9 @@
 """Run the segments of two models on data, from equal codes, and compare them with their bounds.
 
-Both models are cut in front of each rounding. The codes of the reference, as executed, are the
-start of the next segments of both. A segment of the candidate is compared with what the reference
-means (:mod:`.ideal`), on which bounds are stated, and a second time with its own codes as start::
+Both models are cut at each rounding. The executed codes of the reference are the start of the next
+segments of both models. A segment of the candidate is compared with the ideal values of the
+reference (:mod:`.ideal`), for which bounds are stated, and a second time with its own codes as
+start::
 
     reference  x --[Conv Relu]--> v --round--> codes --+--[Conv]--> ...
     candidate  x --[Conv]-------> v --round--> codes   +--[Conv]--> ...   bounded
@@ -36,12 +37,12 @@ from qgraph.reasons import NOT_COMPUTED, Undecidable
 _FLOAT64 = 2.0**-53
 
 _Fed = dict[ir.Node, Array]
-"""What gives the codes of each rounding, where it is fed."""
+"""Sources of codes, by the rounding whose codes they are."""
 
 
 @dataclass(eq=False)
 class SegmentRun:
-    """A segment, and what computes it in both models."""
+    """A segment, and its parts of both models."""
 
     segment: Segment
     tally: SegmentTally
@@ -61,14 +62,14 @@ class BoundRuns:
 
     Args:
         models: the reference and the candidate.
-        request: what is bounded, and the limits.
+        request: the options of bounds, with limits.
         backend: runs the segments.
 
     Attributes:
-        conditions: what the bounds take for granted.
-        steps: the segments, in their order.
+        conditions: conditions of the bounds.
+        steps: the segments, in order.
         inputs, outputs: pairs of values of both models.
-        names: names of the inputs of the candidate, by those of the reference.
+        names: names of the inputs of the candidate, by names in the reference.
         chunk: the number of terms that are added in sequence; 1 for any order.
 
     Raises:
@@ -110,7 +111,7 @@ class BoundRuns:
         return steps
 
     def _cut(self, step: SegmentRun, sides: Sequence[CutModel], known: set[ir.Node]) -> None:
-        """Cut out what computes the ends of a segment.
+        """Cut out the parts of both models that compute a segment.
 
         Args:
             step: the segment.
@@ -165,19 +166,19 @@ class BoundRuns:
         return sum(step.tally.reason is not None for step in self.steps)
 
     def results(self) -> list[SegmentMeasure]:
-        """Return what was found of each segment, in their order."""
+        """Return the results of each segment, in order."""
         return [step.tally.result(self._request) for step in self.steps]
 
     def _run(
         self, step: SegmentRun, feeds: Mapping[str, Any], fed: tuple[_Fed, _Fed, _Fed]
     ) -> None:
-        """Run a segment on codes of the reference, in both models, and on those of the candidate.
+        """Run a segment of both models on codes of the reference, and on codes of the candidate.
 
         Args:
             step: the segment.
             feeds: the inputs of the reference.
-            fed: the codes for the reference, equal ones for the candidate, and those of its own
-                that differ; changed.
+            fed: the codes for the reference, equal codes for the candidate, and its own differing
+                codes; changed.
         """
         if step.parts is None:
             return
@@ -230,7 +231,7 @@ def _points(
     """Return the end of a segment in both models.
 
     Raises:
-        Undecidable: it is not compared on data.
+        Undecidable: the segment cannot be compared on data.
     """
     points = []
     for side, rounding, delta in zip(sides, roundings, (np.zeros(()), segment.delta), strict=True):
@@ -270,7 +271,7 @@ def _tally(segment: Segment, request: Bounding) -> SegmentTally:
 
 
 def _mark_last(steps: Sequence[SegmentRun]) -> None:
-    """Note after which segment codes are needed no more."""
+    """Record the last segment that needs each code."""
     used: dict[ir.Node, SegmentRun] = {}
     for step in steps:
         for point in step.points or ():
@@ -288,13 +289,13 @@ def _mark_last(steps: Sequence[SegmentRun]) -> None:
 
 
 def error_of_float64(error: Float64, chunk: int, reach: Float64) -> Float64:
-    """Return the largest error of what float64 computes as meant.
+    """Return the largest error of the ideal values that float64 computes.
 
     Each rounding of float64 is ``2**-29`` of one of float32. Bounds for chunks count fewer
     roundings of a sum than it has terms, by a factor of no more than the length of a chunk.
 
     Args:
-        error: the largest error of what float32 computes.
+        error: the largest error of the float32 computation.
         chunk: the number of terms that are added in sequence.
         reach: the largest magnitude.
     """
@@ -313,9 +314,9 @@ def _measure_codes(
     Args:
         step: the segment.
         points: its end in both models.
-        measured: how far codes lie apart, the codes of the candidate, and what it rounds to them,
-            if that can be seen.
-        ideal_before: what the reference means before its codes.
+        measured: differences of codes, the codes of the candidate, and its values before rounding,
+            if visible.
+        ideal_before: ideal values of the reference before rounding.
         chunk: the number of terms that are added in sequence.
     """
     segment, tally = step.segment, step.tally
@@ -343,7 +344,7 @@ def _measure_codes(
 
 
 def _finite(distance: Float64) -> Float64:
-    """Return distances that are numbers."""
+    """Return distances without NaN."""
     return distance if np.isfinite(distance).all() else np.nan_to_num(distance)
 
 

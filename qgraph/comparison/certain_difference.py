@@ -1,9 +1,9 @@
-"""Find an input of two models whose outputs differ however sums are added.
+"""Find an input on which the outputs of two models differ in every order of additions.
 
-Both models are followed from the input, each on its own codes. What is meant before a rounding is
-computed in real arithmetic. Where it lies farther from all thresholds than the error of the
-segment, every execution gives the same code. Segments that begin with codes that are not known so
-are left out, unless they only move or decode them.
+Both models are evaluated from the input, each on its own codes. The values before a rounding are
+computed in real arithmetic. If a value is farther from all thresholds than the error of the
+segment, every execution gives the same code: the code is certain. Segments that begin at uncertain
+codes are skipped, unless they only move or decode them.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ logger = logging.getLogger(__name__)
 _MOST_INPUTS = 64
 """Maximum number of inputs to try."""
 _TO_NEAREST = frozenset({"Round", "Floor", "Ceil", "HalfUp", "HalfDown"})
-"""Roundings that are to the nearest whole number, after what shifts their thresholds."""
+"""Roundings to the nearest whole number, after a shift of thresholds."""
 
 _MONOTONE = frozenset(
     {"Clip", "DequantizeLinear", "FakeQuantize", "Flatten", "Identity", "Quant", "QuantizeLinear"}
     | {"Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
-"""Operators whose every element is a monotone function of one element of their data."""
+"""Elementwise operators that are monotone in their data."""
 
 _Ends = tuple[Float64, Float64]
 _Fed = dict[ir.Node, tuple[Array, Array]]
-"""What gives the first and the last code of each element that executions of one model give."""
+"""Sources of the smallest and the largest code of each element over all executions of a model."""
 
 
 def with_certain_difference(
     certificate: Certificate, runs: BoundRuns, models: tuple[ir.Model, ir.Model]
 ) -> Certificate:
-    """Return a certificate with the verdict DIFFERENT, if an input is known that shows it.
+    """Return a certificate with the verdict DIFFERENT if an input that shows it is found.
 
     Args:
         certificate: of the models, with bounds.
@@ -87,7 +87,7 @@ def _examples(runs: BoundRuns) -> Iterator[Demonstration]:
 
 
 def _input_of(start: SegmentStart) -> str | None:
-    """Return the input of the reference that a segment starts from; None if it is another value."""
+    """Return the input of the reference at which a segment starts; None for other starts."""
     if start.points is None:
         return start.name
     point = start.points[0]
@@ -107,7 +107,7 @@ def _example(start: SegmentStart, pattern: Pattern) -> Demonstration:
 def _first_apart(
     runs: BoundRuns, example: Demonstration, graph: ir.Graph
 ) -> tuple[str, str] | None:
-    """Return the first segment whose ends differ in all executions; None if no output does.
+    """Return the first segment whose results differ in all executions; None if no output differs.
 
     Args:
         runs: the segments.
@@ -143,7 +143,7 @@ def _first_apart(
 def _ends(
     step: SegmentRun, number: int, feeds: Mapping[str, Array], fed: _Fed, chunk: int
 ) -> _Ends | None:
-    """Return ends of the results of a segment in all executions of one model; None if not known.
+    """Return bounds of a segment's results over all executions of one model; None if unknown.
 
     Args:
         step: the segment.
@@ -178,14 +178,14 @@ def _ends(
 
 
 def _widened(meant: _Ends, error: Float64, chunk: int) -> _Ends:
-    """Return ends of what is executed, by ends of what is meant."""
+    """Return bounds of executed values from bounds of ideal values."""
     low, high = meant
     errors = [error + error_of_float64(error, chunk, np.abs(end)) for end in meant]
     return low - errors[0], high + errors[1]
 
 
 def _are_in_range(step: SegmentRun, low: Float64, high: Float64) -> bool:
-    """Return whether codes of the candidate lie where the bounds of later segments hold."""
+    """Return whether codes of the candidate are in the range for which later bounds hold."""
     if step.segment.roundings is None:
         return False
     first, last = step.segment.roundings[0].ends
@@ -193,7 +193,7 @@ def _are_in_range(step: SegmentRun, low: Float64, high: Float64) -> bool:
 
 
 def _shows(runs: BoundRuns, example: Demonstration, models: tuple[ir.Model, ir.Model]) -> bool:
-    """Return whether the outputs of the models differ as they are executed."""
+    """Return whether the executed outputs of the models differ."""
     outputs = [(a, b, True) for a, b in runs.outputs]
     return demonstrate(models, runs.inputs, outputs, [example], same_sums=True) is not None
 

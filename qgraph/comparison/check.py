@@ -63,15 +63,16 @@ class Inputs:
     """The inputs of a check: given arrays, then random batches, then probes.
 
     Attributes:
-        feeds: arrays by the names of the reference; those with more rows than a model takes at
-            once are run batch by batch. None for random ones.
+        feeds: arrays by the names of the reference; arrays with more rows than the batch size of a
+            model are run batch by batch. None for random inputs.
         random: number of random batches, see :func:`qgraph.execution.inputs.make_inputs`; None for
-            one where no arrays are given, and for none where they are.
+            one batch without ``feeds``, and no batch with ``feeds``.
         seed: of the random batches and of the probes.
-        shapes: of the random inputs, by name; needed where they are dynamic beyond the batch.
-        batch: rows of ``feeds`` to run at once, where the models leave that open.
-        probes: how many thresholds of each quantizer of the reference are to be approached by
-            inputs of their own, see :func:`qgraph.comparison.probes.make_probes`.
+        shapes: shapes of the random inputs, by name; needed if other dimensions than the batch are
+            open.
+        batch: rows of ``feeds`` to run at once, if the batch size of the models is open.
+        probes: number of thresholds of each quantizer of the reference to probe, see
+            :func:`qgraph.comparison.probes.make_probes`.
     """
 
     feeds: Feeds | None = None
@@ -92,7 +93,7 @@ class Inputs:
 
     @classmethod
     def of(cls, inputs: Inputs | Arrays | None) -> Inputs:
-        """Return inputs as they are, or those of arrays by name; those in files are read."""
+        """Convert arrays or paths of files, by name, to Inputs; Inputs are returned unchanged."""
         if isinstance(inputs, Inputs):
             return inputs
         return cls(None if inputs is None else arrays_by_name(inputs))
@@ -112,23 +113,23 @@ def check(
 ) -> CheckReport:
     """Run both models in one backend on the same inputs and compare every output.
 
-    Without a tolerance all values must be equal (-0 equals +0, NaN equals NaN); each tolerance
-    that is given must be met. Inputs and outputs belong together by name, or by position where
-    the names differ. Where an output differs, the tensors of both models are compared, too, which
-    takes two more runs.
+    Without a tolerance, all values must be equal (-0 equals +0, NaN equals NaN); otherwise each
+    given tolerance must be met. Inputs and outputs are matched by name, or by position if names
+    differ. If an output differs, the tensors of both models are compared, too, which takes two more
+    runs.
 
     Args:
         reference: a path or a model.
         candidate: a path or a model.
         inputs: arrays by the names of the reference, or paths of files with them (.npz, or .npy for
             one array), or :class:`Inputs`; None for one random batch.
-        tolerances: how far outputs may differ; not at all if None.
-        scoring: labels to score the outputs by.
+        tolerances: allowed differences of outputs; None for none.
+        scoring: labels and metric to score the outputs.
         backend: "auto", "numpy" or "ort".
-        runtimes: run the models by their definitions and in the runtimes that are installed, and
-            tell what each of them changes.
-        tensors: compare the tensors of both models on the first batch even if no output differs:
-            later quantizers may hide a difference.
+        runtimes: also run the models by their definitions and in the installed runtimes, and report
+            the changes of each.
+        tensors: compare the tensors of both models on the first batch even if no output differs,
+            since later quantizers may hide a difference.
 
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
@@ -261,7 +262,7 @@ def _check_options(inputs: Inputs, scoring: Scoring) -> None:
 
 
 def _refuse_nothing(comparison: _OutputPairs) -> None:
-    """Raise if no values were compared: the models would count as equal."""
+    """Raise if no values were compared, because the models would count as equal."""
     results = [comparing.result() for comparing in comparison.outputs.values()]
     if any(result.elements or result.note is not None for result in results):
         return
@@ -318,7 +319,7 @@ class _OutputPairs:
         """Return the outputs that exceed their tolerance, with the reason.
 
         Args:
-            lenient: whether any values will do, as long as they can be compared.
+            lenient: whether all differences are allowed, as long as values can be compared.
         """
         reasons = {}
         for name, comparing in self.outputs.items():

@@ -1,4 +1,4 @@
-"""A model that is cut in front of its roundings, so that codes can be fed to its parts."""
+"""A model that is cut at its roundings, so that codes can be fed to its parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STRAIGHT = 1e-9
 
 
 _INSIDE = {"Down": 0.5, "Up": -0.5}
-"""What a number next to zero is less than its code, between thresholds that are whole numbers."""
+"""Offset of a number near zero from its code, if thresholds are whole numbers."""
 
 
 @dataclass(eq=False)
@@ -35,14 +35,14 @@ class QuantizedPoint:
     """A rounding of data in one model.
 
     Attributes:
-        node: what rounds.
-        before: the value that can be computed without it, or what it returns if it is coded.
+        node: the node that rounds.
+        before: the value before it, or its result if it is coded.
         cut: the value at which codes are fed.
-        is_coded: whether only its codes can be seen, as for integer kernels.
-        limits: ends to which the numbers before rounding are clipped, in steps.
+        is_coded: whether only its codes are visible, as for integer kernels.
+        limits: limits of the numbers before rounding, in steps.
         rounding: its bounds.
-        offset: what the returned codes are more than the whole numbers of the rounding.
-        line: what is rounded is ``line[0] * x + line[1]``.
+        offset: returned codes minus the whole numbers of the rounding.
+        line: the rounded number is ``line[0] * x + line[1]``.
     """
 
     node: ir.Node
@@ -56,18 +56,18 @@ class QuantizedPoint:
     definitions: Definitions
 
     def meant(self, x: Float64) -> Float64:
-        """Return the numbers that are rounded in real arithmetic, so that it rounds to nearest.
+        """Return the ideal numbers before rounding, shifted so that the rounding is to nearest.
 
         Args:
-            x: what is meant before them; where codes alone can be seen, what is rounded to them.
+            x: ideal data; if only codes are visible, the ideal numbers that are rounded to them.
         """
         return x if self.is_coded else self._shifted(self._before(x, np.float64))
 
     def executed(self, x: Array) -> tuple[Array, Float64 | None]:
-        """Return the codes, and the numbers that are rounded, so that it rounds to nearest.
+        """Return the executed codes and numbers before rounding, shifted as by :meth:`meant`.
 
         Args:
-            x: what is computed before them; where codes alone can be seen, what the node returns.
+            x: executed data; if only codes are visible, the result of the node.
         """
         if self.is_coded:
             return self._limited(np.asarray(x, np.float64) - self.offset), None
@@ -93,7 +93,7 @@ class QuantizedPoint:
         return limited.astype(np.int32 if far < 2**31 else np.float64)
 
     def feed(self, codes: Array) -> Array:
-        """Return what must be fed at the cut, so that it gives codes."""
+        """Return the value to feed at the cut for given codes."""
         dtype = None if self.cut.dtype is None else self.cut.dtype.numpy()
         wanted = np.clip(np.asarray(codes, np.float64), *self.rounding.clips)
         if self.is_coded:
@@ -107,7 +107,7 @@ class QuantizedPoint:
         return wanted.astype(dtype)
 
     def tie_distance(self, before: Float64) -> Float64:
-        """Return how far numbers lie from the nearest threshold; 0 where that is not known."""
+        """Return the distance of numbers from the nearest threshold; 0 if it is not known."""
         dtype = self.rounding.event.kind
         if dtype == "Sign":
             return np.abs(before)
@@ -122,7 +122,7 @@ class ModelPart:
 
     Attributes:
         wanted: the value.
-        starts: what rounds, by the value at which its codes are fed.
+        starts: the roundings, by the value at which their codes are fed.
     """
 
     model: CutModel
@@ -135,11 +135,11 @@ class ModelPart:
         self._nodes: list[ir.Node] | None = None
 
     def run(self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]) -> Array:
-        """Return the value as it is executed.
+        """Return the executed value.
 
         Args:
             feeds: the inputs of the model, by name.
-            fed: what gives the codes that it starts from, see :meth:`QuantizedPoint.feed`.
+            fed: sources of the codes at its start, see :meth:`QuantizedPoint.feed`.
         """
         values = self._known(feeds, fed)
         if self.wanted in values:
@@ -183,7 +183,7 @@ class CutModel:
 
     Args:
         model: the model; cuts are inserted.
-        evaluation: what bounds know of it.
+        evaluation: its quantities.
         backend: runs its parts.
     """
 
@@ -195,7 +195,7 @@ class CutModel:
         self.points: dict[ir.Node, QuantizedPoint] = {}
 
     def point(self, rounding: RoundedData) -> QuantizedPoint:
-        """Return a rounding, and cut the model there."""
+        """Return a rounding, and cut the model at it."""
         node = rounding.event.node
         if node not in self.points:
             self.points[node] = self.uncut_point(rounding)
@@ -225,7 +225,7 @@ class CutModel:
         return cut
 
     def _line(self, rounding: RoundedData) -> tuple[Float64, Float64] | None:
-        """Return factor and offset of what is rounded; None if it is no such function of data."""
+        """Return factor and offset of the rounded function of data; None if it is not linear."""
         node = rounding.event.node
         x = node.inputs[0]
         others = [v for v in node.inputs[1:] if v is not None]
@@ -256,7 +256,7 @@ class CutModel:
 
         Args:
             wanted: the value.
-            is_end: whether codes are fed to it, too, if it is a cut.
+            is_end: whether codes are also fed at the value itself, if it is a cut.
         """
         cuts = {point.cut: node for node, point in self.points.items()}
         is_known = wanted.is_graph_input() or (is_end and wanted in cuts)
@@ -266,7 +266,7 @@ class CutModel:
 
 
 def limits_of(rounding: RoundedData) -> tuple[Float64, Float64]:
-    """Return the ends to which the numbers before rounding are clipped."""
+    """Return the limits of the numbers before rounding."""
     _, low, high = unlimited(rounding.event.before.meant)
     if rounding.event.kind == "Sign":
         return low, high
@@ -277,7 +277,7 @@ def limits_of(rounding: RoundedData) -> tuple[Float64, Float64]:
 def _before(
     node: ir.Node, x: Array, definitions: Definitions, dtype: Kind, *, limits: bool = True
 ) -> Float64:
-    """Return what a node rounds, given its data."""
+    """Return the numbers that a node rounds, from its data."""
     value = node.inputs[0]
     if value is None:
         raise AssertionError("a quantizer has data")

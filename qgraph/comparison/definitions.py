@@ -1,7 +1,7 @@
-"""Definitions of operators as steps on data: what they compute from constants is computed once.
+"""Compile definitions of operators to steps on data; computations on constants are done once.
 
-A definition is recorded when it is first needed for data of some shape, and repeated for each batch
-after it, as it is executed in float32 or as it is meant, in float64.
+A definition is recorded when it is first needed for data of a shape, and replayed for later
+batches: in float32, as executed, or in float64 for ideal values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Slot:
 
 
 class _Rounds(Exception):  # noqa: N818 - an end, not a fault
-    """What a definition rounds first; nothing after it is recorded."""
+    """Raised at the first rounding of data, at which recording stops."""
 
     def __init__(self, before: _Slot) -> None:
         self.before = before
@@ -48,7 +48,7 @@ class Program:
 
     Attributes:
         count: number of operands.
-        end: what is returned.
+        end: the returned slot or constant.
         steps: functions and their operands.
     """
 
@@ -85,8 +85,7 @@ class _Recorder:
     """Evaluates primitives on constants, and records those on data.
 
     Args:
-        kind: of the arithmetic.
-        count: number of operands that are data.
+        kind: type of the arithmetic. count: number of operands that are data.
         stops: raise :class:`_Rounds` at the first rounding of data.
         limits: limit data where the definition does.
     """
@@ -140,7 +139,7 @@ class Definitions:
     """The definitions of a model's nodes as programs.
 
     Args:
-        evaluation: knows the constants.
+        evaluation: provides the constants.
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
@@ -148,7 +147,7 @@ class Definitions:
         self._programs: dict[Hashable, Program] = {}
 
     def result(self, node: ir.Node, data: dict[ir.Value, Array]) -> Array:
-        """Return the result of a node that is a primitive or has a definition, as it is meant.
+        """Return the ideal result of a node that is a primitive or has a definition.
 
         Args:
             node: the node.
@@ -162,13 +161,13 @@ class Definitions:
     def before(
         self, node: ir.Node, value: ir.Value, x: Array, dtype: Kind, *, limits: bool = True
     ) -> Array:
-        """Return what a node rounds first.
+        """Return the numbers before the first rounding of a node.
 
         Args:
             node: the node.
             value: its data.
             x: the elements of the data.
-            dtype: of the arithmetic.
+            dtype: type of the arithmetic.
             limits: limit data where the definition does.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The first tensor in which two models differ, and the parts of the models that compute it."""
+"""Find the first tensor in which two models differ, and the parts that compute it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Match:
     """Two tensors that must be equal if the models are equal.
 
     Attributes:
-        node: the node of the reference that makes it.
+        node: the node of the reference that computes it.
         reference, candidate: its names in the main graphs.
-        is_output: whether it is an output of the reference, and paired for that.
+        is_output: whether it is an output of the reference, and so paired with an output.
     """
 
     node: ir.Node
@@ -49,14 +49,14 @@ def correspondence(
 ) -> tuple[Match, ...]:
     """Return the pairs of corresponding tensors in the main graphs, in the order of the reference.
 
-    The graphs are matched as for a proof: values belong together that equal operators make of
-    values that do, and where the graphs differ, those that must be equal all the same. Names
-    only choose among several of them.
+    The graphs are matched as for a proof: values correspond if equal operators compute them from
+    corresponding values, or if the claims of the matching pair them. Names are only used to choose
+    among several counterparts.
 
     Args:
         reference: one model.
         candidate: the other one.
-        outputs: its outputs by those of the reference.
+        outputs: its outputs, by outputs of the reference.
     """
     named = {str(value.name) for value in values_of(candidate.ir.graph) if value.name}
     try:
@@ -109,7 +109,7 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 _HELD_BYTES = 1 << 28
-"""Bytes of the candidate's tensors to hold that come before those of the reference."""
+"""Maximum bytes of candidate tensors that wait for their counterparts."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def compare_tensors(
 ) -> list[TensorComparison]:
     """Return the comparisons of corresponding tensors, in the order of the reference.
 
-    Both models run side by side, so that few tensors are held: those that the candidate computes
-    earlier. If these are too many, some are computed in another run. Tensors of another type or
-    shape are no outputs by mistake, and left out.
+    Both models run in parallel, so that only the tensors that the candidate computes earlier are
+    kept. If these are too many, some are computed in another run. Tensors that differ in type or
+    shape are skipped.
     """
     compared: dict[int, OutputComparison] = {}
     rest = list(range(len(matches)))
@@ -153,8 +153,8 @@ def first_divergence(
     """Return the first differing tensor among the ancestors of the differing outputs.
 
     Args:
-        graph: of the reference.
-        tensors: of the reference in its order, compared.
+        graph: the graph of the reference.
+        tensors: comparisons of its tensors, in order.
         outputs: names of the outputs that differ.
     """
     relevant = _sources(graph, outputs)
@@ -169,9 +169,9 @@ def _compare_some(
     wanted: Sequence[int],
     compared: dict[int, OutputComparison],
 ) -> list[int]:
-    """Compare the matches at the places ``wanted``, and return the places that are left.
+    """Compare the matches at the indices ``wanted``, and return the remaining indices.
 
-    At least one of them is compared, or left out.
+    At least one of them is compared or skipped.
     """
     index_of = {matches[index].reference: index for index in wanted}
     uses = Counter(matches[index].candidate for index in wanted)
@@ -220,9 +220,9 @@ def _sources(graph: ir.Graph, outputs: Collection[str]) -> set[str]:
 
 
 def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:
-    """Return the values where the search back from ``output`` stops: ``ends`` and graph inputs.
+    """Return the values at which the search back from ``output`` stops: ``ends`` and graph inputs.
 
-    ``output`` itself is no end.
+    The search does not stop at ``output`` itself.
     """
     last = {*ends, *graph.inputs}
     _, *inner = ancestors([output], lambda v: () if v in last and v is not output else sources(v))
@@ -235,13 +235,13 @@ def excerpt(
 ) -> ir.Model:
     """Return the part of a model's main graph that computes a value from others, as a model.
 
-    Shapes are left out: the part may be run on less than the model.
+    The part has no shapes, because it may be run on fewer samples than the model.
 
     Args:
         model: must not have initializers that are inputs too.
         inputs: names of values, and their names in the part.
-        output: the same of what is computed; a constant is handed on.
-        absent: names of inputs that the part has besides, and does not use.
+        output: name of the computed value, and its name in the part; it may be a constant.
+        absent: names of further, unused inputs of the part.
     """
     source = model.ir
     values = {str(value.name): value for value in values_of(source.graph) if value.name}

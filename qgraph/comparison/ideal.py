@@ -1,7 +1,7 @@
-"""What a model means on data: its operators in real arithmetic, computed in float64.
+"""Compute ideal values on data: the operators in real arithmetic, computed in float64.
 
-Constants are those of the bounds: codes as they are executed, everything else in real arithmetic.
-So a result lies within the rounding of float64 of what bounds compare with.
+Constants are the same as for bounds: executed codes, and everything else in real arithmetic. So
+results equal the ideal values of the bounds, up to float64 rounding.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def ideal(
     *,
     of_codes: bool = False,
 ) -> Float64:
-    """Return what nodes compute in real arithmetic.
+    """Return the results of nodes in real arithmetic.
 
     Args:
         nodes: in topological order.
-        known: values that they begin with; changed.
-        wanted: what is returned.
-        definitions: those of the model of the nodes.
-        of_codes: return what an operator on codes rounds to this value.
+        known: the values at which they begin; changed.
+        wanted: the value to return.
+        definitions: the definitions of the model of the nodes.
+        of_codes: return the numbers that an operator on codes rounds to this value.
 
     Raises:
         Undecidable: a node has neither a definition nor a kernel for float64.
@@ -75,7 +75,7 @@ def _results(
 
 
 def _steps(node: ir.Node, known: Mapping[ir.Value, Array], side: Evaluation) -> Float64:
-    """Return what an operator on codes rounds: sums times scales, or numbers of two tensors."""
+    """Return the numbers that an operator on codes rounds, in steps."""
 
     def real(value: Parameter | None) -> Float64:
         operand = _operand(value, known, side, True) if isinstance(value, ir.Value) else value

@@ -1,6 +1,6 @@
 """Measures of the difference of two arrays.
 
-Looking at large arrays piece by piece, so that what is computed of them stays small.
+Large arrays are processed in pieces, to limit memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from qgraph.numerics import Array, Float64
 
 AT_ONCE = 1 << 17
-"""Elements of a piece; comparisons need several float64 arrays of this size."""
+"""Number of elements of a piece; comparisons need several float64 arrays of this size."""
 
 Index = tuple[slice | EllipsisType, ...]
 
@@ -54,7 +54,7 @@ _WORST_SQNR = -999.0
 """Replaces minus infinity in decibels, which JSON cannot express."""
 
 _DROPPED_BITS = 13
-"""Low bits of float32 to ignore when differences are counted, which leaves 2**18 bins."""
+"""Number of low bits of float32 that are ignored when differences are counted, for 2**18 bins."""
 
 _BITS: dict[np.dtype[Any], type[np.signedinteger[Any]]] = {
     np.dtype(np.float16): np.int16,
@@ -70,23 +70,23 @@ class OutputComparison:
 
     Attributes:
         name: name of the output in the reference.
-        elements: how many values were compared, over all batches.
-        mismatches: how many of them differ.
-        max_abs: largest absolute difference; infinite where only one side is NaN or infinite.
+        elements: number of compared values, over all batches.
+        mismatches: number of them that differ.
+        max_abs: largest absolute difference; infinite if only one side is NaN or infinite.
         max_ulp: largest difference counted in floats of the output's type, or in integers.
-        max_steps: largest difference in steps of the quantizer that produces the output; None
-            where that is not known and the outputs differ.
+        max_steps: largest difference in steps of the quantizer that produces the output; None if it
+            is not known and the outputs differ.
         sqnr_db: ``10 log10(sum(reference ** 2) / sum((reference - candidate) ** 2))``, at least
             -999; None if all values are equal.
         cosine: cosine of the angle between both sides, over finite values; 1 if all are equal.
         mean_abs: mean absolute difference.
         quantiles: the absolute differences below which the shares of :data:`QUANTILES` of all
             values lie, rounded down to 11 significant bits.
-        top1: share of the rows whose largest value along the last axis is at the same place;
-            None where the output is no matrix or sequence of scores.
+        top1: share of the rows whose largest value along the last axis has the same index; None if
+            the output has no rows of scores.
         note: why the outputs could not be compared value by value.
-        has_distance: whether values that differ are apart by a number; texts and complex numbers
-            are equal or not.
+        has_distance: whether the difference of values is a real number; not for strings and complex
+            numbers.
     """
 
     name: str
@@ -233,7 +233,7 @@ class Comparing:
 
     @property
     def power(self) -> tuple[float, float]:
-        """Sums of squares of the reference, and of the difference; infinite where there is none."""
+        """Sums of squares of the reference, and of the difference; infinite if not finite."""
         is_apart = self._note is not None or not (self._is_numeric or self._mismatches == 0)
         return self._signal, math.inf if is_apart else self._noise
 
@@ -320,7 +320,7 @@ def compare(
 
 
 def same(x: Array, y: Array) -> npt.NDArray[np.bool_]:
-    """Return where both hold the same value: -0 equals +0, NaN equals NaN."""
+    """Return where both have the same value: -0 equals +0, NaN equals NaN."""
     equal: npt.NDArray[np.bool_] = np.asarray(x == y)
     if _is_float(x.dtype):
         equal |= np.isnan(x) & np.isnan(y)
@@ -343,7 +343,7 @@ def within(x: Any, y: Any, *, atol: float, rtol: float) -> bool:
 
 
 def finite(number: float | None) -> float | None:
-    """Return a number for JSON, which has no infinities."""
+    """Return a number for JSON, which cannot represent infinities."""
     return number if number is not None and math.isfinite(number) else None
 
 

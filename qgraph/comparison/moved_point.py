@@ -1,7 +1,7 @@
-"""A rounding whose codes are moved after it, seen as a rounding of what is moved before it.
+"""A rounding with moved codes, treated as a rounding of moved data.
 
-One model moves elements before rounding, and the other one after. Codes are compared, and fed,
-where the elements are moved in both.
+One model moves elements before rounding, and the other after. Codes are compared and fed after the
+movement in both models.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MOVING = frozenset(
 
 @dataclass(eq=False)
 class MovedPoint(QuantizedPoint):
-    """A rounding in one model, and what moves its codes.
+    """A rounding in one model, and the nodes that move its codes.
 
     Attributes:
-        own: the rounding as the model has it.
-        moves: the values that hold moved elements, in their order.
-        evaluation: what bounds know of the model.
+        own: the rounding in the model.
+        moves: the values with moved elements, in order.
+        evaluation: quantities of the model.
     """
 
     own: QuantizedPoint
@@ -43,17 +43,17 @@ class MovedPoint(QuantizedPoint):
     evaluation: Evaluation
 
     def meant(self, x: Float64) -> Float64:
-        """Return the numbers that are rounded in real arithmetic, moved."""
+        """Return the moved ideal numbers before rounding."""
         return self._moved(self.own.meant(x))
 
     def executed(self, x: Array) -> tuple[Array, Float64 | None]:
-        """Return the codes and the numbers that are rounded, moved."""
+        """Return the moved executed codes, and the moved numbers before rounding."""
         codes, before = self.own.executed(x)
         moved = self._moved(codes.astype(np.float64)).astype(codes.dtype)
         return moved, None if before is None else self._moved(before.astype(np.float64))
 
     def feed(self, codes: Array) -> Array:
-        """Return the value that holds moved codes."""
+        """Return the value to feed for moved codes."""
         factor, offset = self.line
         dtype = None if self.cut.dtype is None else self.cut.dtype.numpy()
         return np.asarray(np.asarray(codes, np.float64) * factor + offset).astype(dtype)
@@ -72,16 +72,16 @@ class MovedPoint(QuantizedPoint):
 def moved_point(
     side: CutModel, rounding: RoundedData, codes: Combination, delta: Float64
 ) -> QuantizedPoint:
-    """Return a rounding of moved data, and cut the model where its moved codes are.
+    """Return a rounding of moved data, and cut the model at its moved codes.
 
     Args:
         side: the model.
-        rounding: of what is moved before it.
+        rounding: the rounding of moved data.
         codes: the moved codes of the reference.
-        delta: what the codes of the model are more than these.
+        delta: codes of the model minus these codes.
 
     Raises:
-        Undecidable: the codes are in several places.
+        Undecidable: several values contain the codes.
     """
     own = rounding.origin
     ((_, atom),) = codes.terms
@@ -114,7 +114,7 @@ def moved_point(
 
 
 def _ends(side: Evaluation, atom: Atom) -> list[tuple[ir.Value, Float64, Float64]]:
-    """Return the values that first hold codes, and their factors and offsets."""
+    """Return the first values that contain codes, with their factors and offsets."""
 
     def held(value: ir.Value | None) -> tuple[Float64, Float64] | None:
         quantity = None if value is None else side.values.get(value)
@@ -131,7 +131,7 @@ def _ends(side: Evaluation, atom: Atom) -> list[tuple[ir.Value, Float64, Float64
 
 
 def _moves(end: ir.Value, rounds: ir.Node) -> list[ir.Value]:
-    """Return what holds moved elements from a rounding to a value; nothing if it is no chain."""
+    """Return the chain of moved values from a rounding to a value; empty if there is none."""
     moves: list[ir.Value] = []
     value: ir.Value | None = end
     while value is not None and (node := value.producer()) is not rounds:

@@ -1,9 +1,9 @@
-"""Inputs of a model for which the data of its quantizers lie next to thresholds.
+"""Find inputs of a model for which the data of its quantizers are next to thresholds.
 
-Between two inputs for which a quantizer's data lies on both sides of a threshold, the way is halved
-until they are neighbours: below and above it by as little as inputs can do. Where a quantizer reads
-an input through elementwise operators only, each element is halved on its own, and both floats
-beside the threshold are met; where earlier quantizers leave gaps, they may not be.
+The search starts from two inputs for which a quantizer's data are on different sides of a
+threshold. It bisects between them until they are neighbours. If only elementwise operators lie
+between the input and the quantizer, each element is bisected separately, and both floats next to
+the threshold are reached. If earlier quantizers leave gaps, they may not be reached.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NEAR = 256
 """Maximum distance, in floats, at which moving single numbers is tried."""
 
 _HALVINGS = 64
-"""Number of bisections; enough for any two inputs to become neighbours."""
+"""Number of bisections; enough to make any two inputs neighbours."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Probes:
 
     Attributes:
         batches: the inputs.
-        reports: how near they come, by quantizer.
+        reports: their distances from thresholds, by quantizer.
     """
 
     batches: list[dict[str, Array]] = field(default_factory=list)
@@ -72,10 +72,10 @@ class _Target:
 
     Attributes:
         place: flat index of the element in the quantizer's data.
-        key: of the first number above the threshold.
+        key: key of the first number above the threshold.
         below, above: the inputs, in float64.
         values: the element for both.
-        is_done: whether there is nothing between the two inputs any more.
+        is_done: whether the two inputs are neighbours.
     """
 
     place: int
@@ -116,18 +116,18 @@ def make_probes(
 ) -> Probes:
     """Return inputs next to up to ``count`` thresholds of each quantizer of data.
 
-    Quantizers of the main graph with constant parameters are aimed at. For one after other
-    operators than elementwise ones each threshold takes some thirty runs of the model, of which
-    many are done at once where the model leaves the number of rows open.
+    Quantizers of the main graph with constant parameters are probed. If other than elementwise
+    operators precede a quantizer, each threshold takes about thirty runs of the model; many of them
+    run as one batch if the batch size is open.
 
     Args:
-        model: whose quantizers are meant.
+        model: the model.
         executor: runs it.
-        count: thresholds of each quantizer; a quantizer that reads an input gets at least one for
-            each element of it.
-        seed: of the random inputs from which the search starts.
-        shapes: of the inputs, by name.
-        starts: a batch of inputs to start from instead, where it has several rows.
+        count: number of thresholds of each quantizer; a quantizer that reads an input gets at least
+            one per element.
+        seed: seed of the random inputs from which the search starts.
+        shapes: shapes of the inputs, by name.
+        starts: a batch of inputs to start from instead, if it has several rows.
     """
     frozen = model.clone()
     frozen.freeze_inputs()
@@ -193,7 +193,7 @@ def _aim(
 def _choose(
     quantizer: DataQuantizer, population: list[Row], values: list[Array], count: int
 ) -> list[_Target]:
-    """Return a spread selection of the thresholds that lie between two inputs."""
+    """Select thresholds between two inputs, spread over the quantizer's range."""
     flat = np.stack([value.reshape(-1) for value in values])
     top = np.argmax(np.where(np.isnan(flat), -np.inf, flat), axis=0)
     highest = to_keys(np.take_along_axis(flat, top[None], 0)[0])
@@ -237,7 +237,7 @@ def _halve(rows: SampleRows, name: str, targets: list[_Target]) -> None:
 
 
 def _refine(rows: SampleRows, name: str, targets: list[_Target]) -> None:
-    """Move single numbers of the inputs to neighbouring floats if that is closer."""
+    """Move single numbers of the inputs to neighbouring floats if that is closer to a threshold."""
     generator = np.random.default_rng(len(targets))
     for _ in range(_MOVES):
         near = [t for t in targets if t.is_done and not t.is_reached and t.distance < _NEAR]

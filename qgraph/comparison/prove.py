@@ -1,4 +1,4 @@
-"""Proving model files equal, finding an input that shows a difference, checking a proof again."""
+"""Prove model files equal, find an input that shows a difference, and check a certificate."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ _BATCH = 32
 """Samples in a batch if the batch size is dynamic."""
 
 _ELEMENTS = 1 << 19
-"""Elements of an input at a time, unless one sample has more."""
+"""Maximum number of elements of an input at a time, unless one sample has more."""
 
 _SHARE_OF_RANDOM = 4
-"""One run of this many uses random inputs; the others push values towards a difference."""
+"""Out of this number of runs, one uses random inputs; the others push values towards a "
+  "difference."""
 
 
 def prove(
@@ -69,17 +70,16 @@ def prove(
     Args:
         reference: a path or a model.
         candidate: a path or a model.
-        exact: what counts as equal: values, or bits, which covers NaN and the sign of zero.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
+        exact: level to prove: values, or bits, which includes NaN and the sign of zero.
+        keep_inputs: do not treat initializers that are also inputs as constants.
         evidence: list in the certificate how the inputs of each region were divided, so that it can
             be verified.
-        runs: how many times each model may be run to find an input of the models on which a
-            difference shows in their outputs.
+        runs: maximum number of runs of each model to find an input on which the outputs differ.
         hashes: name the models in the certificate by file and hash; a model in memory is
             serialised for that.
-        within: how far the results of both models may differ, see
-            :meth:`qgraph.bound.Limit.parse`; further options with :class:`qgraph.bound.Bounding`.
-            Where equality is not decided, bounds are sought without a limit too.
+        within: limits of bounds, see :meth:`qgraph.bound.Limit.parse`; or
+            :class:`qgraph.bound.Bounding` for further options. If equality is not decided, bounds
+            are computed without a limit too.
 
     Raises:
         ModelError: a model is not usable, or their inputs or outputs differ.
@@ -109,15 +109,15 @@ def prove(
 
 
 def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
-    """Return inputs on which the outputs of the models differ; nothing if none were found.
+    """Return inputs on which the outputs of the models differ; empty if none were found.
 
     Random inputs come first, then the witnesses of regions that begin at a model input, then
     inputs that are scaled until a value that enters a region gets where its results differ.
 
     Args:
-        matching: of the two models.
-        shown: what was found; regions that differ are aimed at.
-        runs: how many times each model may be run.
+        matching: the matching of the two models.
+        shown: the outcomes; the search aims at differing regions.
+        runs: maximum number of runs of each model.
     """
     differing = [
         s for s in shown if s.verdict.exactness and not s.verdict.reaches(Exactness.VALUES)
@@ -304,12 +304,12 @@ def replay(
 ) -> Verification:
     """Return the combined findings of checker and prover on a certificate.
 
-    The prover is run if a part is unchecked and none is refuted. It has to find what the
-    certificate states there, and at least the verdict and the level of the certificate.
+    The prover is run if a part is unchecked and none is refuted. It must find the same for the
+    unchecked parts, and at least the verdict and the level of the certificate.
 
     Args:
-        certificate: what the file states.
-        checked: what the checker says of it.
+        certificate: the certificate of the file.
+        checked: the findings of the checker.
         reference: a path or a model.
         candidate: a path or a model.
 
@@ -377,7 +377,7 @@ def _seen(region: RegionVerdict) -> Seen | None:
 
 
 def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
-    """Return what a region states but the wording of a reason, runs, and evidence it may lack."""
+    """Return the fields of a region that the prover must find again."""
     kept = replace(region, boxes=like.boxes and region.boxes, cases=like.cases and region.cases)
     if region.bound is not None:
         kept = replace(kept, bound=replace(region.bound, seen=None))
@@ -385,7 +385,7 @@ def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
 
 
 def _overclaim(certificate: Certificate, anew: Certificate) -> str | None:
-    """Return the claim of a certificate as a whole that exceeds what the prover finds."""
+    """Return the claim of a certificate as a whole that exceeds the result of the prover."""
     if certificate.verdict not in (anew.verdict, ProofVerdict.UNDECIDED):
         return f"the prover finds the models {anew.verdict}, not {certificate.verdict}"
     level, known = certificate.exactness, anew.exactness

@@ -1,4 +1,4 @@
-"""The smallest part of two models that still shows their difference."""
+"""Reduce two models to the smallest part that still shows their difference."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Reduction:
         reference, candidate: the parts of both models.
         inputs: by the names of the inputs of both.
         tensor: the tensor of the reference that the parts compute.
-        node, op: what makes it there.
-        compared: how far the outputs of the parts are apart.
-        nodes: how many nodes the parts have.
-        nodes_before: how many the models have.
-        report: of the comparison of the whole models.
+        node, op: the node that computes it in the reference.
+        compared: difference of the outputs of the parts.
+        nodes: numbers of nodes of the parts.
+        nodes_before: numbers of nodes of the models.
+        report: report on the whole models.
     """
 
     reference: ir.Model
@@ -65,8 +65,8 @@ class Reduction:
         """Write both models and the input, together or not at all; return the files.
 
         Args:
-            folder: where they go; it is made if it is not there.
-            outputs: the outputs with which they appear. None: they appear alone, now.
+            folder: the folder to write to; created if missing.
+            outputs: the set of outputs with which they appear; None to write them at once.
 
         Raises:
             QGraphError: a file cannot be written.
@@ -97,10 +97,10 @@ def reduce(
 ) -> Reduction:
     """Reduce two models to the part in which they begin to differ.
 
-    The models are run on inputs as :func:`qgraph.comparison.check.check` does. What computes the
-    first tensor that differs from tensors that are equal is cut out of both, and run on these; if
-    the difference does not show there, the parts begin earlier, by halving. Then one sample is
-    looked for that is enough to show it.
+    The models are run on inputs as :func:`qgraph.comparison.check.check` does. The nodes that
+    compute the first differing tensor from equal tensors are cut out of both models, and run on
+    these tensors. If the parts do not differ, they are extended to earlier tensors, by bisection.
+    Then a single sample that shows the difference is searched.
 
     Args:
         reference: a path or a model.
@@ -192,7 +192,7 @@ class _Reducer:
         ]
 
     def _measure(self) -> None:
-        """Compute the values at all cuts where a part can begin; they are few."""
+        """Compute the values at all possible cuts."""
         wanted: dict[str, None] = {}
         for number in (len(self._cuts), 0):
             wanted |= dict.fromkeys(name for name, _ in self._entries(number))
@@ -211,7 +211,7 @@ class _Reducer:
         """Return names of values of the reference where a part begins, with the candidate's names.
 
         Args:
-            number: how many of the pairs of equal values may be used, the first ones.
+            number: number of pairs of equal values that may be used, from the first one on.
         """
         pairs = [*self._inputs.items(), *self._cuts[:number]]
         ends: list[list[str]] = []
@@ -298,7 +298,7 @@ class _Reducer:
     def _with_one_row(self, reduction: Reduction) -> Reduction:
         """Return the reduction to the first single sample that shows the difference.
 
-        Whether the first axis counts samples is seen by trying.
+        The first axis is tried as the axis of samples.
         """
         sizes = {len(array) if array.ndim else 0 for array in reduction.inputs.values()}
         if len(sizes) != 1 or (count := sizes.pop()) < 2:

@@ -28,7 +28,7 @@ class TensorComparison:
         reference, candidate: its name in both models.
         node: the node of the reference that produces it.
         op: that node's operator, ``domain::Name``.
-        compared: how far it is apart.
+        compared: its difference.
     """
 
     reference: str
@@ -39,7 +39,7 @@ class TensorComparison:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute difference; None where shapes differ or it is not finite."""
+        """Largest absolute difference; None if shapes differ or it is not finite."""
         return finite(self.compared.max_abs)
 
     @property
@@ -78,9 +78,9 @@ class MetricReport:
 
     Attributes:
         name: of the metric.
-        samples: how many labels there are.
+        samples: number of labels.
         reference, candidate: the scores.
-        failed: why the candidate is not good enough; None if it is.
+        failed: why the candidate fails the limit; None if it does not.
     """
 
     name: str
@@ -97,18 +97,18 @@ class MetricReport:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """How close the inputs came to the thresholds of one quantizer.
+    """Distances of the inputs from the thresholds of one quantizer.
 
     Attributes:
         node: the quantizer, in the reference.
         tensor: what it quantizes.
-        targets: how many thresholds were aimed at.
-        crossed: how many lie between two neighbouring inputs that are among the probes.
+        targets: number of thresholds to probe.
+        crossed: number of thresholds between two neighbouring inputs among the probes.
         reached: number of thresholds for which both neighbouring floats occurred at the quantizer.
         largest_gap: the largest distance, in units of the quantizer's step, that a crossed
             threshold has to the nearer of its two probes; None if none was crossed or the step is
             not known.
-        reason: why it was not aimed at.
+        reason: why it was not probed.
     """
 
     node: str
@@ -128,11 +128,11 @@ ROUNDING = 1e-5
 """Relative errors up to this are explained by another order of summation."""
 
 STOPPED = 0.1
-"""An option has removed a difference if less than this fraction of it is left."""
+"""An option removes a difference if less than this fraction of it remains."""
 
 
 class CandidateForm(StrEnum):
-    """CandidateForm of the candidate that a runtime was given."""
+    """Form in which a runtime ran the candidate."""
 
     WRITTEN = "as written"
     STANDARD = "standard operators"
@@ -147,8 +147,8 @@ class StandardForm:
 
     Attributes:
         respelled: number of rewritten quantizers.
-        left: operators for which no equal form was found; where there are any, it is not run.
-        outputs: how far its outputs are from the candidate's on these inputs, by definition.
+        left: operators without an equal form; if there are any, the form is not run.
+        outputs: differences of its outputs from the candidate's on these inputs, by definition.
         error: the same as for a runtime.
     """
 
@@ -159,7 +159,7 @@ class StandardForm:
 
     @property
     def is_runnable(self) -> bool:
-        """Whether runtimes can be judged by this form."""
+        """Whether runtimes can run this form."""
         return not self.left and self.error is not None and self.error <= ROUNDING
 
     def to_json(self) -> dict[str, Any]:
@@ -178,9 +178,9 @@ class Stopped:
     """An option that removes a difference, or a part of it.
 
     Attributes:
-        what: what the runtime does without it.
-        option: as users write it; None if none is known.
-        error: what is left with this and the options before it.
+        what: change of the runtime without the option.
+        option: the option as users write it; None if none is known.
+        error: remaining error with this and the previous options.
     """
 
     what: str
@@ -196,13 +196,13 @@ class RuntimeResult:
         runtime: name and version.
         level: plain, basic or default.
         setting: the level in words.
-        outputs: how far each output is apart.
-        error: norm of all differences as a share of the norm of all outputs; None where it does
-            not run, or the error is infinite.
+        outputs: difference of each output.
+        error: norm of all differences as a share of the norm of all outputs; None if it does not
+            run, or the error is infinite.
         suspects: causes of the difference, the largest first; or the cause of a failure to run.
         failure: why it does not run.
-        form: which form of the candidate it is.
-        refused: why the candidate did not run as it is written, where that was tried before.
+        form: form of the candidate.
+        refused: why the candidate did not run as written, if that was tried.
     """
 
     runtime: str
@@ -236,10 +236,10 @@ class RuntimeReport:
 
     Attributes:
         rewrite: the outputs of the candidate against those of the reference, by definition.
-        error: of the rewrite, as for a runtime.
-        results: for each runtime that is installed and each of its levels.
+        error: error of the rewrite, as for a runtime.
+        results: results of each installed runtime at each of its levels.
         missing: runtimes that are not installed.
-        standard: the form that was tried where the candidate did not run as it is written.
+        standard: the standard form, if the candidate did not run as written.
     """
 
     rewrite: Sequence[OutputComparison]
@@ -284,7 +284,7 @@ class CheckVerdict(StrEnum):
 
 @dataclass(frozen=True, repr=False)
 class CheckReport(Displayed):
-    """The outcome of running two models on the same inputs.
+    """Result of running two models on the same inputs.
 
     Attributes:
         verdict: equal or different.
@@ -292,15 +292,15 @@ class CheckReport(Displayed):
         failed: names of the outputs beyond the tolerance, with the reason.
         first_divergence: None if all values are equal.
         notes: remarks, such as outputs that were matched by position.
-        batches: how many batches were run.
-        tensors: where an output differs, or if asked for, all tensors that both models have, in the
+        batches: number of batches that were run.
+        tensors: if an output differs, or on request, all tensors that both models have, in the
             order of the reference, compared on the first batch with a difference.
-        metric: what a metric says, where there are labels.
-        probes: how near to its thresholds each quantizer of the reference came.
-        runtimes: whether a difference is one of the models or of the runtimes.
+        metric: scores, if there are labels.
+        probes: distances from the thresholds of each quantizer of the reference.
+        runtimes: changes by the rewrite and by runtimes.
         example: the inputs of the first batch with a difference, or with a violated bound, by the
             names of the reference.
-        bounds: what the data shows of bounds, where they were computed.
+        bounds: comparison of the data with bounds, if they were computed.
         files: file and hash of the reference and the candidate; no path for a model in memory.
     """
 
@@ -320,7 +320,7 @@ class CheckReport(Displayed):
 
     @property
     def summary(self) -> str:
-        """The verdict, and how many values differ."""
+        """The verdict, and the number of differing values."""
         differ = sum(output.mismatches for output in self.outputs)
         whole = sum(output.elements for output in self.outputs)
         return f"{self.verdict}, {differ} of {whole} values differ"
@@ -375,7 +375,7 @@ class CheckReport(Displayed):
         )
 
     def to_markdown(self) -> str:
-        """Return the report in GitHub's Markdown, made for the summary of a CI job."""
+        """Return the report in GitHub's Markdown, for the summary of a CI job."""
         return markdown_report(self.to_json())
 
     def to_junit(self) -> str:

@@ -1,4 +1,4 @@
-"""Find codes from which two segments give other codes: what a bound cannot be smaller than."""
+"""Find codes on which two segments differ: a lower limit for any bound."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MOST_SEGMENTS = 16
 
 
 def with_seen(certificate: Certificate, models: tuple[ir.Model, ir.Model]) -> Certificate:
-    """Return a certificate with differences that few runs show, where bounds are beyond limits.
+    """Add differences from a few runs to a certificate, for segments whose bounds exceed limits.
 
-    Without a limit, a difference that every execution has makes the models different.
+    Without a limit, a difference of the outputs in every execution makes the models different.
 
     Args:
         certificate: of the models.
@@ -68,7 +68,7 @@ def _deviation(region: RegionVerdict) -> float:
 
 
 def _seen(runs: BoundRuns, step: SegmentRun) -> Seen | None:
-    """Return the largest difference that a few runs of a segment show; None if it cannot be run."""
+    """Return the largest difference in a few runs of a segment; None if it cannot be run."""
     if step.parts is None:
         return None
     try:
@@ -92,7 +92,7 @@ def _seen(runs: BoundRuns, step: SegmentRun) -> Seen | None:
 def _run(
     runs: BoundRuns, step: SegmentRun, starts: Sequence[SegmentStart], pattern: Pattern
 ) -> Float64:
-    """Return how far the results of a segment lie apart, from the codes of a pattern."""
+    """Return the difference of the results of a segment, for the codes of a pattern."""
     if step.parts is None:
         raise KeyError(step.tally.value)
     feeds: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""What a segment of two models starts from: codes, or inputs of the models."""
+"""Starts of a segment of two models: codes, or inputs of the models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom
 
 _MOST_BITS = 16
-"""Integers of more bits are indices or sizes, most of which no operator takes."""
+"""Maximum bits of integer inputs; wider ones are indices or sizes with few valid values."""
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentStart:
-    """Codes or an input that a segment starts from.
+    """Codes or an input at which a segment starts.
 
     Attributes:
-        name: of the value in the reference.
-        key: what stands for them in functions; see :func:`key_of`.
-        low, high: the first and the last code that occur everywhere in both models.
-        points: what rounds to them; None for an input.
-        delta: what the codes of the candidate are more than those of the reference.
+        name: name of the value in the reference.
+        key: their atom or input name; see :func:`key_of`.
+        low, high: the first and the last code that are possible for all elements of both models.
+        points: the roundings that compute them; None for an input.
+        delta: codes of the candidate minus codes of the reference.
     """
 
     name: str
@@ -47,7 +47,7 @@ class SegmentStart:
         return self.points is not None or not self.dtype.is_floating_point()
 
     def fill(self, share: float) -> float:
-        """Return the code at a share of the way from the middle to an end."""
+        """Return the code at a share of the distance from the middle to a limit."""
         middle = min(max(0.0, self.low), self.high)
         far = middle + abs(share) * ((self.high if share > 0 else self.low) - middle)
         return float(round(far)) if self.has_codes else far
@@ -70,10 +70,10 @@ def key_of(atom: Atom) -> Hashable:
 
 
 def starts_of(runs: BoundRuns, step: SegmentRun) -> list[SegmentStart]:
-    """Return what a segment starts from.
+    """Return the starts of a segment.
 
     Raises:
-        KeyError: not known, or codes without ends.
+        KeyError: a start is not known, or its codes have no limits.
     """
     if step.parts is None:
         return []

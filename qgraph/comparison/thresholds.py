@@ -1,4 +1,4 @@
-"""Thresholds of a quantizer close to given data, found by evaluating the quantizer.
+"""Find thresholds of a quantizer close to given data, by evaluating the quantizer.
 
 Single samples of a model's inputs, run many at once where the model takes any number.
 """
@@ -28,8 +28,8 @@ from qgraph.ops.operator import Operator, operator_of
 _NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
 
 _REACHES = (1.25, 16.0, 256.0, 65536.0)
-"""In steps: there is a threshold within the first of them above any value between the limits of a
-quantizer, and further away above one below them."""
+"""Distances in steps: above a value within the limits of a quantizer there is a threshold within "
+  "the first one; above a value below the limits, within a later one."""
 
 _RELATIVE_REACHES = tuple(2.0**-power for power in range(10, -2, -1))
 """Relative distances for floating-point quantizers, whose steps grow with the values."""
@@ -41,8 +41,8 @@ class DataQuantizer:
 
     Attributes:
         node: the quantizer.
-        operator: what it is.
-        data: what it quantizes.
+        operator: its operator.
+        data: the quantized value.
         parameters: its other inputs.
     """
 
@@ -71,7 +71,7 @@ class DataQuantizer:
 def data_quantizers(graph: ir.Graph) -> Iterator[DataQuantizer | tuple[ir.Node, str]]:
     """Yield the quantizers of data in a main graph.
 
-    One with thresholds that are not fixed comes as a node, with the reason.
+    A quantizer without fixed thresholds is yielded as a node, with the reason.
     """
     for node in graph:
         try:
@@ -116,13 +116,13 @@ def bisected(
     chosen: npt.NDArray[np.bool_],
     is_beyond: Callable[[Keys], npt.NDArray[np.bool_]],
 ) -> tuple[Keys, Keys]:
-    """Return neighbouring keys between which a condition becomes true; others as they are.
+    """Return neighbouring keys between which a condition becomes true.
 
     Args:
-        low: where the condition does not hold.
-        high: where it holds.
-        chosen: which elements are bisected.
-        is_beyond: whether it holds, for a key of each element.
+        low: keys for which the condition is false.
+        high: keys for which it is true.
+        chosen: mask of elements to bisect; others are returned unchanged.
+        is_beyond: returns whether it is true, for one key per element.
     """
     while (wide := chosen & (np.abs(high - low) > 1)).any():
         middle = np.where(wide, (low + high) // 2, low)
@@ -231,7 +231,7 @@ class SampleRows:
         }
 
     def middle(self, one: Row, other: Row) -> Row:
-        """Return the middle of two samples; inputs that are not float32 stay."""
+        """Return the middle of two samples; inputs that are not float32 are not changed."""
         return {
             name: (array.astype(np.float64) + other[name].astype(np.float64)) / 2
             if name in self._halved

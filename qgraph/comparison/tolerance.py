@@ -1,6 +1,6 @@
 """Tolerances and metrics for outputs.
 
-How good the outputs of a model are where the right answers are known.
+Metrics need labels.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Tolerances:
         min_sqnr: smallest ratio of signal to error, in decibels.
         min_top1: smallest share of rows whose largest value is at the same place.
         within: limits of bounds, for all outputs: the bounds of all segments are computed, see
-            :func:`qgraph.prove`, and compared with what the segments compute on the inputs. Outputs
-            may differ then if there is no other tolerance.
+            :func:`qgraph.prove`, and compared with what the segments compute on the inputs. Then
+            outputs may differ if there is no other tolerance.
     """
 
     atol: Limit = 0.0
@@ -85,7 +85,7 @@ class Tolerance:
 
         Args:
             compared: all batches.
-            allowed: whether :meth:`allows` said so of each.
+            allowed: results of :meth:`allows` for each batch.
 
         Raises:
             OptionError: a limit does not apply to this output.
@@ -128,7 +128,7 @@ def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tol
     """Return the tolerance of each output.
 
     Raises:
-        OptionError: a limit is out of range, or names an output that there is not.
+        OptionError: a limit is out of range, or names an output that does not exist.
     """
     chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
     numbers = {field: limit for field, limit in vars(limits).items() if field != "within"}
@@ -164,14 +164,13 @@ TOP1 = "top1"
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How outputs are scored by labels.
+    """Options to score outputs by labels.
 
     Attributes:
-        labels: the right answers for the rows of the inputs.
+        labels: the labels of the rows of the inputs.
         metric: "top1", "module:function", or a function ``score(outputs, labels)``, where larger is
             better.
-        max_drop: by how much the candidate's score may be lower than the reference's; without
-            tolerances it takes the place of equal values.
+        max_drop: maximum loss of the candidate's score; without tolerances, values may then differ.
     """
 
     labels: npt.ArrayLike | None = None
@@ -185,7 +184,7 @@ class Metric:
 
     Attributes:
         name: ``top1``, or ``module:function``.
-        score: what computes it.
+        score: function that computes it.
     """
 
     name: str
@@ -247,7 +246,7 @@ def metric_of(score: str | Score) -> Metric:
 def top1(outputs: Outputs, labels: Array) -> float:
     """Return the fraction of rows whose largest score is that of the label.
 
-    The first output with a row of scores for each label counts, ``[samples, classes]``.
+    Uses the first output with a row of scores per label, ``[samples, classes]``.
 
     Raises:
         OptionError: there is none.

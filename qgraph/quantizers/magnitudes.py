@@ -26,11 +26,11 @@ Rule = Callable[[ir.Node, list[float]], float | None]
 
 
 def magnitudes(model: ir.Model) -> Bounds:
-    """Return bounds of ``|value|`` in the main graph, for inputs of magnitude up to
-    :data:`qgraph.execution.conformant.MODERATE`.
+    """Return bounds of ``|value|`` in the main graph, for inputs of moderate magnitude.
 
-    A value with a bound is neither NaN nor infinite. Results of operators without a rule have no
-    bound, nor do values computed from them.
+    Inputs are at most :data:`qgraph.execution.conformant.MODERATE` in magnitude. A value with a
+    bound is neither NaN nor infinite. Results of operators without a rule have no bound, nor do
+    values computed from them.
     """
     bounds: Bounds = {}
     if only_float_type(model) is not ir.DataType.FLOAT:

@@ -1,1 +1,1 @@
-"""How fast models run in a runtime, and which kernels it runs them in."""
+"""Time models in a runtime, and read its kernels."""

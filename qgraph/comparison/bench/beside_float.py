@@ -1,4 +1,4 @@
-"""Times of a deployed model beside those of its network in float, and of its input."""
+"""Times of a deployed model, of its network in float, and of its input."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qgraph.model import Source
 def beside_float(
     plain: Source, result: Source, sources: Sequence[Source], timing: Timing
 ) -> dict[str, Any]:
-    """Return the times of a deployed model beside those of its network in float, and of its input.
+    """Time a deployed model, its network in float, and its input.
 
     Args:
         plain: the network in float.
         result: the deployed model.
-        sources: what it was made of, and equal models in other dialects; the first that the runtime
-            takes is timed.
-        timing: how.
+        sources: the input model, and equal models in other dialects; the first that the runtime
+            accepts is timed.
+        timing: options of the measurement.
 
     Raises:
         UnsupportedError: the runtime is not installed.

@@ -1,7 +1,7 @@
-"""Time models in a runtime: each in a process of its own, in turns, so that all see the same load.
+"""Time models in a runtime, alternately in separate processes, so that load affects all equally.
 
-A machine that slows down for a while slows down all models. So ratios are medians of the ratios of
-one round, in which each model runs for about the same time.
+If the machine slows down for a while, all models slow down. So the ratio of two models is the
+median of the ratios per round, in which each model runs for about the same time.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from qgraph.version import head
 
 _WORKER = "qgraph.comparison.bench.worker"
 _TURN = 0.05
-"""A model runs for about so long in each round, or once; seconds."""
+"""Approximate time of a model in each round, in seconds; at least one run."""
 _WARM = 0.3
-"""It runs for about so long before; seconds."""
+"""Approximate time of the runs before the first round, in seconds."""
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class BenchRuntime(Choice):
-    """What runs the models."""
+    """Runtime that runs the models."""
 
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
@@ -59,14 +59,14 @@ class BenchRuntime(Choice):
 
 @dataclass(frozen=True)
 class Timing:
-    """How models are timed.
+    """Options of a measurement.
 
     Attributes:
-        runtime: what runs them.
-        threads: of the runtime.
-        batch: size of the first dimension of inputs that leave it open.
-        rounds: number of turns of each model.
-        shapes: of the inputs, by name; needed where they are dynamic beyond the batch.
+        runtime: the runtime.
+        threads: number of threads of the runtime.
+        batch: size of the first dimension of inputs, if it is open.
+        rounds: number of timed rounds.
+        shapes: shapes of the inputs, by name; needed if other dimensions than the batch are open.
         options: session options of ONNX Runtime, or properties of OpenVINO.
         seed: of the random inputs.
     """
@@ -92,13 +92,13 @@ class ModelTime:
 
     Attributes:
         path: of the model; None if it is in no file.
-        median_ms, low_ms, high_ms: over all rounds: median, first and third quartile.
-        ratio: median of the ratios to the first model, round by round.
+        median_ms, low_ms, high_ms: median, first and third quartile over all rounds.
+        ratio: median over the rounds of the ratio to the first model.
         first_run_ms: the first run, which may allocate and prepare.
         load_ms: reading the file and optimizing the graph.
         peak_mb: largest memory of the process after the first run, with Python and the runtime;
-            None where the system does not tell it.
-        kernels: what the runtime executes.
+            None if the system does not report it.
+        kernels: the executed kernels.
         rounds_ms: the time of each round.
     """
 
@@ -128,7 +128,7 @@ class BenchReport(Displayed):
 
     Attributes:
         runtime: name and version.
-        timing: how they were taken.
+        timing: options of the measurement.
         models: in the order given; ratios are to the first.
     """
 
@@ -162,13 +162,13 @@ def bench(
     runtime: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchReport:
-    """Time models against each other in a runtime, each in a process of its own.
+    """Time models in a runtime, alternately, each in its own process.
 
     Args:
         models: paths or models; times are compared with those of the first.
         timing: how.
         runtime: short for ``Timing(runtime=...)``.
-        progress: is told after each round.
+        progress: called after each round.
 
     Raises:
         ModelError: a model is not usable.
@@ -203,7 +203,7 @@ def bench(
 
 
 def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Array]:
-    """Return random inputs: those of the first model where they fit, so that all run on the same.
+    """Return random inputs, those of the first model if possible, so that all run on equal data.
 
     Raises:
         OptionError: the model fixes another batch size.
@@ -230,7 +230,7 @@ def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Ar
 
 
 class _Timer:
-    """A process that runs a model when it is told to.
+    """A process that runs a model on demand.
 
     Attributes:
         version: of the runtime.
@@ -287,7 +287,7 @@ class _Timer:
         self._close()
 
     def warm(self) -> None:
-        """Run the model until its times settle, and find how many runs make a turn."""
+        """Run the model until its times are stable, and choose the number of runs per round."""
         seconds, runs = self._run(1), 1
         while seconds < _WARM:
             runs = min(2 * runs, max(1, int(_WARM / max(seconds / runs, 1e-7))) + 1)
@@ -295,15 +295,15 @@ class _Timer:
         self._runs = max(1, round(_TURN / max(self._run(runs) / runs, 1e-7)))
 
     def turn(self) -> float:
-        """Return the seconds of a run, as a mean over a turn."""
+        """Run one round, and return the mean seconds of a run."""
         return self._run(self._runs) / self._runs
 
     def times(self, own: Sequence[float], first: Sequence[float]) -> ModelTime:
-        """Return what the report says.
+        """Return the times for the report.
 
         Args:
             own: the seconds of each round.
-            first: those of the model to compare with.
+            first: the seconds of the model to compare with.
         """
         low, middle, high = (float(1e3 * time) for time in np.percentile(own, (25, 50, 75)))
         start, peak = self._start, self._start["peak"]
@@ -329,7 +329,7 @@ class _Timer:
         return float(self._answer()["seconds"])
 
     def _loaded(self) -> dict[str, Any]:
-        """Return what the process says of itself when it has run the model once.
+        """Return the first answer of the process, after it has run the model once.
 
         Raises:
             QGraphError: it does not, or not in time.
@@ -358,7 +358,7 @@ class _Timer:
         return answer
 
     def _fail(self) -> NoReturn:
-        """Raise, as the process ended.
+        """Raise because the process has ended.
 
         Raises:
             QGraphError: always.

@@ -1,4 +1,4 @@
-"""A separate process that holds one model in one runtime, and times runs of it on demand.
+"""A separate process that loads one model in one runtime, and times runs of it on demand.
 
 Called with the path of a job: a JSON file, see :class:`qgraph.comparison.bench.measure.Timing`.
 First it loads the model, runs it once, and prints a line of JSON. Then each line of its standard
@@ -37,7 +37,7 @@ class _Loaded(NamedTuple):
 
 
 def main(path: Path) -> None:
-    """Load the model of a job, and run it as often as it is told to."""
+    """Load the model of a job, and run it on demand."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # runtimes print too
     job = json.loads(path.read_text())
@@ -71,7 +71,7 @@ def _seconds(run: Callable[[], object], times: int) -> float:
 
 
 def _peak() -> float | None:
-    """Return the largest memory of this process so far, in bytes; None where nothing tells it."""
+    """Return the largest memory of this process so far, in bytes; None if it is not available."""
     try:
         import resource
     except ImportError:

@@ -1,1 +1,1 @@
-"""The differences that runtimes cause in one model."""
+"""Find the changes that runtimes make to a model."""

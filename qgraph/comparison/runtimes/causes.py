@@ -14,9 +14,9 @@ class Suspect:
     """A change that a runtime makes by default.
 
     Attributes:
-        what: what it does.
-        option: the option that stops it, as users write it.
-        options: the same for a configuration, see :mod:`qgraph.comparison.runtimes.worker`.
+        what: the change.
+        option: the option that prevents it, as users write it.
+        options: the same option for a configuration, see :mod:`qgraph.comparison.runtimes.worker`.
     """
 
     what: str
@@ -26,12 +26,12 @@ class Suspect:
 
 @dataclass(frozen=True)
 class RuntimeLevel:
-    """A configuration in which a runtime is judged.
+    """A configuration of a runtime to test.
 
     Attributes:
-        name: for reports: plain, basic or default.
-        setting: what it is, in words.
-        options: what it is.
+        name: name in reports: plain, basic or default.
+        setting: description.
+        options: its options.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Runtime:
     """A runtime to try, with its levels and known changes.
 
     Attributes:
-        module: what is imported.
-        name: as people call it.
-        levels: from the one that changes least to its defaults.
-        suspects: what may cause a difference, most specific first.
+        module: name of its Python module.
+        name: name in reports.
+        levels: levels, from fewest changes to the defaults.
+        suspects: possible causes of a difference, most specific first.
     """
 
     module: str

@@ -22,7 +22,7 @@ from qgraph.model import Model
 from qgraph.numerics import Array
 
 Configuration = Mapping[str, Any]
-"""Options of a runtime, as :mod:`qgraph.comparison.runtimes.worker` takes them."""
+"""Options of a runtime, as :mod:`qgraph.comparison.runtimes.worker` reads them."""
 
 _WORKER = "qgraph.comparison.runtimes.worker"
 _MOST_SECONDS = 900
@@ -44,8 +44,8 @@ class Answer:
 class RuntimeJobs:
     """A model and its inputs in files, for runs in separate processes.
 
-    The file has the lowest version of the format that the model needs: newer ones are refused for
-    no reason.
+    The file has the lowest IR version that the model needs, because runtimes refuse newer versions
+    without need.
 
     Args:
         model: the model.

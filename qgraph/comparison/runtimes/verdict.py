@@ -1,9 +1,10 @@
 """Decide whether a difference comes from a rewrite or a runtime, and by which change.
 
-Both models are computed by their operators' definitions, which judges the rewrite; then the
-candidate is computed by runtimes, plainly and by default, which judges them: as it is written, or,
-where a runtime does not take that, with its quantizers in standard operators. Where a default makes
-a difference, the options that stop what it is known for are tried one by one.
+Both models are run by the definitions of their operators, which shows the changes of the rewrite.
+Then runtimes run the candidate, without optimizations and by default, which shows their changes. If
+a runtime does not accept the candidate as written, it runs it with quantizers in standard
+operators. If the defaults make a difference, options that disable known changes are tried one by
+one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _TOGETHER = 3
 """Maximum number of options to combine."""
 
 _FEW = 1.05
-"""Options whose remaining errors differ by less than this factor are equally good."""
+"""Options whose remaining errors differ by less than this factor count as equal."""
 
 
 def judge_runtimes(
@@ -65,12 +66,12 @@ def judge_runtimes(
     """Return the changes by the rewrite and by the runtimes.
 
     Args:
-        candidate: the model that is put to the runtimes.
+        candidate: the model to run in the runtimes.
         batches: its inputs.
-        reference_outputs: of the reference by its definition, for each batch.
-        candidate_outputs: of the candidate by its definition.
-        names: outputs of the candidate by those of the reference.
-        runtimes: what to try, where it is installed.
+        reference_outputs: outputs of the reference by definition, for each batch.
+        candidate_outputs: outputs of the candidate by definition.
+        names: outputs of the candidate, by outputs of the reference.
+        runtimes: runtimes to try, if installed.
     """
     renamed = [{a: batch[b] for a, b in names.items()} for batch in candidate_outputs]
     rewrite, error = compare_outputs(reference_outputs, renamed)
@@ -124,7 +125,7 @@ class _Stripped:
         self._known: list[tuple[str, list[dict[str, Any]]]] | None = None
 
     def explain(self, actual: Sequence[Outputs], error: float) -> list[Stopped]:
-        """Return the cause "quantizers are left out" if the outputs agree with it."""
+        """Return the cause "quantizers are left out" if it explains the outputs."""
         for what, outputs in self._outputs():
             left = compare_outputs(outputs, actual)[1]
             if left is not None and left <= max(ROUNDING, STOPPED * STOPPED * error):
@@ -149,7 +150,7 @@ class _Stripped:
 
 
 class _Trial:
-    """One runtime, tried at all its levels."""
+    """Test of one runtime at all its levels."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class _Trial:
         return None
 
     def _suspects(self, level: RuntimeLevel, error: float, least: float) -> list[Stopped]:
-        """Return the options that remove the difference, chosen greedily."""
+        """Choose options that remove the difference, greedily."""
         options, left = level.options, error
         usable = [each for each in self._runtime.suspects if "level" not in each.options]
         if level is self._runtime.levels[-1]:
@@ -269,7 +270,7 @@ def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
 
     Args:
         model: the model.
-        bits: the width of codes that are left out; None for all.
+        bits: width of the codes of removed quantizers; None for all.
     """
     copy = model.clone()
     number = 0
@@ -319,9 +320,9 @@ class Standardized:
     """A model whose quantizers are written in standard operators.
 
     Attributes:
-        model: with the inputs and outputs of the model it was made from.
+        model: the model, with its original inputs and outputs.
         respelled: number of rewritten quantizers.
-        left: names of the operators of those that are not.
+        left: operators of quantizers that were not rewritten.
     """
 
     model: Model
@@ -334,12 +335,12 @@ def in_standard_operators(
 ) -> Standardized | None:
     """Return ``model`` with each quantizer in standard operators that are equal in every bit.
 
-    None if there is nothing to rewrite, or if inputs are given for initializers, which
-    are constants in the form.
+    None if there is nothing to rewrite, or if the batches feed initializers, which become constants
+    in this form.
 
     Args:
-        model: is not changed.
-        batches: inputs that the form has to take.
+        model: the model; not changed.
+        batches: inputs that the form must accept.
     """
     fixed = {value.name for value in overridable(model.ir.graph)}
     if any(not fixed.isdisjoint(batch) for batch in batches):

@@ -1,6 +1,6 @@
 """A separate process that runs a model in a runtime, in several configurations.
 
-Runtimes set flags of the thread that calls them, and may crash; neither should reach the caller,
+Runtimes set flags of the calling thread, and may crash; a separate process protects the caller,
 see :mod:`qgraph.comparison.runtimes.jobs`. Called with the path of a job: a folder with
 ``job.json`` and the inputs; results go there too.
 """
@@ -24,7 +24,7 @@ Runner = Callable[[Feeds], Sequence[Any]]
 
 
 def main(folder: Path) -> None:
-    """Run a job and write its outputs, or the reason of its failure."""
+    """Run a job and write its outputs, or the reason for its failure."""
     job = json.loads((folder / "job.json").read_text())
     prepare = _RUNTIMES[job["runtime"]]
     module = importlib.import_module(job["runtime"])

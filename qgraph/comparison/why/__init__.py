@@ -1,1 +1,1 @@
-"""Which quantizer costs what: local errors, and quantizers exchanged one at a time."""
+"""Find the quantizers that cost accuracy: local errors, and exchange of single quantizers."""

@@ -1,8 +1,8 @@
-"""Pair the quantizers of a candidate with what a reference has in their places.
+"""Pair the quantizers of a candidate with the corresponding places of a reference.
 
-Both models are read without their quantizers. The nodes that are left are paired in order if their
-operators are the same, else by name and by operator. A quantizer belongs to the operand of the node
-after it, so a reference without quantizers is paired too::
+Both models are read without their quantizers. The remaining nodes are paired in order if both
+models have the same operators, otherwise by name and operator. A quantizer belongs to the operand
+of the node after it, so a reference without quantizers is paired too::
 
     reference   Conv --> Relu ---------------> Conv
     candidate   Conv --> QuantizeLinear... --> Conv      the Relu is part of the quantizer's place
@@ -27,14 +27,14 @@ from qgraph.quantizers.sites import sites
 from qgraph.targets.layer import LAYERS
 
 Use = tuple[ir.Node, int]
-"""A node, and which of its operands."""
+"""A node, and the index of an operand."""
 
 _KINDS = {"Gemm": "MatMul"}
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a quantizer is, or would be, in one model.
+    """The place of a quantizer in one model, with or without a quantizer.
 
     Attributes:
         start: the data, before activation functions that only this model has; None for constants.
@@ -115,7 +115,7 @@ class Skeleton:
         return [(_KINDS.get(node.op_type, node.op_type), node.domain) for node in self.nodes]
 
     def forms(self) -> list[tuple[object, ...]]:
-        """Return the operators of the nodes with the sizes of weights, in any order of axes."""
+        """Return the operators of the nodes with the sorted sizes of weights."""
         return [(*form, self._sizes(n)) for form, n in zip(self.kinds(), self.nodes, strict=True)]
 
     def _sizes(self, node: ir.Node) -> object:
@@ -131,7 +131,7 @@ class Skeleton:
 def prepared(model: ir.Model) -> ir.Model:
     """Return a copy of a model without functions, whose initializers are constants.
 
-    DequantizeLinear decodes the weights that Cast, Sub and Mul decode, where the opset has it.
+    Cast, Sub and Mul that decode weights are replaced by DequantizeLinear if the opset allows it.
 
     Raises:
         UnsupportedError: a function cannot be inlined.
@@ -226,7 +226,7 @@ def _paired(
 
 
 def _uses(value: ir.Value, side: Skeleton) -> Iterator[Use]:
-    """Yield the operands that read a value, or what constant nodes make of it."""
+    """Yield the operands that read a value, or results of constant nodes on it."""
     for node, index in value.uses():
         if node.outputs and node.outputs[0] in side.constants:
             for output in node.outputs:
@@ -236,7 +236,7 @@ def _uses(value: ir.Value, side: Skeleton) -> Iterator[Use]:
 
 
 def _start(side: Skeleton, end: ir.Value, paired: Collection[ir.Node]) -> ir.Value | None:
-    """Return the data of the quantizers, and of activation functions of this model alone."""
+    """Return the data of a quantizer, before activation functions of only this model."""
     if end in side.constants:
         return None
     value = end

@@ -1,4 +1,4 @@
-"""What each quantizer of a candidate costs: the report of ``qgraph why``."""
+"""Report of ``qgraph why``: the accuracy that each quantizer of a candidate costs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from qgraph.version import head
 
 @dataclass
 class QuantizerCost:
-    """What one quantizer costs. Ratios of signal to noise are in dB; None if values are equal.
+    """Cost of one quantizer. Signal-to-noise ratios are in dB; None if values are equal.
 
     Attributes:
         node, op: of the quantizer, as reports name it.
-        tensor: what it returns.
+        tensor: its output.
         is_weight: whether its data are constant.
-        local_sqnr_db: given the reference's values before the layer, what the layer with its
-            quantizer returns, against the reference. Of weights: the weights themselves.
-        accumulated_sqnr_db: the same with what the candidate itself computes before the layer.
-        drop_alone: by how much the metric of the reference falls with this quantizer alone.
-        gain_if_restored: by how much that of the candidate rises without it.
+        local_sqnr_db: ratio of the output of the layer and its quantizer to that of the reference,
+            on the reference's values before the layer. For weights: ratio of the weights.
+        accumulated_sqnr_db: the same on the candidate's values before the layer.
+        drop_alone: metric that the reference loses with this quantizer alone.
+        gain_if_restored: metric that the candidate gains without it.
         alone_sqnr_db: outputs of the reference with this quantizer alone, against its own.
         restored_sqnr_db: outputs of the candidate without it, against those of the reference.
         codes: codes that differ, thresholds crossed, clipping, unused codes; see
             :class:`~qgraph.comparison.why.tally.CodeTally`.
-        bound: of the segment that ends in it, and what was seen of it; None if not asked for.
-        reason: why it could not be compared or exchanged.
+        bound: bound and differences on data of the segment that ends in it; None if not requested.
+        reason: why it could not be compared or replaced.
     """
 
     node: str
@@ -59,8 +59,7 @@ class QuantizerCost:
     def order(self) -> tuple[bool, float, float, float, float]:
         """A key by which the most harmful quantizer comes first.
 
-        A quantizer that happens to raise the metric costs nothing of it, and is ranked by the
-        signal-to-noise ratio, as one without which the metric stays.
+        A quantizer that improves or keeps the metric is ranked by the signal-to-noise ratio.
         """
         restored = math.inf if self.restored_sqnr_db is None else self.restored_sqnr_db
         alone = math.inf if self.alone_sqnr_db is None else self.alone_sqnr_db
@@ -75,17 +74,17 @@ class QuantizerCost:
 
 @dataclass(frozen=True, repr=False)
 class WhyReport(Displayed):
-    """Which quantizer costs what, the most harmful first.
+    """The cost of each quantizer, the most harmful first.
 
     Attributes:
         metric: ``top1`` or another metric of labels; ``agreement``, the share of rows whose largest
-            output is where the reference has it; ``sqnr`` where outputs are no scores.
-        reference, candidate: the metric of both; of ``sqnr`` that of the candidate in dB.
-        sqnr_db: outputs of the candidate against those of the reference; None if equal.
-        quantizers: one for each quantizer of the candidate.
-        batches: how many were run.
-        batches_in_all: how many there are; more than were run if the time limit was reached.
-        notes: what the report leaves out.
+            output has the same index as in the reference; ``sqnr`` if outputs are not scores.
+        reference, candidate: the metric of both; for ``sqnr``, the ratio of the candidate in dB.
+        sqnr_db: ratio of the outputs of the candidate; None if equal.
+        quantizers: one entry for each quantizer of the candidate.
+        batches: number of batches that were run.
+        batches_in_all: number of all batches; larger if the time limit was reached.
+        notes: remarks.
         files: the two models.
     """
 
@@ -109,7 +108,7 @@ class WhyReport(Displayed):
 
     @property
     def guilty(self) -> QuantizerCost | None:
-        """The quantizer that costs most; None if outputs are equal, or none was exchanged."""
+        """The quantizer that costs most; None if outputs are equal, or none was replaced."""
         if self.sqnr_db is None:
             return None
         return next((cost for cost in self.quantizers if cost.reason is None), None)

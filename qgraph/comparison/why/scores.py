@@ -1,4 +1,4 @@
-"""Scores of two models with one quantizer exchanged at a time."""
+"""Score two models with one quantizer replaced at a time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Outputs = list[Array]
 
 
 class Scores:
-    """Scores of both models with one quantizer exchanged at a time.
+    """Scores of both models with one quantizer replaced at a time.
 
     Args:
         boards: the reference and the candidate, each with switches for its quantizers.
         names: outputs of the reference.
         count: number of switches of each board.
         judge: scores outputs by labels; None for agreement with the reference.
-        labels: of the rows.
+        labels: labels of the rows.
         labelled: number of batches that have labels.
 
     Attributes:
-        batches: how many were run.
+        batches: number of batches that were run.
     """
 
     def __init__(

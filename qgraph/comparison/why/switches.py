@@ -1,7 +1,7 @@
-"""A model in which each quantizer can be exchanged for what another model has in its place.
+"""Build a model in which each quantizer can be replaced by the part of another model in its place.
 
-The model gets one more input. If its value is the number of a quantizer, the consumers of that
-quantizer read what the other model computes there from the same data::
+The model gets one more input. If its value is the number of a quantizer, the consumers of this
+quantizer read the result of the other model's part on the same data::
 
     data --+--[own quantizer]--------------------+
            +--[what the other model has there]---+--Where(selected == number)--> consumers
@@ -18,7 +18,7 @@ from qgraph.comparison.why.pairing import Place
 from qgraph.graph.opset.versions import raise_ir_version
 
 SELECTED = "selected_quantizer"
-"""Name of the input that selects; -1 leaves the model as it is."""
+"""Name of the input that selects a quantizer; -1 selects none."""
 
 
 def with_switches(
@@ -27,9 +27,9 @@ def with_switches(
     """Return a copy of a model with one switch for each place.
 
     Args:
-        model: its functions are inlined.
+        model: the model, without functions.
         places: places in it, and their counterparts in the other model.
-        other: of the same opset.
+        other: the other model, of the same opset.
     """
     copy = model.clone()
     graph = copy.graph

@@ -1,4 +1,4 @@
-"""The codes of one quantizer on data: those that differ, those that never occur, clipping."""
+"""Count the codes of one quantizer on data: differing codes, unused codes, clipping."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MOST_COUNTED = 1 << 24
 class CodeTally:
     """Counts the codes of a quantizer, over any number of batches.
 
-    Channels are those of the scale, else those of the data: axis 1, or axis 0 of weights.
+    Channels are those of the scale, otherwise those of the data: axis 1, or axis 0 of weights.
 
     Args:
-        site: the quantizer that it counts for. Stored codes are never clipped.
+        site: the quantizer. Stored codes are never clipped.
 
     Attributes:
-        elements, differing: how many codes were seen, and how many of them are not the code of the
+        elements, differing: number of codes, and number of those that are not the code of the
             reference's value.
     """
 
@@ -47,8 +47,8 @@ class CodeTally:
 
         Args:
             x: the data of the quantizer.
-            y: what it returns.
-            reference: what the reference has there; None if it has another shape.
+            y: its output.
+            reference: the value of the reference; None if it has another shape.
         """
         own = y.astype(np.float32, copy=False)
         with np.errstate(all="ignore"):
@@ -61,7 +61,7 @@ class CodeTally:
                 self._compare(codes, there)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of a report; None where codes are not counted."""
+        """Return the fields of a report; None if codes are not counted."""
         used, crossed, clipped = self._used, self._crossed, self._clipped
         unused = None if used is None else (~used).sum(axis=1)
         shares = None if clipped is None else clipped / max(self._inputs // len(clipped), 1)

@@ -1,4 +1,4 @@
-"""Find the quantizers that cost accuracy: exchange them one at a time, and look at each alone."""
+"""Find the quantizers that cost accuracy: replace one at a time, and measure each layer."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def why(
     within: Bounding | str | Sequence[str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhyReport:
-    """Return which quantizer of the candidate costs what, compared with a reference.
+    """Return the accuracy that each quantizer of the candidate costs, compared with a reference.
 
-    The reference may be a float network, or a model with other quantizers. Each quantizer of the
-    candidate is exchanged alone for what the reference has in its place, and the reverse; its layer
-    is run on the reference's values, too.
+    The reference may be a float network, or a model with other quantizers. Each single quantizer of
+    the candidate is replaced by the part of the reference in its place, and the reverse. Its layer
+    is also run on the reference's values.
 
     Args:
         reference: a path or a model.
         candidate: a path or a model.
         inputs: arrays by the names of the reference, or paths of files with them (.npz, or .npy for
             one array), or :class:`Inputs`; None for one random batch.
-        labels: the right answers for the rows of the inputs. Without them, rows count as right
-            whose largest output is where the reference has it.
+        labels: the labels of the rows of the inputs. Without them, a row counts as correct if its
+            largest output has the same index as in the reference.
         metric: "top1", "module:function", or a function ``score(outputs, labels)``.
         backend: "auto", "numpy" or "ort".
-        within: a limit such as "1step": bounds of the segments are computed and shown beside what
-            data shows.
-        progress: is called with how many runs are done, and how many there are.
+        within: a limit such as "1step": bounds of the segments are computed and shown next to the
+            differences on data.
+        progress: called with the number of finished runs, and of all runs.
 
     Raises:
         ModelError: a model is not usable, or their numbers of inputs or outputs differ.
@@ -152,7 +152,7 @@ def _of_one_opset(one: ir.Model, other: ir.Model) -> tuple[ir.Model, ir.Model]:
 
 
 class _Study:
-    """The two models, their paired quantizers, and what is measured of each quantizer."""
+    """The two models, their paired quantizers, and the measurements of each quantizer."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _Study:
         self._is_first = True
 
     def _leave_other_shapes(self, feeds: Mapping[str, Any]) -> None:
-        """Leave quantizers out whose places have other shapes; a few are run at a time."""
+        """Exclude quantizers whose places have different shapes; a few are run at a time."""
         for first in range(0, len(self.switched), _AT_ONCE):
             block = self.switched[first : first + _AT_ONCE]
             sides = (
@@ -220,7 +220,8 @@ class _Study:
     def _excerpt(
         self, quantizer: PairedQuantizer, backend: str
     ) -> tuple[Executor, dict[str, str]] | None:
-        """Return what computes the end of a layer, and the reference's values that it takes."""
+        """Return the part that computes a layer's result, and the reference's values that it reads.
+        """
         end = _known(quantizer.candidate).end
         if quantizer.is_weight:
             return None
@@ -283,7 +284,7 @@ class _Study:
             self._tallies[quantizer].add(theirs[str(site.x.name)], y, there if is_same else None)
 
     def cost(self, quantizer: PairedQuantizer) -> QuantizerCost:
-        """Return what was measured of a quantizer."""
+        """Return the cost of a quantizer."""
         site = quantizer.site
         cost = QuantizerCost(
             node_name(site.root),
@@ -318,7 +319,7 @@ def _known(place: Place | None) -> Place:
 
 
 def _are_alike(quantizer: PairedQuantizer) -> bool:
-    """Return whether the values of both places have one type, as far as it is known."""
+    """Return whether the values of both places have equal types, if known."""
     kinds = {_known(place).end.dtype for place in (quantizer.reference, quantizer.candidate)}
     starts = {_known(p).start is None for p in (quantizer.reference, quantizer.candidate)}
     return len(kinds - {None}) < 2 and len(starts) == 1
