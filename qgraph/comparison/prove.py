@@ -72,20 +72,17 @@ def prove(
         candidate: a path or a model.
         exact: level to prove: values, or bits, which includes NaN and the sign of zero.
         keep_inputs: do not treat initializers that are also inputs as constants.
-        evidence: list in the certificate how the inputs of each region were divided, so that it can
-            be verified.
+        evidence: list how the inputs of each region were divided, for verification.
         runs: maximum number of runs of each model to find an input on which the outputs differ.
-        hashes: name the models in the certificate by file and hash; a model in memory is
-            serialised for that.
+        hashes: name the models by file and hash; a model in memory is serialised for that.
         within: limits of bounds, see :meth:`qgraph.bound.Limit.parse`; or
             :class:`qgraph.bound.Bounding` for further options. If equality is not decided, bounds
             are computed without a limit too.
 
     Raises:
-        ModelError: a model is not usable, or their inputs or outputs differ.
-        OptionError: ``exact`` is neither values nor bits, or ``within`` names no input or output.
-        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE
-            says.
+        ModelError: a model is not usable, or their inputs or outputs differ. OptionError: ``exact``
+        is neither values nor bits, or ``within`` names no input or output. UnsupportedError: a
+        function cannot be inlined, or this thread does not follow IEEE 754.
     """
     models = load(reference), load(candidate)
     request = Bounding.of(within, models[0].inputs, models[0].outputs)
@@ -111,8 +108,7 @@ def prove(
 def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
     """Return inputs on which the outputs of the models differ; empty if none were found.
 
-    Random inputs come first, then the witnesses of regions that begin at a model input, then
-    inputs that are scaled until a value that enters a region gets where its results differ.
+    Tries random inputs, witnesses of regions at model inputs, and scaled inputs.
 
     Args:
         matching: the matching of the two models.

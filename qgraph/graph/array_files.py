@@ -20,16 +20,16 @@ Arrays = NamedArrays | str | os.PathLike[str]
 """Arrays by the names of inputs; or the path of an archive with them. An array may be a path."""
 
 WANTED = "arrays by the names of inputs, such as {'x': x}, or the path of an archive (.npz)"
-"""What inputs of a model are."""
+"""Possible arguments ``inputs``."""
 _MAGIC = np.lib.format.MAGIC_PREFIX
 
 
 def arrays_by_name(inputs: Arrays) -> dict[str, Any]:
-    """Return arrays by name; those that are in files are read.
+    """Return arrays by name; arrays in files are read.
 
     Raises:
         ExecutionError: a file has no such arrays.
-        OptionError: the inputs are something else.
+        OptionError: the inputs have another type.
     """
     require(inputs, Mapping | str | os.PathLike, "inputs", WANTED)
     if isinstance(inputs, str | os.PathLike):
@@ -43,7 +43,7 @@ def _read_if_file(array: Any) -> Any:
 
 
 def read_array(path: Path) -> Array | FileRows:
-    """Return the array in a file (.npy); of a large one, rows are read when they are asked for.
+    """Return the array in a file (.npy); rows of a large array are read on access.
 
     Raises:
         ExecutionError: the file has no such array.
@@ -103,7 +103,7 @@ def _archive(content: Any, wanted: Collection[str | None] | None) -> dict[str, A
 
 
 def _member(content: Any, name: str) -> Array:
-    """Return an array of an archive; its header must not promise more than there is."""
+    """Return an array of an archive, after checking its header against the stored bytes."""
     key = f"{name}.npy" if f"{name}.npy" in content.zip.namelist() else name
     with content.zip.open(key) as file:
         version = np.lib.format.read_magic(file)

@@ -1,6 +1,6 @@
 """Constant values of a graph.
 
-Values that are known because they are constants seen through shape-only operators.
+Constants are also found through operators that only reshape.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SPELLED_OUT: dict[str, type[np.generic]] = {
 def constant(value: ir.Value | None) -> Array | None:
     """Return the constant of ``value``, or None if it is absent, computed, or can be fed.
 
-    Constant are initializers that are not graph inputs too, and outputs of Constant nodes that
-    spell a tensor or numbers out. Narrow types come as ml_dtypes arrays, one element each. The
-    array is read-only: it may be shared with other values.
+    Constants are initializers that are not graph inputs, and outputs of Constant nodes. Arrays of
+    narrow types have ml_dtypes types, with one element per byte. The array is read-only, because
+    other values may share it.
 
     Raises:
         ModelError: the tensor cannot be read.
@@ -40,7 +40,7 @@ def constant(value: ir.Value | None) -> Array | None:
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor that ``value`` always is, as :func:`constant` does, without reading it."""
+    """Return the tensor of a constant, as :func:`constant` does, without reading it."""
     if value is None:
         return None
     if value.is_initializer():
@@ -86,7 +86,7 @@ def overridable(graph: ir.Graph) -> list[ir.Value]:
 
 
 def freeze_inputs(model: ir.Model) -> int:
-    """Drop initializers from the graph inputs, so that they are constants; return how many."""
+    """Make initializers among the graph inputs constants; return their number."""
     frozen = overridable(model.graph)
     for value in frozen:
         model.graph.inputs.remove(value)
@@ -95,7 +95,7 @@ def freeze_inputs(model: ir.Model) -> int:
 
 _FEW = 64
 _READ: WeakKeyDictionary[ir.TensorProtocol, Array] = WeakKeyDictionary()
-"""Arrays of tensors of few elements: scales and zero points are read many times."""
+"""Cache of arrays of small tensors: scales and zero points are read many times."""
 
 
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
@@ -129,7 +129,7 @@ Rule = Callable[[ir.Node, Stream, Operands], Stream | None]
 
 
 def constant_expression(value: ir.Value | None) -> Array | None:
-    """Return the array that ``value`` always has, or None.
+    """Return the array of a constant value, or None.
 
     Follows Identity, Transpose, Reshape, Flatten, Squeeze, Unsqueeze, Slice, and Concat of few
     elements back to constants.
@@ -142,16 +142,16 @@ def constant_expression(value: ir.Value | None) -> Array | None:
 
 
 def constant_stream(value: ir.Value | None) -> Stream | None:
-    """Return the elements that ``value`` always has, as :func:`constant_expression` does.
+    """Return the elements of a constant value as a stream, as :func:`constant_expression` does.
 
-    Those in a file are not read.
+    Elements in a file are not read.
     """
     elements = constant_elements(value)
     return elements if elements is not None or value is None else _follow(value)
 
 
 def array_of(value: ir.Value | None) -> Array | None:
-    """Return a constant's array, also that of a drafted constant, which no graph owns yet."""
+    """Return a constant's array, also of a drafted constant that belongs to no graph yet."""
     drafted = value is not None and value.graph is None and value.producer() is None
     if drafted and value is not None:
         return None if value.const_value is None else value.const_value.numpy()
@@ -238,7 +238,7 @@ def _slice(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
 
 
 def _cut(start: int, end: int, step: int, size: int) -> slice:
-    """Return a slice; ends far outside mean all, also backwards, where -1 means no end."""
+    """Return a slice with ONNX's rules for limits out of range and negative steps."""
     if step < 0 and end < -size:
         return slice(start, None, step)
     return slice(start, end, step)
@@ -255,7 +255,7 @@ def _concat(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
 
 
 _FEW = 64
-"""Elements that are joined, at most."""
+"""Maximum number of elements that are joined."""
 
 _RULES: dict[str, Rule] = {
     "Concat": _concat,

@@ -1,10 +1,10 @@
 """Tensors whose bytes are computed while a model is saved, and the work that computes them.
 
-A pass over a big model only plans. What it plans is a :class:`Job`: it reads a weight piece by
-piece and computes one tensor or several, such as codes and scales. A job is cut into parts that
-know nothing of the model, so that they run in threads, in processes, or on other machines that see
-the same files. ``carry_out`` runs them and records what they write, and ``expect_written`` compares
-the files with that. ``SizeSummary`` has the sizes of one weight that is stored as codes.
+A pass on a large model only plans work on large weights. A :class:`Job` reads a weight piece by
+piece and computes one or several tensors, such as codes and scales. Its parts do not depend on the
+model, so they can run in threads, in processes, or on other machines with the same files.
+``carry_out`` runs them and records what they write, and ``expect_written`` compares the files with
+that. ``SizeSummary`` has the sizes of one weight that is stored as codes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, Minifloat, numpy_dtype, packed_size, unpack
 
 PART_BYTES = 1 << 26
-"""About how many bytes one part of a job reads."""
+"""Approximate number of bytes that a part of a job reads."""
 
 MOST_TENSORS = 8
 """Maximum number of tensors of a job."""
@@ -37,7 +37,7 @@ MOST_TENSORS = 8
 _PIECE_BYTES = 1 << 20
 
 _WAITING = 16
-"""Parts that are handed out before others are done."""
+"""Maximum number of parts that are submitted at a time."""
 
 
 class Part(Protocol):
@@ -45,19 +45,19 @@ class Part(Protocol):
 
     @property
     def reads(self) -> int:
-        """How many bytes it reads."""
+        """Number of bytes that it reads."""
 
     def __call__(self, sinks: Sequence[Sink]) -> Any:
-        """Write the tensors of the job to the sinks, by their places.
+        """Write the tensors of the job to the sinks, by their indices.
 
-        Returns: what the job should know.
+        Returns: the result for :meth:`Job.conclude`.
 
         The bytes that two parts write do not overlap.
         """
 
 
 class Job(Protocol):
-    """Work that gives tensors."""
+    """Work that computes tensors."""
 
     def parts(self) -> Sequence[Part]:
         """Return the work, cut into parts."""
@@ -66,7 +66,7 @@ class Job(Protocol):
         """Process the results of the parts, in their order.
 
         Raises:
-            ModelError: the tensors are not what was promised.
+            ModelError: the tensors are wrong.
         """
 
 
@@ -83,18 +83,18 @@ class MemorySink:
 
 
 class NoSink:
-    """Nobody wants these bytes."""
+    """A sink that discards bytes."""
 
     def write(self, at: int, data: Array) -> None:
         """Do nothing."""
 
 
 class DeferredTensor(ir.LazyTensor):
-    """A tensor that a job will give; until then it has a type and a shape only.
+    """A tensor that a job will compute; it has a type and a shape.
 
     Attributes:
-        job: what computes it.
-        place: which of the job's tensors it is, from 0.
+        job: the job that computes it.
+        place: its index among the tensors of the job.
     """
 
     def __init__(
@@ -142,15 +142,15 @@ def carry_out(
 ) -> list[WrittenRun]:
     """Run all parts of all jobs; each job is concluded as soon as its last part is done.
 
-    After a failure no further part is begun, and those that run are waited for.
+    After a failure no further part is started, and running parts are awaited.
 
     Args:
-        work: jobs, and where the bytes of their tensors go.
+        work: jobs, and the sinks of their tensors.
         executor: runs the parts.
         tell: called after each part with the number of bytes that it has read.
 
     Returns:
-        What was written into files.
+        The written runs of bytes in files.
     """
     runs: list[WrittenRun] = []
     waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
@@ -182,14 +182,14 @@ def carry_out(
 
 
 def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[WrittenRun]]:
-    """Run a part in its worker; return its result and what it wrote into files."""
+    """Run a part in a worker; return its result and the written runs of bytes."""
     recorders = [Recorder(sink) if isinstance(sink, FileRange) else sink for sink in sinks]
     result = part(recorders)
     return result, [run for each in recorders if isinstance(each, Recorder) for run in each.runs]
 
 
 class _Open:
-    """A job of which some parts are not done yet."""
+    """A job with unfinished parts."""
 
     def __init__(self, job: Job, sinks: Sequence[Sink], parts: Sequence[Part]) -> None:
         self.sinks = sinks
@@ -229,7 +229,7 @@ class WrittenRun:
 
 
 class Recorder:
-    """A sink that writes into a file, and records what."""
+    """A sink that writes into a file, and records the written runs."""
 
     def __init__(self, place: FileRange) -> None:
         self._place = place
@@ -253,15 +253,15 @@ class Recorder:
 
 
 def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[WrittenRun]) -> str:
-    """Read a file back, compare it with what was written, and return its SHA-256.
+    """Read a file back, compare it with the written runs, and return its SHA-256.
 
     Args:
         path: of the file.
         size: in bytes.
-        runs: all that was written into it; together they have to fill the file.
+        runs: all written runs; together they must fill the file.
 
     Raises:
-        ModelError: the file has another size, a place that was not written, or other bytes.
+        ModelError: the file has another size, a gap, or other bytes.
         OSError: it cannot be read.
     """
     digest, at = hashlib.sha256(), 0
@@ -305,8 +305,8 @@ class Tally:
 
     Attributes:
         elements: number of compared elements.
-        unchanged: how many have the value that the quantizer gave, -0 equal to +0.
-        clipped: how many lie beyond the range of the codes, so that they became its end.
+        unchanged: number of elements with the value that the quantizer computed, -0 equal to +0.
+        clipped: number of elements outside the range of the codes.
         used: for each code of the type, by its bits, whether it occurs; empty for 32 bits.
     """
 
@@ -316,7 +316,7 @@ class Tally:
     used: Mask = field(default_factory=lambda: np.zeros(0, bool))
 
     def add(self, other: Tally) -> None:
-        """Count the elements of another part in."""
+        """Add the counts of another part."""
         self.elements += other.elements
         self.unchanged += other.unchanged
         self.clipped += other.clipped
@@ -331,10 +331,10 @@ class SizeSummary:
         tensor: name of the weight.
         type: ONNX type of the codes.
         scale_type: ONNX type of the scales as stored.
-        bytes_before: of the float values, as they were stored.
-        bytes_after: of codes, scales and zero points.
+        bytes_before: bytes of the stored float values.
+        bytes_after: bytes of codes, scales and zero points.
         scale_low, scale_high: the smallest and the largest scale.
-        count: computes the tally when it is first asked for; None if saving the model gives it.
+        count: computes the tally when it is first needed; None if saving the model sets it.
     """
 
     tensor: str
@@ -355,13 +355,13 @@ class SizeSummary:
 
     @property
     def tally(self) -> Tally | None:
-        """The counts; None as long as the weight has not been read."""
+        """The counts; None until the weight has been read."""
         if self._tally is None and self.count is not None:
             self._tally, self.count = self.count(), None
         return self._tally
 
     def close(self, tally: Tally) -> None:
-        """Take the counts that were made while the weight was written."""
+        """Set the counts that were made while the weight was written."""
         self._tally = tally
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Replacing one region of a graph by another: drafts that leave the graph alone until committed."""
+"""Replace regions of a graph by drafts, which do not change the graph until they are committed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from qgraph.numerics.values import fingerprint
 Operand = ir.Value | Array
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Types of 16 bits in which drafts compute instead of float32 where data or result has them."""
+"""16-bit float types, in which drafts compute if the data or the result has this type."""
 
 _HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
-"""Opsets since which float operators take bfloat16, and since which Round does."""
+"""First opsets in which float operators, and Round, accept bfloat16."""
 
 PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
 """Operators whose output is of type bool."""
@@ -36,7 +36,7 @@ class Region:
     """Nodes that compute ``y`` from ``x`` and constants.
 
     Attributes:
-        x: the one input that is not a parameter.
+        x: the only input that is not a parameter.
         y: the output.
         nodes: in topological order; the last one produces ``y``.
     """
@@ -52,21 +52,21 @@ class Region:
 
 
 class Draft:
-    """A region that may take the place of another one.
+    """New nodes that may replace a region.
 
     ``draft.op.Div(draft.x, scale)`` appends a node and returns its output; NumPy arrays and Python
-    numbers become initializers, and an operator whose operands are all known is computed instead.
-    The graph stays untouched until :meth:`commit`.
+    numbers become initializers, and an operator on constants is computed instead. The graph is not
+    changed before :meth:`commit`.
 
     Attributes:
-        region: what it may replace.
-        entry: node and place where the region takes its input in.
-        x: stands for the input of the region that is replaced.
-        half: the type of 16 bits in which it computes instead of float32, None if it does not.
+        region: the region that it may replace.
+        entry: node and operand index at which the region reads its input.
+        x: placeholder of the input of the replaced region.
+        half: the 16-bit type in which it computes; None for float32.
         y: the output; :meth:`giving` sets it.
-        others: what takes the place of further outputs of the region's last node.
-        promise: how equal it is, where that follows from how it was made and is seen to when the
-            model is saved; None if it must be found out.
+        others: values that replace further outputs of the region's last node.
+        promise: level of equality, if it holds by construction and is checked when the model is
+            saved; None if it must be decided.
         size_summary: sizes before and after of the constant that the draft stores.
     """
 
@@ -105,11 +105,11 @@ class Draft:
         return max(lowest, _ROUNDS_BFLOAT16 if rounds else _HAS_BFLOAT16)
 
     def needs(self, opset: int) -> None:
-        """State that a form or type drafted exists only since ``opset``."""
+        """Record that the draft needs at least ``opset``."""
         self._needs = max(self._needs, opset)
 
     def giving(self, result: Operand) -> Draft:
-        """Make ``result`` the output, drop nodes that it does not need, and return the draft."""
+        """Set the output to ``result``, remove unneeded nodes, and return the draft."""
         self.y = result if isinstance(result, ir.Value) else self.constant(result)
         needed = {self.y, *self.others.values()}
         kept = []
@@ -125,7 +125,7 @@ class Draft:
     def constant(self, array: npt.ArrayLike, name: str = "const") -> ir.Value:
         """Return a constant operand; ``name`` ends the name of its initializer.
 
-        A float32 one becomes one of the type in which the draft computes.
+        A float32 constant is converted to the type in which the draft computes.
         """
         values = np.asarray(array)
         if values.dtype == np.float32 and self.half is not None:
@@ -142,7 +142,7 @@ class Draft:
         return value
 
     def stored(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """Return a constant operand that is not read yet, such as codes that are computed later."""
+        """Return a constant operand that is not read, such as codes that are computed later."""
         value = ir.Value(
             name=name,
             type=ir.TensorType(tensor.dtype),
@@ -161,7 +161,7 @@ class Draft:
         domain: str = "",
         dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Append a node as it is and return its output, of type ``dtype`` where it is known."""
+        """Append a node of any operator and return its output, of type ``dtype`` if known."""
         inputs = [
             self.constant(operand) if isinstance(operand, np.ndarray) else operand
             for operand in operands
@@ -176,13 +176,13 @@ class Draft:
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
-        """Append nodes that compute in float32 whatever the type of the data."""
+        """Append nodes that compute in float32 for any type of the data."""
         half, self.half = self.half, None
         yield
         self.half = half
 
     def again(self, region: Region) -> Draft | None:
-        """Return the same draft for an equal region; None if it is made for its own one only.
+        """Return the same draft for an equal region; None if it fits its own region only.
 
         Both share their constants.
         """
@@ -208,12 +208,12 @@ class Draft:
         return draft
 
     def discard(self) -> None:
-        """Let go of the values of the graph that drafted nodes read."""
+        """Discard the draft: remove its uses of values of the graph."""
         for node in self.nodes:
             node.resize_inputs(0)
 
     def commit(self, *, sweep: bool = True) -> None:
-        """Put the draft in the place of its region; see :meth:`Editor.replace`."""
+        """Replace the region by the draft; see :meth:`Editor.replace`."""
         self._editor.replace(self, sweep=sweep)
 
 
@@ -258,8 +258,7 @@ class Editor:
         model: the model that will be edited.
 
     Attributes:
-        deferred: tensors that will be computed when the model is saved, by the weight that they are
-            made of.
+        deferred: tensors that will be computed when the model is saved, by their weight.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -272,7 +271,7 @@ class Editor:
         self.deferred: dict[tuple[object, ...], list[DeferredTensor]] = {}
 
     def learn(self) -> None:
-        """Take note of all names in the model before the next edit: somebody else has edited it."""
+        """Read all names in the model again, after other code has edited it."""
         self._has_learned = False
 
     def _learn(self) -> None:
@@ -290,7 +289,7 @@ class Editor:
         return Draft(self, region)
 
     def fresh(self, name: str) -> str:
-        """Return ``name``, with a number appended where it is taken, and take it."""
+        """Reserve and return ``name``, with a number appended if it is in use."""
         if not self._has_learned:
             self._learn()
         unique, number = name, 1
@@ -306,7 +305,7 @@ class Editor:
 
         Args:
             draft: what to insert.
-            sweep: drop everything that only the old output needed, not its producer alone.
+            sweep: remove all nodes that only the old output needed, not only its producer.
         """
         if sweep:
             self.replace_all([draft])
@@ -361,7 +360,7 @@ class Editor:
     def share(
         self, value: ir.Value, content: object, anchor: ir.Node, graph: Any, stem: str
     ) -> ir.Value:
-        """Return the constant in ``graph`` with this content, placed unless an edit has done so."""
+        """Return a constant in ``graph`` with this content, shared with earlier edits."""
         key = id(graph), content
         if key not in self._shared or self._shared[key].graph is None:
             self._shared[key] = self.place(value, anchor, graph, stem)
@@ -395,6 +394,6 @@ class Editor:
 
 
 def _content(draft: Draft, value: ir.Value) -> object:
-    """Return what two constants that may share an initializer have in common."""
+    """Return a key that is equal for constants that can share an initializer."""
     tensor = draft.tensors.get(value)
     return fingerprint(draft.constants[value]) if tensor is None else tensor

@@ -1,9 +1,9 @@
-"""The inputs and outputs of two models in pairs, and the inputs that both models take.
+"""Pair the inputs and outputs of two models, and find the inputs that both models accept.
 
 ``interface`` pairs inputs and outputs. ``common_domain`` returns one shape for each pair of inputs,
-with open sizes. A size that is open in both models is an open size of the pair. One that is fixed
-in one model is fixed for the pair: other inputs are not inputs of both. Dimensions that a model
-gives one name are one size, as ONNX defines it. For example::
+with open sizes. A size that is open in both models is an open size of the pair. A size that is
+fixed in one model is fixed for the pair, because both models must accept the inputs. Dimensions of
+one name in a model have one size, as ONNX defines it. For example::
 
     reference  x: [N, 3, H]   mask: [N]
     candidate  x: [1, 3, ?]   mask: [?]     ->   x: [1, 3, H]   mask: [1]
@@ -31,7 +31,7 @@ class Interface:
 
     Attributes:
         inputs: the inputs that must be fed.
-        defaults: the inputs of both graphs that are initializers too.
+        defaults: the inputs of both graphs that are also initializers.
         outputs: the outputs.
     """
 
@@ -54,7 +54,7 @@ def interface(reference: ir.Graph, candidate: ir.Graph) -> Interface:
     """Return the inputs and outputs of two graphs in pairs.
 
     They are paired by name if both graphs have the same unique names, else by position. Defaults
-    are paired by name; those of one graph only are left out.
+    are paired by name; those of only one graph are omitted.
 
     Raises:
         ModelError: the graphs have different numbers of inputs or of outputs.
@@ -82,7 +82,7 @@ def fed_alike(reference: ir.Graph, candidate: ir.Graph) -> Interface:
 
 
 def inputs(reference: ir.Graph, candidate: ir.Graph) -> list[Pair]:
-    """Return the inputs of two graphs in pairs, defaults last; none are fed if numbers differ."""
+    """Return the inputs of two graphs in pairs, defaults last; empty if numbers differ."""
     try:
         fed = _paired("input", *(_fed(graph) for graph in (reference, candidate)))
     except ModelError:
@@ -103,7 +103,7 @@ def defaults(reference: ir.Graph, candidate: ir.Graph) -> list[Pair]:
 
 
 def are_equal_defaults(reference: ir.Value, candidate: ir.Value) -> bool:
-    """Return whether two initializers hold the same bits."""
+    """Return whether two initializers have the same bits."""
     if reference.const_value is None or candidate.const_value is None:
         return False
     one, other = reference.const_value.numpy(), candidate.const_value.numpy()
@@ -124,7 +124,7 @@ def conflict(reference: ir.Value, candidate: ir.Value) -> str | None:
 
 
 def static(dim: int | ir.SymbolicDim | None) -> int | None:
-    """Return the size of a dimension, None when it is dynamic; some exporters write -1 for that."""
+    """Return the size of a dimension; None if it is dynamic, which some exporters write as -1."""
     return dim if isinstance(dim, int) and dim >= 0 else None
 
 
@@ -134,7 +134,7 @@ def fixed_sizes(value: ir.Value) -> tuple[int | None, ...] | None:
 
 
 def fits(shape: Sequence[int | None] | None, sizes: Sequence[int | None] | None) -> bool:
-    """Return whether an array may have two shapes: the sizes that both fix are equal."""
+    """Return whether an array may have both shapes: sizes that both fix are equal."""
     if shape is None or sizes is None:
         return True
     pairs = zip(shape, sizes, strict=False)
@@ -169,7 +169,7 @@ _Axis = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Domain:
-    """What both models take.
+    """The inputs that both models accept.
 
     Attributes:
         interfaces: for each of the two models, the shapes of its inputs by name.
@@ -183,10 +183,10 @@ class Domain:
 
 
 def common_domain(reference: ir.Model, candidate: ir.Model) -> Domain:
-    """Return the inputs that both of two models take.
+    """Return the inputs that two models accept.
 
-    Inputs are paired by name, and by position where their names differ. What the models contradict
-    each other in stays as each of them states it.
+    Inputs are paired by name, and by position where their names differ. Contradictory sizes are
+    kept as each model states them.
     """
     values = [list(model.graph.inputs) for model in (reference, candidate)]
     stated = [list(map(stated_shape, side)) for side in values]

@@ -1,4 +1,4 @@
-"""The form of an operator: names, domains, versions, inputs, attributes with defaults, types."""
+"""Schemas of operators: names, domains, versions, inputs, attributes with defaults, types."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 
 LINEAR_DOMAINS = ("", MICROSOFT)
-"""Domains that have QuantizeLinear and DequantizeLinear."""
+"""Domains with QuantizeLinear and DequantizeLinear."""
 
 QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
-"""Domains under which files contain the operators of QONNX, the present one first."""
+"""Domains of the operators of QONNX in files, the current one first."""
 
 
 class OpKey(NamedTuple):
@@ -66,9 +66,9 @@ class Attribute:
 
     Attributes:
         name: its name, as written.
-        default: the value when absent, as it would stand in the file; None if it is required.
+        default: the value if absent, in the form of the file; None if it is required.
         also: other names that files contain; ``name`` takes precedence if both occur.
-        parse: turns what stands in the file into what kernels take; raises ValueError.
+        parse: converts the value in the file to the argument of kernels; raises ValueError.
         kind: type in the file.
     """
 
@@ -111,7 +111,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class OpSchema:
-    """The form of an operator.
+    """Schema of an operator.
 
     Attributes:
         name: operator name.
@@ -120,7 +120,7 @@ class OpSchema:
         attributes: its attributes; unknown ones in a file are ignored.
         optional: how many trailing inputs may be absent.
         since: opset version of its domain that introduced it.
-        also: other names with the same meaning.
+        also: other names of the same operator.
         standard: whether onnx defines it already.
     """
 
@@ -135,7 +135,7 @@ class OpSchema:
 
     @cached_property
     def keys(self) -> tuple[OpKey, ...]:
-        """All (domain, name) pairs that mean this operator."""
+        """All (domain, name) pairs of this operator."""
         names = (self.name, *self.also)
         return tuple(OpKey(domain, name) for domain in self.domains for name in names)
 
@@ -174,7 +174,7 @@ class OpSchema:
         return {attribute.name: attribute.read(node) for attribute in self.attributes}
 
     def declare(self) -> None:
-        """Let :func:`is_own` know the operator; onnx knows nothing of it."""
+        """Register the operator for :func:`is_own`; onnx does not define it."""
         _declared.update((key, self.since) for key in self.keys)
 
 
@@ -183,9 +183,9 @@ _TO = {"Cast": "to", "QuantizeLinear": "output_dtype"}
 
 
 def element_type(value: ir.Value, imports: dict[str, int]) -> ir.DataType | None:
-    """Return the element type of a value: what is stated, or follows from how it is made.
+    """Return the element type of a value: the stated type, or that implied by its producers.
 
-    The way back is taken as long as operators hand on the type of one operand.
+    Producers are followed as long as operators keep the type of one operand.
 
     Args:
         value: of a model.
@@ -236,9 +236,9 @@ def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:
 
 
 def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:
-    """Return the attributes of a node, those that are absent with their defaults.
+    """Return the attributes of a node, with defaults for absent ones.
 
-    Equal values compare equal, floats by their bits; graphs are left out.
+    Equal values compare equal, floats by their bits; graphs are omitted.
 
     Args:
         node: any node.

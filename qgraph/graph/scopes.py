@@ -1,6 +1,6 @@
-"""Whether each name in a model leads to the value that is meant.
+"""Names and scopes of values: check that each name in a model identifies one value.
 
-ONNX files connect nodes by names, onnx_ir by objects: two values with one name look fine in
+ONNX files connect nodes by names, onnx_ir by objects: two values with one name are distinct in
 memory and become one value in the file.
 """
 
@@ -22,7 +22,7 @@ Body = ir.Graph | ir.Function
 
 
 def owners(model: ir.Model) -> tuple[Body, ...]:
-    """Return the main graph and the functions, which have opset imports and scopes of their own."""
+    """Return the main graph and the functions, each with its own opset imports and scope."""
     return (model.graph, *model.functions.values())
 
 
@@ -60,7 +60,7 @@ def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:
 
 
 def is_sorted(body: Body) -> bool:
-    """Return whether each node stands after those whose results it uses; no for subgraphs."""
+    """Return whether nodes are in topological order; subgraphs are not checked."""
     seen: set[ir.Node | None] = {None}
     for node in body:
         if graphs_of(node):
@@ -100,12 +100,12 @@ def operands(node: ir.Node) -> list[ir.Value]:
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an input of a node; None if it is left out."""
+    """Return an input of a node; None if it is absent."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 def inputs_of(node: ir.Node, count: int) -> list[ir.Value | None]:
-    """Return the first inputs of a node; None for those that are left out."""
+    """Return the first inputs of a node; None for absent ones."""
     return [input_of(node, index) for index in range(count)]
 
 
@@ -164,7 +164,7 @@ def inline_functions(model: ir.Model) -> None:
     """Replace the calls of functions by their nodes, in place.
 
     Raises:
-        UnsupportedError: functions call each other in a circle, or are of another opset.
+        UnsupportedError: functions call each other recursively, or have another opset.
     """
     if not model.functions:
         return
@@ -178,7 +178,7 @@ def inline_functions(model: ir.Model) -> None:
 
 
 def check_names(model: ir.Model) -> None:
-    """Refuse a model in which a name is missing, defined twice, or means another value.
+    """Refuse a model in which a name is missing, defined twice, or identifies another value.
 
     Raises:
         ModelError: the message names the value and, where there is one, the node that uses it.
@@ -249,13 +249,13 @@ Such a function does what the operator of its name does.
 """
 
 IR_OF_OVERLOADS = 10
-"""IR version since which a node says which overload of a function it calls."""
+"""First IR version in which a node names the overload of the function that it calls."""
 
 
 def keep_from_functions(node: ir.Node, model: ir.Model) -> None:
-    """Give a new node an overload of which the model has no function, if it has the function.
+    """Set an unused overload of a new node if the model has a function of its name.
 
-    The node is meant to do what its operator does, not what the body of a function computes.
+    So the node is executed as its operator and not as the function.
     """
     number = 0
     while node.op_identifier() in model.functions:

@@ -1,7 +1,7 @@
 """Slices of a graph: ancestors, descendants, dominators and cuts.
 
-All walks are over values. Each takes a function from a value to the next ones, so that the caller
-chooses which ones count: all operands, those of elementwise nodes only, or users.
+All functions walk over values. Their argument ``step`` returns the next values of a value, so that
+the caller chooses them: all operands, operands of elementwise nodes only, or users.
 
     r = Relu(x)     ancestors([y])           y, a, b, r, x
     a = Neg(r)      between(y, [r])          Neg, Exp, Add
@@ -22,7 +22,7 @@ import onnx_ir as ir
 from qgraph.graph.scopes import graphs_of, operands
 
 Step = Callable[[ir.Value], Iterable[ir.Value]]
-"""Returns the values next to a value; none where a walk ends."""
+"""Returns the values next to a value; empty at the end of a walk."""
 
 
 def sources(value: ir.Value) -> list[ir.Value]:
@@ -40,13 +40,13 @@ def sources(value: ir.Value) -> list[ir.Value]:
 def reached(
     starts: Iterable[ir.Value], step: Step, *, most: int | None = None
 ) -> dict[ir.Value, list[ir.Value]]:
-    """Return the values that steps from ``starts`` lead to, each with the values next to it.
+    """Return the values that are reachable from ``starts``, each with the values next to it.
 
     Args:
         starts: where the walk begins; they come first.
         step: the values next to a value.
-        most: stop before the next step if so many values are reached. Values from which no step was
-            taken have no next ones.
+        most: number of values after which the walk stops. Values that were not expanded have no
+            next ones.
     """
     ways: dict[ir.Value, list[ir.Value]] = {start: [] for start in starts}
     pending = deque(ways)
@@ -82,7 +82,7 @@ def nearest_cut(
 ) -> list[ir.Value] | None:
     """Return the nearest values of a kind that cut ``end`` off from the inputs of the graph.
 
-    None is returned if ``end`` is also computed from values that are not of the kind.
+    None is returned if ``end`` also depends on values that are not of the kind.
 
     Args:
         end: the result; it is not in the cut.
@@ -100,8 +100,8 @@ def between(
 ) -> list[ir.Node] | None:
     """Return the nodes that compute ``end`` from ``starts``, operands first.
 
-    None is returned if other values without operands take part. The list is empty if ``end`` is one
-    of ``starts``.
+    None is returned if ``end`` also depends on other values without operands. The list is empty if
+    ``end`` is one of ``starts``.
 
     Args:
         end: the result.
@@ -144,10 +144,10 @@ class ValueChain:
 
 
 class Dominators:
-    """The dominators of values; chains that meet are one from there on.
+    """The dominators of values; chains share their common parts.
 
     Args:
-        step: what a value is computed from; it may not change.
+        step: operands of a value; must not change.
     """
 
     def __init__(self, step: Step = sources) -> None:
@@ -155,7 +155,7 @@ class Dominators:
         self._chains: dict[ir.Value, ValueChain] = {}
 
     def of(self, value: ir.Value) -> ValueChain:
-        """Return the values that every way to ``value`` passes; see :func:`dominators`."""
+        """Return the values on all paths to ``value``; see :func:`dominators`."""
         chains = self._chains
         pending: list[tuple[ir.Value, list[ir.Value] | None]] = [(value, None)]
         while pending:
@@ -171,7 +171,7 @@ class Dominators:
 
 
 def _chain(value: ir.Value, rest: ValueChain | None) -> ValueChain:
-    """Return a value in front of a chain, with a jump whose length follows from the place."""
+    """Return a chain extended by a value at its front, with a jump."""
     if rest is None:
         return ValueChain(value, None, None, value, 1)
     jump = rest.far or rest
@@ -181,7 +181,7 @@ def _chain(value: ir.Value, rest: ValueChain | None) -> ValueChain:
 
 
 def _meeting(chains: Sequence[ValueChain]) -> ValueChain | None:
-    """Return what chains have in common; None if they end differently."""
+    """Return the common part of chains; None if they end differently."""
     meeting = None
     for chain in chains:
         one, other = sorted((meeting or chain, chain), key=lambda each: each.length)
@@ -197,10 +197,10 @@ def _meeting(chains: Sequence[ValueChain]) -> ValueChain | None:
 
 
 def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
-    """Return the values that every way to ``value`` passes, it included, the nearest first.
+    """Return the values on all paths to ``value``, including it, the nearest first.
 
     Args:
-        value: the end of all ways.
+        value: the end of all paths.
         step: what a value is computed from.
     """
     return list(Dominators(step).of(value))

@@ -1,8 +1,7 @@
 """Read tensors piece by piece, so that data files need not fit in memory.
 
-Pieces are read at their place in the file (pread) into memory that is used again. A memory map
-would count as resident as far as it was touched, and a file that is cut short kills the process
-that touches the rest.
+Pieces are read from their offset in the file (pread) into memory that is reused. A memory map would
+count as resident memory, and if the file is truncated, an access beyond its end kills the process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype, unpack
 
 PIECE = 1 << 18
-"""Elements at a time, unless asked otherwise: 1 MiB of float32 stays in the second-level cache."""
+"""Default number of elements at a time: 1 MiB of float32 fits in the second-level cache."""
 
 _COPY_BYTES = 1 << 20
 
@@ -89,16 +88,16 @@ class FileRange:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The elements of a constant, in C order, read when they are asked for.
+    """The elements of a constant, in C order, read on access.
 
-    A stream is a description that can be pickled, and may be read by many threads or processes at
-    once: it holds no open file. Narrow types come with one element per byte.
+    A stream has no open file, so it can be pickled and read by many threads or processes at once.
+    Narrow types come with one element per byte.
 
     Attributes:
         kind: name of the ONNX type, such as ``FLOAT``.
         shape: of the constant.
-        stored: where the elements are, or the elements themselves (then strides do not matter), or
-            a tensor that is computed when it is asked for.
+        stored: location of the elements, or the elements themselves (then strides do not matter),
+            or a tensor that is computed on access.
         strides: elements from one index to the next, for each axis.
         start: place of the first element.
     """
@@ -126,7 +125,7 @@ class Stream:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for streams that read the same elements of the same file or array."""
+        """Key that is equal for streams of the same elements of the same file or array."""
         if isinstance(self.stored, FileRange):
             return (self.kind, self.shape, self.stored, self.strides, self.start)
         if isinstance(self.stored, ir.LazyTensor):
@@ -175,7 +174,7 @@ class Stream:
 
         Args:
             elements: about how many elements a piece has.
-            multiple: all pieces but the last have a multiple of so many: rows, or blocks.
+            multiple: the sizes of all pieces except the last are multiples of this number.
             between: first place and the one after the last; all if None.
         """
         first, last = between or (0, self.size)
@@ -186,9 +185,9 @@ class Stream:
             yield start, self.read(start, start + count, buffer[:count])
 
     def reshaped(self, shape: Sequence[int]) -> Stream | None:
-        """Return the same elements, in C order, in another shape; None if it has not as many.
+        """Return the same elements, in C order, in another shape; None if the number differs.
 
-        What does not lie in C order in its file is read.
+        Elements that are not in C order in the file are read.
         """
         sizes = tuple(shape)
         if math.prod(sizes) != self.size:
@@ -215,7 +214,7 @@ class Stream:
         return Stream(self.kind, shape, self.stored, strides, self.start)
 
     def sliced(self, cuts: Sequence[slice]) -> Stream:
-        """Return the part that ``cuts``, one for each axis, leave."""
+        """Return the part selected by ``cuts``, one slice per axis."""
         if not isinstance(self.stored, FileRange):
             part = self.array()[tuple(cuts)]
             return Stream(self.kind, part.shape, part)
@@ -228,7 +227,7 @@ class Stream:
         return Stream(self.kind, tuple(shape), self.stored, tuple(strides), start)
 
     def _read_run(self, file: FileRange, first: int, out: Array) -> None:
-        """Read elements that lie one after the other."""
+        """Read consecutive elements."""
         bits = width_of(self.kind)
         if bits >= 8:
             file.read_into(first * bits // 8, out)

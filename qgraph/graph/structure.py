@@ -1,7 +1,6 @@
-"""Whether the nodes of a model have the inputs, outputs and attributes that their operators need.
+"""Check that the nodes of a model have the inputs, outputs and attributes of their operators.
 
-Readers, kernels and passes rely on it: none of them looks again whether a node has a first input.
-What an operator computes is not checked here, nor are the values of parameters.
+Readers, kernels and passes rely on this check. Values of parameters are not checked.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ONNX = ("", "ai.onnx.ml")
 
 _MOST_CALLED = 20_000
 _MOST_EXPANSION = 50
-"""Inlining may make so many nodes, and beyond that so many for each node of the file."""
+"""Maximum number of nodes after inlining: a constant, plus a multiple of the nodes in the file."""
 
 _NO_NUMBERS = frozenset({ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128})
 
@@ -60,7 +59,7 @@ _NAMES = {
 _KINDS = {
     name: attribute_type for attribute_type, names in _NAMES.items() for name in names.split()
 }
-"""Types of the attributes that are read of operators that onnx does not define."""
+"""Types of the attributes that qgraph reads from operators that onnx does not define."""
 
 _QUANTIZERS = ("Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", "FakeQuantize")
 
@@ -71,7 +70,7 @@ _KINDS_OF = {
     ("Im2Col", "stride"): ir.AttributeType.INTS,
     ("QuantAvgPool2d", "stride"): ir.AttributeType.INT,
 }
-"""Those whose type differs between operators."""
+"""Attributes whose type differs between operators."""
 
 _COUNTS = {
     "QuantizeLinear": 2,
@@ -96,7 +95,7 @@ _COUNTS = {
 
 
 class _Formal(NamedTuple):
-    """An input of an operator: its name, whether it is required, and the types that it takes."""
+    """An input of an operator: its name, whether it is required, and the allowed types."""
 
     name: str
     is_required: bool
@@ -111,7 +110,7 @@ class _Form(NamedTuple):
 
 
 def check_structure(model: ir.Model) -> None:
-    """Refuse a model with a node that cannot be what its operator is.
+    """Refuse a model with a node that violates the schema of its operator.
 
     Negative sizes, which some exporters write for sizes that they do not know, are not checked:
     :func:`forget_negative_sizes` removes them.
@@ -191,7 +190,7 @@ def _check_attributes(node: ir.Node, declared: Mapping[str, ir.Attr], *, is_func
 
 
 def _kinds_of_references(function: ir.Function) -> dict[str, ir.AttributeType]:
-    """Return the types that nodes of a function take its attributes to have."""
+    """Return the types of a function's attributes, as its nodes use them."""
     return {
         str(attribute.ref_attr_name): attribute.type
         for node in nodes_of(function)
@@ -246,14 +245,14 @@ def _check_node(node: ir.Node, form: _Form) -> None:
 
 
 def _check_kind(node: ir.Node, attribute: ir.Attr, wanted: ir.AttributeType | None) -> None:
-    """Compare the type of an attribute with that which readers expect; None: with none."""
+    """Compare the type of an attribute with the type that readers expect, if any."""
     if wanted is not None and attribute.type is not wanted:
         state = f"attribute {attribute.name!r} is of type {attribute.type.name}"
         raise _fault(node, state, wanted.name)
 
 
 def _check_foreign(node: ir.Node) -> None:
-    """Check what is read of operators of ONNX Runtime and of other dialects."""
+    """Check the attributes and inputs that qgraph reads from operators of other domains."""
     is_known = node.domain == MICROSOFT and node.op_type in _COUNTS
     if is_known and len(node.inputs) < _COUNTS[node.op_type]:
         count = _COUNTS[node.op_type]
@@ -273,14 +272,14 @@ def _check_foreign(node: ir.Node) -> None:
 
 
 def _no_numbers(value: ir.Value | None) -> ir.DataType | None:
-    """Return the element type of a value if that is none of real numbers, and known."""
+    """Return the element type of a value if it is known and not a real number."""
     tensor = constant_tensor(value)
     dtype = tensor.dtype if tensor is not None else None if value is None else value.dtype
     return dtype if dtype in _NO_NUMBERS else None
 
 
 def _form(node: ir.Node, imports: Mapping[str, int]) -> _Form | None:
-    """Return the form of a standard operator; that of the earliest version that onnx knows."""
+    """Return the schema of a standard operator, or of its earliest version in onnx."""
     if node.domain not in _ONNX:
         return None
     return _known_form(node.op_type, node.domain, imports.get(node.domain, 0))
@@ -329,7 +328,7 @@ def _other_versions(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema]:
 
 
 def _check_calls(model: ir.Model) -> None:
-    """Refuse functions that call each other in a circle, or so often that no memory holds them."""
+    """Refuse recursive functions, and functions whose inlining would exceed the memory."""
     if not model.functions:
         return
     import networkx as nx

@@ -1,7 +1,7 @@
-"""The tensors of a model: where it keeps them, their bytes, and tensors and arrays in files.
+"""The tensors of a model: their locations, their bytes, and tensors and arrays in files.
 
-Files are read, not mapped: a process that touches a mapped page that the file no longer has is
-killed by SIGBUS, while a read that comes up short is an error with a message.
+Files are read, not mapped: if a mapped file is truncated, an access kills the process with SIGBUS,
+whereas a short read is an error with a message.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _FIELDS = {
     ir.DataType.UINT32: "uint64_data",
     ir.DataType.UINT64: "uint64_data",
 }
-"""Fields with the numbers of a type, where these are not in int32_data."""
+"""Fields of the elements of a type, if these are not in int32_data."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place of a model that holds a tensor.
+    """A location of a tensor in a model.
 
     Attributes:
-        tensor: what it holds.
-        owner: the initializer, or whatever carries the attribute.
+        tensor: the tensor.
+        owner: the initializer, or the node with the attribute.
         attribute: name of the attribute; empty for an initializer.
-        position: place in the list, when the attribute is a list of tensors.
+        position: index in the list, if the attribute is a list of tensors.
     """
 
     tensor: ir.TensorProtocol
@@ -66,7 +66,7 @@ class Slot:
         return isinstance(owner, ir.Value)
 
     def fill(self, tensor: ir.TensorProtocol) -> None:
-        """Put another tensor in this place."""
+        """Replace the tensor."""
         if isinstance(self.owner, ir.Value):
             self.owner.const_value = tensor
             return
@@ -88,7 +88,7 @@ class Slot:
 
 
 def slots(model: ir.Model) -> Iterator[Slot]:
-    """Yield every place of ``model`` that holds a tensor, in the order of the file."""
+    """Yield the locations of all tensors of ``model``, in the order of the file."""
     for owner in owners(model):
         yield from _slots(owner)
 
@@ -125,7 +125,7 @@ def _attribute_slots(owner: ir.Node | ir.Function) -> Iterator[Slot]:
 
 
 def stored_bytes(tensor: ir.TensorProtocol) -> int:
-    """Return how many bytes a file needs for the elements; narrow types are packed."""
+    """Return the number of bytes of the elements in a file; narrow types are packed."""
     if tensor.dtype is ir.DataType.STRING:
         return tensor.nbytes
     return _packed_bytes(tensor.dtype, math.prod(tensor.shape.numpy()))
@@ -138,8 +138,8 @@ def _packed_bytes(dtype: ir.DataType, elements: int) -> int:
 def inline_fault(tensor: ir.TensorProtocol) -> str | None:
     """Return what is wrong with a tensor stored in the model file; None if it is valid.
 
-    Shape and element type say how much data there must be. A reader that trusts them makes
-    zeros, or terabytes, of a tensor whose data are missing.
+    Shape and element type determine the size of the data. If the data are missing, a reader that
+    trusts them returns zeros, or allocates terabytes.
     """
     proto = cast("object", getattr(tensor, "raw", None))
     if not isinstance(proto, onnx.TensorProto):
@@ -182,7 +182,7 @@ def shape_fault(tensor: ir.TensorProtocol) -> str | None:
 
 
 class FileRows:
-    """An array that stays in its file; rows are read, not mapped, when they are asked for.
+    """An array in a file; rows are read, not mapped, on access.
 
     Args:
         path: of the file.
@@ -227,7 +227,7 @@ class FileRows:
 
 
 def read_rows(path: Path) -> FileRows | Array:
-    """Return the array of a file (.npy); one that is in Fortran order is read at once.
+    """Return the array of a file (.npy); an array in Fortran order is read as a whole.
 
     Raises:
         OSError: the file cannot be read.
@@ -246,7 +246,7 @@ _ARRAY = "qgraph.array"
 
 
 class FileTensor(ir.ExternalTensor):
-    """A tensor in a data file; every use reads the file, unless an earlier array still lives."""
+    """A tensor in a data file; each use reads the file, unless an earlier array still exists."""
 
     @classmethod
     def of(cls, tensor: ir.ExternalTensor) -> FileTensor:
@@ -264,7 +264,7 @@ class FileTensor(ir.ExternalTensor):
         )
 
     def numpy(self) -> Array:
-        """Return the elements, read-only; the array is shared as long as somebody has it.
+        """Return the elements, read-only; the array is shared while it is referenced.
 
         Raises:
             ModelError: the file is not there, cannot be read, or has become shorter.
@@ -302,7 +302,7 @@ class FileTensor(ir.ExternalTensor):
 def elements(tensor: ir.ExternalTensor) -> Array:
     """Return the elements of a tensor in a data file, read-only, and never mapped.
 
-    They are read once as long as somebody has the array.
+    They are read once while the array is referenced.
 
     Raises:
         ModelError: the file is not there, cannot be read, or has become shorter.
@@ -319,7 +319,7 @@ def elements(tensor: ir.ExternalTensor) -> Array:
 
 
 class _Loan:
-    """An array as long as somebody has it; a pickled copy has none."""
+    """A weak reference to an array; a pickled copy has none."""
 
     def __init__(self, array: Array | None = None) -> None:
         self._array = None if array is None else weakref.ref(array)

@@ -1,6 +1,6 @@
-"""Check the bounded regions of a certificate: recompute what bounds state, without any search.
+"""Check the bounded regions of a certificate: recompute the bounds, without any search.
 
-The certificate says which roundings correspond. The reference is evaluated on codes, then the
+The certificate names the corresponding roundings. The reference is evaluated on codes, then the
 candidate on the same codes, and the ends of each region are compared. If one model moves elements
 before it rounds them, and the other one after, the moved codes are the end of the region.
 """
@@ -34,7 +34,7 @@ from qgraph.verify.shapes import Shape, merged
 from qgraph.verify.traces import Trace, range_of_codes
 
 _NOISE = 2.0**-24
-"""Distance in steps that the rounding of float64 may account for."""
+"""Distance in steps that float64 rounding can explain."""
 
 _Pair = tuple[TracedRounding, TracedRounding]
 _STATED = frozenset(
@@ -58,7 +58,7 @@ class _Segment(NamedTuple):
 
     @property
     def code_shift(self) -> int:
-        """What is added to the codes of the reference to get those of the candidate."""
+        """Codes of the candidate minus codes of the reference."""
         return 0 if self.region.bound is None else self.region.bound.code_shift
 
 
@@ -87,7 +87,7 @@ class BoundCheck:
         certificate: the certificate.
         sides: the models.
         paired: their inputs and outputs.
-        primes: numbers that stand for open sizes.
+        primes: prime numbers used in place of open sizes.
     """
 
     def __init__(
@@ -128,9 +128,10 @@ class BoundCheck:
             self._segments[id(region)] = _Segment(region, ends, is_output)
 
     def _settled(self, value: ir.Value, rounding: TracedRounding) -> Ideal | None:
-        """Return the codes of a rounding of the candidate, as those of the reference.
+        """Return the codes of the reference that correspond to a rounding of the candidate.
 
-        What the certificate pairs is equal for later segments, even if it has no bound here.
+        Codes that the certificate pairs count as equal for later segments, even if the checker has
+        no bound for them.
         """
         for segment in (s for s in self._exits if s.ends[1] is value):
             for own in self._one.roundings.get(segment.ends[0], ()):
@@ -252,7 +253,7 @@ class BoundCheck:
         return self._one.limits_behind(values[0]) == self._other.limits_behind(values[1])
 
     def _is_same(self, ends: Pair) -> bool:
-        """Return whether two values are one function of codes, and nothing is rounded."""
+        """Return whether two values are the same function of codes, without rounding."""
         ours, theirs = self._one.of(ends[0]), self._other.of(ends[1])
         is_exact = ends[0].dtype is ends[1].dtype and not (ours.error.any() or theirs.error.any())
         is_one = is_exact and ours.meant.identity == theirs.meant.identity

@@ -1,4 +1,4 @@
-"""How far two functions lie apart, one of each model, on the same codes."""
+"""Bound the distance of two functions, one of each model, of the same codes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Term = tuple[Float64, Basis]
 
 
 def distance(one: Ideal, other: Ideal, window: tuple[Float64, Float64] | None = None) -> Float64:
-    """Return a bound of the distance of two functions, where the first one lies in a window.
+    """Return a bound of the distance of two functions, for values of the first in a window.
 
-    If all sums of the second are r times those of the first, the distance is
-    ``|(r - 1) * (one - its offset) + difference of the offsets|`` there. A sum of weights at the
-    border of padded data may be left over.
+    If all sums of the second are r times those of the first, the distance is ``|(r - 1) * (one -
+    its offset) + difference of the offsets|`` there. Terms for the border of padded data may
+    remain.
     """
     one, other = _summed(one), _summed(other)
     pairs, noise = _pairs(one, other), max(one.depth, other.depth) * ULP
@@ -47,7 +47,7 @@ def distance(one: Ideal, other: Ideal, window: tuple[Float64, Float64] | None = 
 
 
 def _summed(function: Ideal) -> Ideal:
-    """Return a function in which sums of weights times the same data are one sum."""
+    """Return a function with all sums of products of the same data joined to one sum."""
     terms: list[_Term] = []
     for factor, basis in function.terms:
         same = (t for t in terms if t[1].kind == basis.kind and t[1].has_inner_of(basis))
@@ -76,7 +76,7 @@ def _weighted(factor: Float64, basis: Basis, rows: int = 1) -> Float64:
 
 
 def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
-    """Return the terms of two functions in pairs; sums at borders may have no counterpart."""
+    """Return pairs of terms of two functions; border terms may have no counterpart."""
     rest = list(other.terms)
     pairs: list[tuple[_Term, _Term]] = []
     for term in one.terms:

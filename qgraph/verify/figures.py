@@ -1,4 +1,4 @@
-"""The figures of a bound, recomputed, and whether a certificate states at least these."""
+"""Recompute the figures of a bound, and compare them with those of a certificate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Figures(NamedTuple):
 
 
 def problem_of(figures: Iterable[Figures], bound: Bound, slack: float = 0.0) -> str:
-    """Return which figure of a bound is smaller than a recomputed one; nothing if none is."""
+    """Return which figure of a bound is smaller than the recomputed one; empty if none is."""
     return next(filter(None, (_too_small(each, bound, slack) for each in figures)), "")
 
 
@@ -65,7 +65,7 @@ def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:
 
 
 def _counted(bound: Bound, ours: Float64) -> Float64:
-    """Return the error of the reference, and 0 if the candidate is compared with what it means."""
+    """Return the error of the reference, or 0 if bounds are against its ideal values."""
     return ours if bound.against == Against.EXECUTION else np.zeros_like(ours)
 
 

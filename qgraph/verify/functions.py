@@ -125,7 +125,7 @@ class Function:
         return arguments
 
     def _enter(self, node: ir.Node, index: int, value: ir.Value) -> None:
-        """Keep a constant operand so that it broadcasts to the data."""
+        """Store a constant operand, shaped to broadcast to the data."""
         array = self._side.array(value)
         if array is None or array.dtype.kind in "OSU":
             raise UnsupportedError(f"the constant {value.name!r} cannot be computed by the checker")

@@ -1,11 +1,11 @@
-"""What a model means in real arithmetic, as a function of codes, and what it rounds to codes.
+"""Ideal values of a model as functions of codes in real arithmetic, and its roundings.
 
-A function is a sum of multiples of bases, and an offset. A basis is made of codes alone: codes, the
-sum of their products with weights, a limited sum, a mean, moved elements. Both models share the
-codes, so the distance of two functions follows from their numbers.
+A function is a linear combination of bases, plus an offset. A basis depends on codes alone: codes,
+the sum of their products with weights, a limited sum, a mean, moved elements. Both models share the
+codes, so the distance of two functions can be computed from their coefficients.
 
-Numbers are float64. ``depth`` counts the roundings that a factor or an offset went through, so the
-results of this arithmetic are known within ``depth * 2**-52`` of what they stand for.
+Numbers are float64. ``depth`` counts the roundings of a factor or an offset, so the relative error
+of this arithmetic is at most ``depth * 2**-52``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Basis:
     """A function of codes.
 
     Attributes:
-        kind: what it computes, without its numbers.
+        kind: the function, without its numbers.
         low, high: bounds of its values.
-        inner: what it is computed from; None for codes.
-        weights: of a sum, ``[rows, taps, *places]``.
-        reach: largest magnitudes of what the weights multiply, likewise.
-        ends: of a limit.
-        movement: of moved elements, where they come from.
+        inner: its argument; None for codes.
+        weights: weights of a sum, ``[rows, taps, *places]``.
+        reach: largest magnitudes of the data of the weights, in the same shape.
+        ends: limits of a clip.
+        movement: movement of moved elements.
     """
 
     kind: tuple[Hashable, ...]
@@ -53,7 +53,7 @@ class Basis:
 
     @cached_property
     def key(self) -> Hashable:
-        """A key that is equal for functions that differ in numbers only."""
+        """A key that is equal for functions that differ only in numbers."""
         return self.kind, None if self.inner is None else self.inner.key
 
     @cached_property
@@ -63,7 +63,7 @@ class Basis:
         return self if self.inner is None else (self.kind, self.inner.identity, *_keys(numbers))
 
     def has_inner_of(self, other: Basis) -> bool:
-        """Return whether it is made of the same function as another basis."""
+        """Return whether it has the same argument as another basis."""
         if self.inner is None or other.inner is None:
             return False
         return self.inner.identity == other.inner.identity
@@ -85,8 +85,8 @@ class Ideal:
 
     Attributes:
         terms: factors and bases.
-        offset: what is added.
-        size: at least the sum of the magnitudes that were added to get the offset.
+        offset: the constant term.
+        size: upper bound on the sum of magnitudes whose sum is the offset.
         depth: number of roundings of each factor and of the offset.
     """
 
@@ -118,7 +118,7 @@ class Ideal:
 
     @property
     def range(self) -> tuple[Float64, Float64]:
-        """Bounds of the values; all that is moved alike is 0 where padding is."""
+        """Bounds of the values; in padding, all terms with the same movement are 0."""
         borders = [b.movement.kind for _, b in self.terms if b.movement and b.is_border]
         padded = borders[0] if len(set(borders)) == 1 else None
         inner, outer = [self.offset] * 2, [self.offset] * 2
@@ -156,7 +156,7 @@ def _keys(arrays: Sequence[Float64]) -> list[Hashable]:
 
 
 ONE = Basis(("one",), np.ones(()), np.ones(()))
-"""The number 1, which padding replaces by 0."""
+"""Basis that is 1 for each element, and 0 in padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class Executed(Approximation[Ideal]):
 def fixed(
     value: Float64, meant: Float64 | None = None, factors: tuple[Float64, Float64] | None = None
 ) -> Executed:
-    """Return a constant: the executed numbers, and those meant."""
+    """Return a constant, from its executed and its ideal numbers."""
     if meant is None and (value == np.rint(value)).all():
         factors = np.ones(()), value
     return Executed.of_constant(value, Ideal.fixed(value if meant is None else meant), factors)
@@ -181,7 +181,7 @@ def changed(x: Executed, change: Callable[[Float64], Float64]) -> Executed:
 
 
 def limited(x: Executed, low: Float64, high: Float64) -> Executed:
-    """Return data between two ends."""
+    """Return data limited to a range."""
     if (x.low >= low).all() and (x.high <= high).all():
         return x
     ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
@@ -226,7 +226,7 @@ def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:
 
 
 def rows_of(numbers: Float64, count: int) -> Float64:
-    """Return numbers that broadcast to the rows of a sum, as a list of one or of ``count``."""
+    """Return numbers that broadcast to the rows of a sum, as one number or ``count`` numbers."""
     need(numbers.size in (1, count), "factors differ within a channel of a sum")
     return numbers.reshape(-1)
 
@@ -247,7 +247,7 @@ def unlimited(function: Ideal) -> tuple[Ideal, Float64, Float64]:
 WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
 
 UNKNOWN = Basis(("unknown",), -ENDLESS, ENDLESS)
-"""Data that is rounded, if nothing is known of it."""
+"""Unknown data before rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,15 +256,15 @@ class TracedRounding:
 
     Attributes:
         kind: Round, Floor or Ceil.
-        before: what is rounded, in steps.
-        function: what it means, without limits.
-        clips: the first and the last code that limits leave.
+        before: the data before rounding, in steps.
+        function: its ideal function, without limits.
+        clips: the first and the last code within the limits.
         ends: the first and the last code that occur.
         reach: the first and the last code without limits.
         codes: the codes, as a function.
-        is_moved: whether these are codes of the model that it moves after its rounding.
-        movement: how, unless these are maxima.
-        behind: codes beyond which a Relu or Clip of the decoded codes gives one number.
+        is_moved: whether these are moved codes of the model.
+        movement: the movement, unless these are maxima.
+        behind: codes beyond which a following Relu or Clip of the decoded codes is constant.
     """
 
     kind: str
@@ -279,7 +279,7 @@ class TracedRounding:
     behind: tuple[float, float] = (-np.inf, np.inf)
 
     def limited(self) -> TracedRounding:
-        """Return the rounding to codes that the Relu or Clip leaves."""
+        """Return the rounding to codes limited by the Relu or Clip."""
         clips, ends = (
             (np.clip(first, *self.behind), np.clip(last, *self.behind))
             for first, last in (self.clips, self.ends)

@@ -1,4 +1,4 @@
-"""What operators that move elements execute and mean, for the checker of bounds."""
+"""Rules of the checker for operators that move elements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PoolWindows:
     are_maxima: bool
 
     def of(self, array: Float64, _: float = 0.0) -> Float64:
-        """Return an array that broadcasts to the data as one that broadcasts to the result."""
+        """Move an array from the shape of the data to the shape of the result."""
         return array.reshape(()) if array.size == 1 else array
 
     def ends(self, low: Float64, high: Float64, _: float = 0.0) -> tuple[Float64, Float64]:
@@ -56,7 +56,7 @@ def move(trace: Trace, node: ir.Node) -> Sequence[Executed]:
 
 
 def pad(trace: Trace, node: ir.Node) -> Executed:
-    """Return data with a number, or elements of the data, at its edges."""
+    """Return data padded with a number or with its own elements."""
     fill = np.asarray(node.attributes.get_float("value", 0.0))
     pads, number, axes = (*node.inputs[1:], None, None, None)[:3]
     if number is not None:
@@ -69,7 +69,7 @@ def pad(trace: Trace, node: ir.Node) -> Executed:
 
 
 def concat(trace: Trace, node: ir.Node) -> Executed:
-    """Return tensors side by side: each is 0 where the others are."""
+    """Return the concatenation of tensors, as a sum of parts that are 0 elsewhere."""
     (movements,) = _movements(trace, node)
     first, *parts = (
         moved(trace, movement, trace.of(value))
@@ -92,7 +92,7 @@ def _whole(array: Float64) -> Float64:
 
 
 def _side_by_side(function: Ideal) -> Ideal:
-    """Return a function in which elements of one basis that are parts of it are moved at once."""
+    """Return a function in which parts of one basis are moved together."""
     terms: dict[int, tuple[Float64, Basis]] = {}
     for factor, basis in function.terms:
         key = id(basis)
@@ -127,7 +127,7 @@ def _movements(
     parameters: Sequence[ir.Value | None] | None = None,
     **attributes: str,
 ) -> list[list[MovedElements]]:
-    """Return where elements of results come from; all operands are data without parameters."""
+    """Return the movements of a node; without parameters, all operands are data."""
     data = node.inputs if parameters is None else node.inputs[:1]
     before, after = (
         [trace.shape_of(trace.shape(value)) for value in values] for values in (data, node.outputs)
@@ -139,7 +139,7 @@ def _movements(
 
 
 def moved(trace: Trace, movement: _Moved, x: Executed, fill: float = 0.0) -> Executed:
-    """Return moved data; elements that are none of the data are a number."""
+    """Return moved data; elements that are not from the data are a number."""
     if isinstance(movement, PoolWindows):
         x = replace(x, absolute=x.error, relative=NOTHING)
     unit = None if x.granule is None else movement.of(x.granule, np.inf)
@@ -154,7 +154,7 @@ def moved(trace: Trace, movement: _Moved, x: Executed, fill: float = 0.0) -> Exe
 
 
 def identity_of(node: ir.Node) -> tuple[Hashable, ...]:
-    """Return what is equal for nodes with equal windows."""
+    """Return a key that is equal for nodes with equal windows."""
     return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
 
 
@@ -166,7 +166,7 @@ def varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
 
 
 def rebased(function: Ideal, movement: _Moved, trace: Trace | None = None) -> Ideal:
-    """Return a function of moved elements, as one of moved bases.
+    """Return a function of moved elements as a function of moved bases.
 
     Limits are after movements. Moved codes are codes of the model, if it is known.
     """
@@ -211,7 +211,7 @@ def _rebased(basis: Basis, depth: int, movement: _Moved, trace: Trace | None) ->
 
 
 def _taken(movement: MovedElements, inner: Ideal, ends: tuple[Float64, Float64]) -> Basis:
-    """Return elements of a basis, which is given as a function, or all of it."""
+    """Return moved elements of a basis, or all of it."""
     ((_, source),) = inner.terms
     if movement.is_nothing:
         return source
@@ -219,7 +219,7 @@ def _taken(movement: MovedElements, inner: Ideal, ends: tuple[Float64, Float64])
 
 
 def _keeps_limits(basis: Basis, movement: _Moved) -> bool:
-    """Return whether limits of the data are limits of what is moved."""
+    """Return whether limits of the data also hold for the moved data."""
     if basis.ends is None or basis.inner is None or any(end.size > 1 for end in basis.ends):
         return False
     if isinstance(movement, PoolWindows):
@@ -228,7 +228,7 @@ def _keeps_limits(basis: Basis, movement: _Moved) -> bool:
 
 
 def _turned(basis: Basis, movement: MovedElements, trace: Trace | None) -> Basis | None:
-    """Return moved rows of a matrix product as a Conv of one place; None if they are not."""
+    """Return transposed rows of a matrix product as a 1 x 1 Conv; None for other movements."""
     rank = len(movement.before.lengths)
     axes = 0, rank - 1, *range(1, rank - 1)
     layout, numbers = pointwise_taps(axes), movement.before.places

@@ -1,4 +1,4 @@
-"""What the checker knows of operators: their identity, and whether they distinguish zeros."""
+"""Properties of operators for the checker: identity, and whether they distinguish zeros."""
 
 from __future__ import annotations
 

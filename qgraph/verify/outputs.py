@@ -1,4 +1,4 @@
-"""Decide whether the outputs of two models are equal if the checked regions are.
+"""Decide whether the outputs of two models are equal, given the checked regions.
 
 Every value of both models gets a class; values of one class are equal. The same operator on
 operands of the same classes gives results of the same class. Equal constants share a class. A

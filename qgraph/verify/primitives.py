@@ -29,7 +29,7 @@ _MONOTONE = frozenset(
     | {"LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Round", "Sign", "Sqrt"}
     | {"Sub"}
 )
-"""Primitives that are monotone in each operand, so that results at the ends are bounds."""
+"""Primitives that are monotone in each operand, so results at range limits are bounds."""
 
 
 def _compute(name: str, operands: list[Array], attributes: Attributes) -> Array:

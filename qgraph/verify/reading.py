@@ -81,9 +81,9 @@ class Reading:
                 self._enter(inner)
 
     def shapes(self, primes: Sequence[int]) -> tuple[dict[ir.Value, Sizes], dict[str, int]]:
-        """Return the inferred shapes, and primes that stand for the open sizes of the inputs.
+        """Return the inferred shapes, and primes used in place of open sizes of the inputs.
 
-        Each open size is one of its own, as runtimes do not check that those of one name are equal.
+        Open sizes of one name are distinguished, because runtimes do not check that they are equal.
         """
         interface = open_interface(self.model)
         facts = infer(self.model, interface)
@@ -121,7 +121,7 @@ class Reading:
 
 
 def agree(one: ir.Node | None, other: ir.Node | None, sides: tuple[Reading, Reading]) -> bool:
-    """Return whether two nodes are one operator with equal parameters, from the second operand."""
+    """Return whether two nodes have one operator and equal operands from the second one on."""
     if one is None or other is None:
         return False
     for a, b in list(zip(one.inputs, other.inputs, strict=False))[1:]:

@@ -26,7 +26,8 @@ from qgraph.verify.shapes import code_range, merged, shape_of
 Sides = tuple[Reading, Reading]
 Fields = dict[str, Any]
 _Recomputed = tuple[Fields, bool, bool]
-"""Fields; whether -0 and +0 as entries have different results; whether results may lose signs."""
+"""Recomputed fields; whether the entries -0 and +0 have different results; whether signs of "
+  "zeros may differ."""
 
 _STATED = frozenset(
     {"reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries"}
@@ -42,7 +43,7 @@ _ZEROS = np.array([0, -0.0], np.float32)
 
 @dataclass(frozen=True)
 class Equality:
-    """Two values that are equal if the entries are.
+    """Two values that are equal if the entries are equal.
 
     Attributes:
         values: the pair of values.
@@ -86,14 +87,14 @@ def check(
 
 
 def not_decided(region: RegionVerdict) -> PartFinding:
-    """Return the finding about a region of a kind that the checker leaves to the prover."""
+    """Return the finding about a region that the checker cannot decide."""
     why = region.reason or f"by {region.method}"
     reason = f"the checker does not decide it: {region.verdict}, {why}"
     return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))
 
 
 def with_defaults(region: RegionVerdict, names: Collection[str]) -> RegionVerdict:
-    """Return a region with some fields of another; all others have their defaults."""
+    """Return a region with some fields of another region, and defaults for the rest."""
     fields: Fields = {name: getattr(region, name) for name in names}
     return RegionVerdict(**fields)
 

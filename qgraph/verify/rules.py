@@ -1,4 +1,4 @@
-"""What each operator executes and means, for the checker of bounds: own rules, of one node each."""
+"""Rules of the checker of bounds for single operators: executed and ideal results."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
 
 
 def whole(trace: Trace, node: ir.Node) -> Executed:
-    """Return the whole numbers that Round, Floor and Ceil give."""
+    """Return the whole numbers of Round, Floor and Ceil."""
     ends = -ENDLESS, ENDLESS, NOTHING
     return trace.quantized(node, trace.of(node.inputs[0]), node.op_type, ends)
 
@@ -263,7 +263,7 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
 
 
 def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Executed:
-    """Return an operation on two constants, in float32 and as it is meant."""
+    """Return an operation on two constants, in float32 and in real arithmetic."""
     executed = operation(*(c.numbers.astype(np.float32) for c in (a, b)))
     return fixed(executed.astype(np.float64), np.asarray(operation(a.meant.offset, b.meant.offset)))
 

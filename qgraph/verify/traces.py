@@ -47,7 +47,7 @@ _WHOLE = 1 << 53
 ON_CODES = frozenset({"QLinearConv", "QLinearMatMul"})
 
 _FEW_NUMBERS = 4096
-"""Constants of so many numbers are kept; larger ones are used once, and take much memory."""
+"""Maximum number of elements of constants that are kept; larger ones are used once."""
 
 
 class Trace:
@@ -56,18 +56,18 @@ class Trace:
     Args:
         side: the model.
         inputs: its inputs, as functions and ranges.
-        settle: gets a result and a rounding that gives it, or moved elements of it; returns these
+        settle: called with a result and its rounding, or with moved elements of it; returns their
             codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
-        rules: by operator, what it executes and means.
-        ends: ends of segments. Where one has no bound, all of its codes are taken to occur.
-        primes: numbers that stand for open sizes.
+        rules: rules by operator.
+        ends: ends of segments. If an end has no bound, all of its codes are assumed to occur.
+        primes: prime numbers used in place of open sizes.
 
     Attributes:
         roundings: by their results; first that of the model, then those of moved elements.
         imports: domains of the model and their versions.
         primes: by open size of the inputs.
-        weak: why errors of values may be larger here than by the rules of the prover.
+        weak: why errors of values may be larger than by the rules of the prover.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class Trace:
         return constant
 
     def holding(self, codes: Ideal) -> list[ir.Value]:
-        """Return the values that hold codes, or a multiple of them."""
+        """Return the values that contain codes, or a multiple of them."""
         bases = [basis for _, basis in codes.terms]
         return [v for v, x in self._values.items() if [b for _, b in x.meant.terms] == bases]
 
     def expect_rounding(self, value: ir.Value) -> None:
-        """Raise UnsupportedError if no rounding that is known has a result."""
+        """Raise UnsupportedError if no known rounding has this result."""
         if value in self._unknown:
             raise UnsupportedError(self._unknown[value])
         self.of(value)  # raises what is wrong before it
@@ -149,9 +149,9 @@ class Trace:
         self._inherit(node)
 
     def _assume_codes(self, node: ir.Node, value: ir.Value) -> None:
-        """Give a result codes, all that occur, if it has no bound.
+        """Assume that a result without a bound takes all codes of its type.
 
-        It stays unknown how they are computed, so that no bound of them is checked.
+        Their computation stays unknown, so no bound of them is checked.
         """
         unknown, data = Executed(Ideal.of(UNKNOWN), -ENDLESS, ENDLESS), node.inputs[0]
         with contextlib.suppress(*FAILURES):
@@ -177,7 +177,7 @@ class Trace:
         return shape
 
     def shape_of(self, sizes: Sizes) -> Shape:
-        """Return sizes as a shape, in numbers too."""
+        """Return sizes as a shape, with numbers for open sizes."""
         return Shape(sizes, self.primes)
 
     def arrays(self, node: ir.Node, operands: Sequence[ir.Value | None]) -> list[Array | None]:
@@ -230,7 +230,7 @@ class Trace:
         return fixed(numbers)
 
     def adding(self, node: ir.Node) -> FloatType:
-        """Return how a node adds."""
+        """Return the arithmetic of the additions of a node."""
         chunk, accumulate = self._order
         return replace(FLOAT32 if accumulate != "own" else precision_of(node), chunk=chunk)
 
@@ -269,7 +269,7 @@ class Trace:
         return ends[0], ends[1]
 
     def limits_behind(self, value: ir.Value) -> tuple[float, float]:
-        """Return the limits that Clips give a value that nothing else uses."""
+        """Return the limits of Clips after a value that nothing else uses."""
         low, high = -np.inf, np.inf
         while [(u.domain, u.op_type) for u in value.consumers()] == [("", "Clip")]:
             if value.is_graph_output():
@@ -280,7 +280,7 @@ class Trace:
         return low, high
 
     def _limits_of_decoded(self, codes: ir.Value) -> tuple[float, float]:
-        """Return codes beyond which a Relu or Clip of what they are decoded to gives one number."""
+        """Return codes beyond which a Relu or Clip of the decoded codes is constant."""
         value, nodes = codes, list[ir.Node]()
         for names in (("DequantizeLinear",), ("Relu", "Clip")):
             users = list(value.consumers())
@@ -301,7 +301,7 @@ class Trace:
     def quantized(
         self, node: ir.Node, before: Executed, rounding: str, ends: tuple[Float64, Float64, Float64]
     ) -> Executed:
-        """Return ``clip(round(before) + zero, low, high)``; limits that follow count."""
+        """Return ``clip(round(before) + zero, low, high)``, including following limits."""
         value, (low, high, zero) = node.outputs[0], ends
         # other quantizers decode: what follows limits no codes
         is_coded = node.op_type == "QuantizeLinear" or node.op_type not in QUANTIZERS
@@ -315,7 +315,7 @@ class Trace:
         return sum_of(result, fixed(zero)) if zero.any() else result
 
     def _settled(self, value: ir.Value, rounding: TracedRounding, own: Basis) -> Ideal:
-        """Return codes that a rounding gives, as those of another model, or else as its own."""
+        """Return the codes of a rounding: those of the other model if they correspond."""
         codes = self._settle(value, rounding)
         if codes is None:
             self._codes[own] = value, rounding
@@ -328,11 +328,11 @@ class Trace:
     ) -> Ideal:
         """Return moved elements of a basis as a function.
 
-        Moved codes are also roundings, of what is moved before it: all operators that move elements
-        are monotone.
+        Moved codes are also roundings of moved data, because all operators that move elements are
+        monotone.
 
         Args:
-            basis: what is moved.
+            basis: the basis before the movement.
             result: its moved elements.
             change: moves arrays.
             move: moves data.

@@ -1,4 +1,4 @@
-"""Check a certificate: decide again what it states, by the definitions of operators alone."""
+"""Check a certificate: decide its statements again, by the definitions of operators alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_PROOFS = frozenset({Exactness.BITS, Exactness.VALUES})
 
 
 def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -> Verification:
-    """Decide again what a certificate states about two models.
+    """Check a certificate of two models: decide all its statements again.
 
     Raises:
         ModelError: the models have different numbers of inputs or outputs.
@@ -103,7 +103,7 @@ def _conclude(
     claims: Sequence[Equality],
     paired: Interface,
 ) -> PartFinding:
-    """Return whether the outputs are equal if the checked regions are."""
+    """Return whether the outputs are equal, given the checked regions."""
     if certificate.verdict is not ProofVerdict.PROVED:
         reason = f"the checker does not decide whether the models are {certificate.verdict}"
         return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))

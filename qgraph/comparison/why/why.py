@@ -220,8 +220,7 @@ class _Study:
     def _excerpt(
         self, quantizer: PairedQuantizer, backend: str
     ) -> tuple[Executor, dict[str, str]] | None:
-        """Return the part that computes a layer's result, and the reference's values that it reads.
-        """
+        """Return the part that computes a layer, and the reference's values that it reads."""
         end = _known(quantizer.candidate).end
         if quantizer.is_weight:
             return None

@@ -1,4 +1,4 @@
-"""The elements of small tensors, computed as the operators define it; unknown where it is open.
+"""Compute the elements of small tensors by the definitions of operators; unknown if undefined.
 
 Integers have the arithmetic of their type: sums and products wrap around, quotients are truncated.
 A quotient that is not exact and has a negative operand is unknown, as runtimes round it in two
@@ -34,14 +34,14 @@ from qgraph.graph.inference.rules import (
 )
 
 _FEW_FLOATS = 64
-"""Larger tensors of floating-point numbers are not computed; sizes need few of them."""
+"""Maximum size of computed tensors of floating-point numbers; sizes need few of them."""
 
 Number = int | Size
-"""What an element of an integer tensor may be, if it is known."""
+"""A known element of an integer tensor."""
 
 
 def calculated(name: str, dtype: ir.DataType | None, *operands: Items | None) -> Items | None:
-    """Return the elements of a result; None where they are not followed.
+    """Return the elements of a result; None if they are not computed.
 
     Args:
         name: the operator.
@@ -74,7 +74,7 @@ def calculated(name: str, dtype: ir.DataType | None, *operands: Items | None) ->
 
 
 def converted(items: Items | None, source: ir.DataType | None, to: ir.DataType) -> Items | None:
-    """Return elements after a Cast, None where that is not followed.
+    """Return elements after a Cast; None if they are not computed.
 
     Integers keep their low bits, as two's complement. A number is rounded to floating point once.
     A floating-point number that the integer type does not hold has no defined result.
@@ -120,7 +120,7 @@ def _each(compute: Callable[..., Any], operands: Sequence[Items]) -> Items | Non
 
 
 def _total(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that has no result where an argument is unknown."""
+    """Return a function whose result is unknown if an argument is unknown."""
     return lambda *items: None if any(item is None for item in items) else compute(*items)
 
 

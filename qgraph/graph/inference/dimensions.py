@@ -1,17 +1,17 @@
 """Sizes of dimensions: numbers, polynomials over the open sizes of inputs, or unknown.
 
 The open sizes of a model's inputs are atoms, such as ``N``. A :class:`Size` is a polynomial over
-atoms with integer coefficients; a quotient that is not exact, and the lower of a size and a number,
-are atoms of their own::
+atoms with integer coefficients; an inexact quotient, and the minimum of a size and a number, are
+separate atoms::
 
     Flatten of [N, 3, 8]        ->  [N, 24]
     stride 2 over H + 2         ->  [floor((H)/2) + 1]
     Reshape of [N, 24] to [-1]  ->  [24*N]
     Slice of [64] from 0 to N   ->  [min(N, 64)]
 
-Polynomials have one form, so equal texts mean equal sizes. Two sizes without that are not known to
-differ. An atom is at least 0, and a product of atoms is below :data:`LIMIT`: that holds for every
-tensor that a memory holds, and it keeps int64 arithmetic on sizes from overflowing.
+Polynomials have one form, so equal texts mean equal sizes. Sizes with different texts may still be
+equal. An atom is at least 0, and a product of atoms is below :data:`LIMIT`: this holds for every
+tensor that fits in memory, and prevents overflow of int64 arithmetic on sizes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Size:
 
     @property
     def atoms(self) -> frozenset[str]:
-        """The open sizes that it is made of."""
+        """The open sizes that it depends on."""
         return frozenset(atom for atoms in self.terms for atom in atoms)
 
     def at(self, numbers: Mapping[str, int]) -> int:
@@ -79,7 +79,7 @@ class Size:
 
 
 Dim: TypeAlias = int | Size | None
-"""A size: a number, a polynomial, or None where nothing is known."""
+"""A size: a number, a polynomial, or None if unknown."""
 
 
 def symbol(name: str) -> Size:
@@ -150,20 +150,20 @@ def floor_divide(a: Dim, by: int) -> Dim:
 
 
 def least(a: Dim, limit: int) -> Dim:
-    """Return the lower one of a size and a number above 0; None if the size may be negative."""
+    """Return the minimum of a size and a positive number; None if the size may be negative."""
     if isinstance(a, int):
         return min(a, limit) if a >= 0 else None
     return None if a is None or bounds(a)[0] < 0 else symbol(f"min({a.text}, {limit})")
 
 
 def _limit(a: Size, of: Size) -> int | None:
-    """Return the number if a size is the lower one of another size and a number."""
+    """Return the number if a size is the minimum of a size and a number."""
     head, _, number = a.text.removesuffix(")").rpartition(", ")
     return int(number) if head == f"min({of.text}" and number.isdigit() else None
 
 
 def limits_of(a: Dim, b: Dim) -> dict[str, int]:
-    """Return the number that an open size does not exceed where two sizes broadcast, by its text.
+    """Return the upper bound of an open size, by its text, if two sizes broadcast.
 
     ``N`` and ``min(N, 64)`` broadcast only up to 64, see :func:`broadcast`.
     """
@@ -210,7 +210,7 @@ def bounds(a: int | Size) -> tuple[int, int]:
 
 
 def merged(a: Dim, b: Dim) -> Dim:
-    """Return the better known one of two descriptions of one size.
+    """Return the more precise one of two descriptions of one size.
 
     Raises:
         ValueError: they are different numbers.
@@ -221,11 +221,11 @@ def merged(a: Dim, b: Dim) -> Dim:
 
 
 def broadcast(a: Dim, b: Dim) -> Dim:
-    """Return the size of a dimension that two sizes broadcast to, where they do.
+    """Return the size to which two sizes broadcast, if they do.
 
-    An open size against a number other than 1 is 1 or that number. Of two open sizes either one
-    may be 1, unless they are the same. ``N`` and ``min(N, 64)`` broadcast to ``N``: where they
-    differ, the latter is 64 and must be 1.
+    An open size against a number other than 1 is 1 or that number. Of two open sizes either one may
+    be 1, unless they are the same. ``N`` and ``min(N, 64)`` broadcast to ``N``: if they differed,
+    the latter would be 64, which does not broadcast.
 
     Raises:
         ValueError: they do not broadcast.

@@ -1,6 +1,6 @@
 """Operators whose result has the type of some operands and the shape to which some broadcast.
 
-Most are rows of a table: where the type comes from, and the operands that broadcast. Broadcasting
+Most are rows of a table: the source of the type, and the operands that broadcast. Broadcasting
 is multidirectional; it, the type constraints and the outputs are those of the operators'
 definitions. Elements are computed in :mod:`qgraph.graph.inference.arithmetic`. Quantizers of all
 dialects, products along axes, attention and samples at the points of a grid are here too.
@@ -50,7 +50,7 @@ _BINARY = (
 _COMPARING = ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor")
 
 _BROADCASTS_SINCE = {"Max": 8, "Mean": 8, "Min": 8, "Sum": 8}
-"""Opset since which an operator broadcasts; the others do since opset 7."""
+"""First opset in which an operator broadcasts; opset 7 for all others."""
 
 
 @rule(*_SAME_FORM)
@@ -183,7 +183,7 @@ def broadcast_shape(
     Args:
         a: a shape.
         b: another one.
-        limits: gets the numbers that open sizes do not exceed where the shapes broadcast.
+        limits: gets upper bounds of open sizes, without which the shapes do not broadcast.
 
     Raises:
         ValueError: they do not broadcast.

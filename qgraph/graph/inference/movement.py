@@ -1,4 +1,4 @@
-"""Operators that move elements to other places, and give their data another shape."""
+"""Operators that move elements or change the shape of their data."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def flatten(call: Call) -> list[Fact]:
 
 @rule("Squeeze")
 def squeeze(call: Call) -> list[Fact]:
-    """The dimensions but those of ``axes``; without these, but those of size 1."""
+    """The dimensions except ``axes``; without ``axes``, except those of size 1."""
     x, shape = call[0], call.shape(0)
     axes = call.listed(1, "axes", 13)
     if axes is None:
@@ -219,7 +219,7 @@ def gather_block_quantized(call: Call) -> list[Fact]:
 
 @rule("GatherND")
 def gather_nd(call: Call) -> list[Fact]:
-    """The shape of the indices but the last, and what the last one leaves of the data's."""
+    """The shape of the indices without its last size, then the remaining sizes of the data."""
     shape, indices = call.shape(0), call.shape(1)
     batch = call.integer("batch_dims", 0)
     last = indices[-1]
@@ -258,7 +258,7 @@ def pad(call: Call) -> list[Fact]:
 
 @rule("DepthToSpace", "SpaceToDepth")
 def blocks_of_pixels(call: Call) -> list[Fact]:
-    """Blocks of channels become pixels, or the other way round."""
+    """Blocks of channels become pixels, or the reverse."""
     (batch, channels, height, width), block = call.shape(0), call.integer("blocksize", 0)
     changes: list[Callable[[Dim, Dim], Dim]] = [multiply, exact_divide]
     grow, shrink = changes if call.node.op_type == "DepthToSpace" else changes[::-1]
@@ -267,7 +267,7 @@ def blocks_of_pixels(call: Call) -> list[Fact]:
 
 
 def shape_in(call: Call, index: int) -> Shape:
-    """Return the elements of an operand that holds a shape; unknown ones are None."""
+    """Return the elements of an operand that is a shape; unknown elements are None."""
     operand = call[index]
     if operand.items is not None and operand.items.ndim == 1:
         return tuple(operand.items)

@@ -2,7 +2,7 @@
 
 * Reshape and Slice, whose results depend on numbers that may be computed from sizes.
 * Reductions and selections along axes.
-* Shape, Size, Range, Constant and others, which make numbers of shapes and shapes of numbers.
+* Shape, Size, Range, Constant and others, which convert between shapes and numbers.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from qgraph.graph.inference.rules import (
 
 @rule("Reshape")
 def reshape(call: Call) -> list[Fact]:
-    """The wanted shape: 0 keeps the size at its place, -1 stands for what is left.
+    """The requested shape: 0 copies the size at its index, -1 is the remaining size.
 
-    With ``allowzero`` a 0 is a size like others. A wanted size that is open may be 0 as well, and
-    stands for itself only if that makes no difference.
+    With ``allowzero``, a 0 is a size. A requested open size may be 0 too; it is the size of the
+    result only if both cases agree.
     """
     x = call[0]
     if call.version < 5:
@@ -108,7 +108,7 @@ def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[
 
 
 def _stands_for_itself(shape: Shape | None, wanted: Shape, index: int) -> bool:
-    """Return whether an open size in a wanted shape is that of the result, even where it is 0.
+    """Return whether an open size in a requested shape is that of the result, even if it is 0.
 
     A 0 keeps the size of the data at its place, and is refused where there is none. If that size
     is a multiple of the open one, it is 0 as well. Else the data has no elements, if its size is
@@ -161,7 +161,7 @@ def slice_(call: Call) -> list[Fact]:
 
 
 def _cut(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[slice | None, Dim]:
-    """Return how Python cuts one dimension, if that is known, and the size that is left."""
+    """Return the Python slice of one dimension, if known, and the resulting size."""
     if not (isinstance(start, int) and isinstance(step, int)):
         return None, None
     if isinstance(size, int) and isinstance(end, int):
@@ -188,7 +188,7 @@ _FOLDED: dict[str, tuple[int, Callable[[Any, Any], Dim]]] = {
     "ReduceProd": (1, multiply),
     "ReduceSum": (0, add),
 }
-"""Reductions of integers that are followed: their neutral element, and what joins two elements."""
+"""Reductions of integers that are computed: neutral element, and function of two elements."""
 
 _EXACT = 1 << 53
 
@@ -241,7 +241,7 @@ def _reduced(call: Call, x: Fact, sizes: list[Dim]) -> Items | None:
 
 
 def _is_exact(number: int | Size, dtype: ir.DataType | None) -> bool:
-    """Return whether every runtime has this number, also one that reduces in float64."""
+    """Return whether every runtime computes this number, even one that reduces in float64."""
     low, high = bounds(number)
     return wrapped(number, dtype) == number and -_EXACT < low <= high < _EXACT
 
@@ -269,7 +269,7 @@ def top_k(call: Call) -> list[Fact]:
 
 @rule("Constant")
 def constant(call: Call) -> list[Fact]:
-    """The tensor or the numbers that the node holds."""
+    """The tensor or the numbers of the node."""
     tensor = constant_tensor(call.node.outputs[0])
     if tensor is None:
         raise Unknown

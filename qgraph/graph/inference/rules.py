@@ -1,9 +1,9 @@
 """The registry of rules: facts about the results of an operator, from facts about its operands.
 
 A fact of a value is its element type, its shape, and its elements if they are few. A rule is a
-function of a :class:`Call` that returns one fact for each output, in order; missing ones are
-unknown. It raises :class:`Unknown`, or a ValueError or IndexError for a node that violates its
-definition, where nothing follows. A fact holds given that the node succeeds::
+function of a :class:`Call` that returns one fact for each output, in order; missing facts are
+unknown. It raises :class:`Unknown` if no fact is known, or a ValueError or IndexError for a node
+that violates its definition. A fact holds provided that the node succeeds::
 
     @rule("Transpose")
     def transpose(call: Call) -> list[Fact]:
@@ -11,7 +11,7 @@ definition, where nothing follows. A fact holds given that the node succeeds::
         perm = call.integers("perm") or ...
         return [Fact(x.dtype, [x.shape[axis] for axis in perm])]
 
-Nothing is known of the results of an operator without a rule.
+The results of an operator without a rule are unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Items: TypeAlias = Array
 """An array of objects: each element is a Python number, a :class:`Size`, or None if unknown."""
 
 MOST_ITEMS = 1024
-"""The elements of larger tensors are not followed."""
+"""Maximum number of elements of tensors whose elements are computed."""
 
 _INTEGERS = {
     dtype: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if name == "INT" else (0, (1 << bits) - 1)
@@ -42,7 +42,7 @@ _INTEGERS = {
 }
 
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
-"""Floating-point types whose elements are followed: NumPy computes them by IEEE 754."""
+"""Floating-point types whose elements are computed: NumPy follows IEEE 754 for them."""
 
 
 class Fact:
@@ -69,7 +69,7 @@ class Fact:
 
     @property
     def items(self) -> Items | None:
-        """The elements, in the shape of the value; None where they are not followed."""
+        """The elements, in the shape of the value; None if they are not computed."""
         if self._read is not None:
             self._items, self._read = self._read(), None
         return self._items
@@ -112,7 +112,7 @@ def of_items(dtype: ir.DataType | None, items: Items) -> Fact:
 
 
 def of_tensor(tensor: ir.TensorProtocol) -> Fact:
-    """Return the fact of a constant; its elements are read when they are asked for."""
+    """Return the fact of a constant; its elements are read when needed."""
     shape = tuple(int(size) for size in tensor.shape.numpy())
     is_followed = tensor.dtype in _INTEGERS or tensor.dtype in {*FLOATS, ir.DataType.BOOL}
     if not is_followed or tensor.size > MOST_ITEMS:
@@ -135,7 +135,7 @@ def as_items(elements: Sequence[Any], shape: Sequence[int] | None = None) -> Ite
 
 
 def joined(a: Fact, b: Fact) -> Fact:
-    """Return the facts about a value that is one of two."""
+    """Return the facts that hold for both of two values."""
     dtype = a.dtype if a.dtype == b.dtype else None
     shape = None
     if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
@@ -157,7 +157,7 @@ def range_of(dtype: ir.DataType | None) -> tuple[int, int] | None:
 def wrapped(number: Dim, dtype: ir.DataType | None) -> Dim:
     """Return a result of integer arithmetic in its type: numbers wrap around.
 
-    A polynomial is kept where it cannot leave int64, and is unknown elsewhere.
+    A polynomial is kept if it cannot exceed int64, and is unknown otherwise.
     """
     limits = range_of(dtype)
     if number is None or limits is None:
@@ -174,7 +174,7 @@ def _shown(dim: Dim) -> str:
 
 
 class Unknown(Exception):  # noqa: N818 - no error: nothing follows
-    """Nothing follows from the definition of an operator."""
+    """The definition of an operator determines no fact."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Call:
         node: the node.
         version: the imported version of its domain.
         operands: facts of the inputs; None for an absent one.
-        limits: gets numbers that open sizes do not exceed, by their texts.
+        limits: gets upper bounds of open sizes, by their texts.
     """
 
     node: ir.Node
@@ -208,14 +208,14 @@ class Call:
         return self[index] if self.has(index) else UNKNOWN
 
     def shape(self, index: int) -> Shape:
-        """Return the shape of an operand; nothing follows where its rank is not known."""
+        """Return the shape of an operand; raise :class:`Unknown` if its rank is not known."""
         shape = self[index].shape
         if shape is None:
             raise Unknown
         return shape
 
     def axis(self, name: str, default: int, rank: int) -> int:
-        """Return an attribute that counts dimensions, from the end if negative, as a place."""
+        """Return an axis attribute as an index; a negative axis counts from the end."""
         return place_of(self.integer(name, default), rank)
 
     def integer(self, name: str, default: int) -> int:
@@ -246,7 +246,7 @@ class Call:
         return [int(number) for number in array.reshape(-1)]
 
     def listed(self, index: int, name: str, since: int) -> list[int] | None:
-        """Return numbers that are an attribute before opset ``since``, and then an operand."""
+        """Return numbers that are an attribute before opset ``since``, and an operand since."""
         if self.version < since:
             return self.integers(name)
         return self.numbers(index) if self.has(index) else None
@@ -279,14 +279,14 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 def place_of(axis: int, rank: int) -> int:
-    """Return the place of a dimension, counted from the end if negative."""
+    """Return the index of an axis; a negative axis counts from the end."""
     if not -rank <= axis < rank:
         raise Unknown
     return axis % rank
 
 
 def places_of(axes: Sequence[int], rank: int) -> list[int]:
-    """Return the places of some different dimensions."""
+    """Return the indices of axes, which must be distinct."""
     places = [place_of(axis, rank) for axis in axes]
     if len(set(places)) < len(places):
         raise Unknown

@@ -1,9 +1,9 @@
-"""Infer a model in one walk over its nodes, each after those that it takes operands from.
+"""Infer facts about all values of a model, in one pass over its nodes in topological order.
 
-Facts about the results of an operator with graphs hold whichever branch or round computes them.
-The graphs of If see the values around them. The state of a Loop or a Scan is assumed to keep the
-form that it begins with. If a round gives it another form, only what both forms share is assumed,
-and so on until a round keeps what is assumed. Then it holds in all rounds.
+Facts about the results of If, Loop and Scan hold for every branch and iteration. The graphs of If
+can use outer values. The state of a Loop or a Scan is assumed to keep its initial type and shape.
+If an iteration changes them, only the common facts are assumed, and so on until an iteration keeps
+the assumption. Then it holds in all iterations.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ Interface = Mapping[str, Sequence[Dim]]
 def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value, Fact]:
     """Return the facts about the values of a model, independent of the types stated in the file.
 
-    The element types and the fixed sizes that the model states for its inputs are taken from it:
-    they are its interface. All else follows from them, from the constants and from the operators.
-    Initializers that are inputs too can be fed, and are no constants.
+    The element types and the fixed sizes that the model states for its inputs are used: they are
+    its interface. Everything else is inferred from them, the constants and the operators.
+    Initializers that are also inputs can be fed, so they are not constants.
 
     Args:
-        model: its main graph and its functions are inferred; nothing is known of the inputs of
-            functions.
-        interface: shapes of the inputs, where they are not those that the model states.
+        model: the model; its main graph and its functions are inferred. Inputs of functions are
+            unknown.
+        interface: shapes of inputs, if they differ from those that the model states.
     """
     return _walked(model, interface).known
 
 
 def size_limits(model: ir.Model, interface: Interface | None = None) -> dict[str, int]:
-    """Return numbers that open sizes do not exceed on inputs that a model takes, by their texts.
+    """Return upper bounds of open sizes on valid inputs of a model, by their texts.
 
     Args:
         model: the model; its functions are left out.
@@ -89,7 +89,7 @@ def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
 
 
 def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
-    """Return the shapes of a model's inputs, with an open size of its own for each open one."""
+    """Return the shapes of a model's inputs, with distinct names for all open sizes."""
     return {
         str(value.name): tuple(
             size if isinstance(size, int) and size >= 0 else symbol(f"input{index}_{axis}")
@@ -101,7 +101,7 @@ def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
 
 
 def with_facts(model: ir.Model, interface: Interface | None = None) -> ir.Model:
-    """Return a copy of a model whose values have the types and shapes that are inferred.
+    """Return a copy of a model whose values have the inferred types and shapes.
 
     Unknown types are missing, even if the model states them. Open sizes stand in shapes by
     their texts.
@@ -112,14 +112,14 @@ def with_facts(model: ir.Model, interface: Interface | None = None) -> ir.Model:
 
 
 def write_all(model: ir.Model, facts: Facts) -> None:
-    """Give all values of a model the types and shapes of facts, as :func:`with_facts` does."""
+    """Set the types and shapes of all values of a model from facts, as :func:`with_facts` does."""
     for body in bodies(model):
         for value in _values(body):
             write(value, facts.get(value, UNKNOWN))
 
 
 def write(value: ir.Value, fact: Fact) -> None:
-    """Give a value the type and the shape of a fact, unless it is no tensor."""
+    """Set the type and the shape of a value from a fact, unless it is not a tensor."""
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         return
     value.type = None if fact.dtype is None else ir.TensorType(fact.dtype)
@@ -136,7 +136,7 @@ def write(value: ir.Value, fact: Fact) -> None:
 
 
 def named(name: str | None) -> str | None:
-    """Return the name of an open size if it can stand in a polynomial, else None."""
+    """Return the name of an open size if it is valid in a polynomial, else None."""
     return name if name and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else None
 
 
@@ -182,7 +182,7 @@ def _settled(
     after: Sequence[Fact],
     skipped: int,
 ) -> tuple[list[Fact], list[Fact]]:
-    """Return the facts about the state that hold in all rounds, and those about other results."""
+    """Return facts about the state that hold in all iterations, and facts about other results."""
     state = list(start)
     for left in reversed(range(_ROUNDS)):
         results = body(graph, [*before, *state, *after])[skipped:]
@@ -274,15 +274,15 @@ def _values(body: ir.Graph | ir.Function) -> list[ir.Value]:
 def inferred(
     model: ir.Model, values: Iterable[ir.Value], *, keeps_types: bool = True
 ) -> Iterator[None]:
-    """Give values their inferred shapes and types for a while.
+    """Set the inferred shapes and types of values within the block.
 
     A shape is None if no rank can be inferred, even if the file states one. A type that cannot be
     inferred stays as stated.
 
     Args:
-        model: the model; its inputs keep what it states of them.
-        values: the values; none of them for no inference.
-        keeps_types: leave the types that the file does not state in the model.
+        model: the model; its inputs keep their stated types and shapes.
+        values: the values; if empty, nothing is inferred.
+        keeps_types: keep inferred types, if the file states none, after the block.
     """
     wanted = [v for v in dict.fromkeys(values) if not (v.is_graph_input() or v.is_initializer())]
     facts = infer(model) if wanted else {}

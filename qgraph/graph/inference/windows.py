@@ -4,9 +4,9 @@ The number of windows along an axis of ``size`` elements, where one reaches over
 
     floor((size + before + after - reach) / stride) + 1
 
-With ``ceil_mode`` it is rounded up. A last window that starts in the padding at the end is left out
-since opset 22; the formula of earlier versions counts it, though most runtimes do not, so that the
-number is unknown there. Where the versions, ONNX Runtime and the reference implementation disagree
+With ``ceil_mode`` it is rounded up. Since opset 22, a last window that starts in the padding at the
+end is omitted. The formula of earlier versions counts it, but most runtimes do not, so the number
+is then unknown. Where the versions, ONNX Runtime and the reference implementation disagree
 about pooling otherwise, the number is unknown as well: data smaller than a window, padding as wide
 as a window, and automatic padding with dilation.
 
@@ -69,8 +69,7 @@ class Axis:
     def windows(self) -> Dim:
         """Return the number of windows.
 
-        Raises:
-            Unknown: not a single one fits.
+        Raises: Unknown: no window fits.
         """
         room = subtract(add(self.size, self.padding), self.reach)
         if isinstance(room, int) and room < 0:
@@ -78,7 +77,7 @@ class Axis:
         return add(floor_divide(room, self.stride), 1)
 
     def pooling_windows(self, *, rounds_up: bool) -> Dim:
-        """Return the number of windows of a pooling operator, None where it is open."""
+        """Return the number of windows of a pool; None if versions or runtimes disagree."""
         if (self.stride, self.reach, self.before, self.after) == (1, 1, 0, 0):
             return self.size
         if self._room is None or self._room < 0 or max(self.before, self.after) >= self.reach:
@@ -168,7 +167,7 @@ rule("QLinearConv")(_convolution((7,), 3))
 
 @rule("ConvTranspose")
 def conv_transpose(call: Call) -> list[Fact]:
-    """What a convolution with this kernel would need as its data.
+    """The shape of data from which a convolution with this kernel gives the operand.
 
     stride * (size - 1) + output_padding + reach - padding, or ``output_shape``. With automatic
     padding nothing follows: versions and runtimes disagree.

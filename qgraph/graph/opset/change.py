@@ -1,18 +1,15 @@
 """A node whose opset is raised, and the operations on it.
 
-What pooling means from version to version, where the number of windows is rounded up.
+The definition of pooling with ``ceil_mode`` changed between versions. The last window may reach
+beyond the padding at the end:
 
-With ``ceil_mode`` the last window may reach beyond the padding at the end. Two things about it were
-settled late:
-
-* Opset 22: a window that would start in the padding at the end is left out. The formula of earlier
-  versions counts it, though it has nothing to pool.
+* Opset 22: a window that would start in the padding at the end is omitted. The formula of earlier
+  versions counts it, although it contains no data.
 * Opset 19: with ``count_include_pad`` a sum is divided by the number of elements of the window that
-  lie in the input or its padding. The text of earlier versions leaves open whether what lies beyond
-  counts as well, and runtimes divided by the size of the whole window.
+  lie in the input or its padding. The text of earlier versions leaves open whether elements beyond
+  the padding count as well, and runtimes divided by the size of the whole window.
 
-A node is raised where neither can happen, going by its attributes and, where these do not tell, the
-sizes of its data.
+A node is raised only if neither can happen, according to its attributes or the sizes of its data.
 """
 
 from __future__ import annotations
@@ -40,10 +37,10 @@ class OpsetChange:
         node: the node, of the standard domain.
         source: opset of the graph or function, now.
         target: a higher one.
-        editor: gives names and places constants.
+        editor: creates names and constants.
         float_type: the only floating type of the model; None if there are several.
-        facts: inferred types and shapes; None where they are not needed.
-        reached: the opset that the node is written for.
+        facts: inferred types and shapes; None if they are not needed.
+        reached: the opset of the rewritten node.
     """
 
     node: ir.Node
@@ -62,13 +59,13 @@ class OpsetChange:
         )
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Remove an attribute and return its value, ``default`` where it is absent."""
+        """Remove an attribute and return its value; ``default`` if it is absent."""
         value = self.get(name, default)
         self.node.attributes.pop(name, None)
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an attribute, ``default`` where it is absent."""
+        """Return the value of an attribute; ``default`` if it is absent."""
         attribute = self.node.attributes.get(name)
         if attribute is None:
             return default

@@ -1,10 +1,10 @@
-"""All versions of the standard operators since opset 9, and which of them say nothing new.
+"""Versions of the standard operators since opset 9 that do not change existing nodes.
 
-A version says nothing new if a node of the version before, written as it stands, computes the same
-in the new one: more types, more attributes whose defaults do what was done before, a text spelled
-anew. The texts of all versions were read for it. Versions that are not listed here have an entry in
-:data:`qgraph.graph.opset.rewrites.ADAPTERS`; a version in neither table is unknown, and no node is
-raised over it.
+A version changes nothing if an unchanged node of the previous version computes the same in the new
+one: for example, it adds types, adds attributes whose defaults keep the behaviour, or clarifies the
+text. The texts of all versions were read for this table. Versions that are not listed here have an
+entry in :data:`qgraph.graph.opset.rewrites.ADAPTERS`; a version in neither table is unknown, and no
+node is raised across it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _OPERATORS_OF: Mapping[tuple[int, ...], str] = MappingProxyType(
 SAME: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {name: versions for versions, names in _OPERATORS_OF.items() for name in names.split()}
 )
-"""For an operator, its versions after opset 9 that say nothing new about older nodes."""
+"""For each operator, its versions after opset 9 that do not change existing nodes."""
 
 EARLY = frozenset({"LayerNormalization"})
 """Operators that files contain under opsets from before their first version, with its meaning:
@@ -159,7 +159,7 @@ _FORM_SINCE = {
     "Sub": 7,
     "Where": 9,
 }
-"""Opset since which an operator has the form and the broadcasting that drafts use."""
+"""First opset in which an operator has the form and the broadcasting that drafts use."""
 
 _CAST_SINCE = {
     "FLOAT8E4M3FN": 19,
@@ -175,7 +175,7 @@ _CAST_SINCE = {
     "FLOAT6E2M3": 28,
     "FLOAT6E3M2": 28,
 }
-"""Opset since which Cast takes or gives numbers of a type."""
+"""First opset in which Cast supports a type."""
 
 
 def first_opset(node: ir.Node) -> int:
@@ -210,8 +210,8 @@ QDQ_SINCE: Mapping[str, int] = MappingProxyType(
         "FLOAT6E3M2": 28,
     }
 )
-"""Opset since which QuantizeLinear or DequantizeLinear take codes of a type (INT32: only the
-latter)."""
+"""First opset in which QuantizeLinear and DequantizeLinear accept codes of a type (INT32: only "
+  "the latter)."""
 
 IR_SINCE: Mapping[ir.DataType, int] = MappingProxyType(
     {
@@ -229,4 +229,4 @@ IR_SINCE: Mapping[ir.DataType, int] = MappingProxyType(
         ir.DataType.FLOAT6E3M2: 14,
     }
 )
-"""Version of the file format since which there is an element type."""
+"""First IR version with an element type."""

@@ -1,7 +1,7 @@
 """The versions of standard operators with changes, and the rewrite for each change.
 
-Under the name of the operator and the version that came with the change stands a function that
-rewrites a node so that it computes what it did, or refuses.
+For each operator and version with a change, a function rewrites a node so that it computes the same
+as before, or refuses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
 _LARGEST = float(np.finfo(np.float32).max)
 
 _DATA_OF_ANY_TYPE = 23
-"""The opset in which QuantizeLinear takes data of another type than its scale again."""
+"""First opset in which QuantizeLinear again accepts data of another type than its scale."""
 
 _FNUZ = frozenset({ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ})
 
@@ -128,7 +128,7 @@ def _quantizes_integers(node: ir.Node) -> bool:
 
 
 def _may_be(node: ir.Node, index: int, types: frozenset[ir.DataType]) -> bool:
-    """Return whether an input may be of one of some types.
+    """Return whether an input may have one of the given types.
 
     The type of a constant and of an input of the model is sure; others are only stated.
     """
@@ -290,7 +290,7 @@ CONCERNS: Mapping[tuple[str, int], Callable[[ir.Node], bool]] = {
     ("QuantizeLinear", 19): _quantizes_integers,
     ("QuantizeLinear", 24): _quantizes_to_fnuz,
 }
-"""For some of them, which nodes they concern; the others concern all."""
+"""For some rewrites, the nodes that they affect; the others affect all nodes."""
 
 SHAPED = frozenset(
     {
@@ -304,4 +304,4 @@ SHAPED = frozenset(
         "Softmax",
     }
 )
-"""Operators whose rewriting asks for the shape or the type of their data."""
+"""Operators whose rewriting needs the shape or the type of their data."""

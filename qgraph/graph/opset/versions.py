@@ -1,8 +1,8 @@
 """Opset versions: facts, declaring domains, and raising a model to a later opset.
 
-Most new versions of an operator only take more types or rename a text;
+Most new versions of an operator only add types or change the text;
 :mod:`qgraph.graph.opset.history` lists those, :mod:`qgraph.graph.opset.rewrites` the others. A
-version that stands in neither is unknown, and nodes are not raised over it.
+version in neither table is unknown, and nodes are not raised across it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OLDEST = 9
 """The lowest opset that can be raised."""
 
 LATEST = 28
-"""The highest opset whose operators are known here."""
+"""The highest opset whose operators are in the tables."""
 
 
 def adapt(
@@ -72,7 +72,7 @@ def adapt(
 def changes(name: str, source: int, target: int) -> list[int]:
     """Return the opsets after ``source`` up to ``target`` that changed the operator ``name``.
 
-    Versions that are not known here count; the one that introduced the operator does not.
+    Unknown versions are included; the version that introduced the operator is not.
     """
     same = (first_version(name), *SAME.get(name, ()))
     return [step for step in versions_between(name, source, target) if step not in same]
@@ -81,7 +81,7 @@ def changes(name: str, source: int, target: int) -> list[int]:
 def changes_of(node: ir.Node, source: int, target: int) -> list[int]:
     """Return the opsets after ``source`` up to ``target`` that may have changed a standard node.
 
-    A change that only concerns other attributes or types than those of ``node`` does not count.
+    Changes that only affect other attributes or types than those of ``node`` are not included.
     """
     return [
         step
@@ -91,7 +91,7 @@ def changes_of(node: ir.Node, source: int, target: int) -> list[int]:
 
 
 def stays(node: ir.Node, source: int, target: int) -> bool:
-    """Return whether a standard node means the same in two opsets as it stands."""
+    """Return whether an unchanged standard node computes the same in two opsets."""
     return is_known(node.op_type, source) and not changes_of(node, source, target)
 
 
@@ -101,8 +101,8 @@ def asks_for_shapes(node: ir.Node, source: int, target: int) -> bool:
 
 
 CEILING = 21
-"""Highest opset that is used unless a higher one is asked for or the model has one: INT4 needs it,
-and all runtimes that read quantized models have it."""
+"""Default limit of the opset: INT4 needs it, and all runtimes that read quantized models support "
+  "it."""
 
 SIGNED_CODES_SINCE = 21
 """Opset since which QuantizeLinear states the type of its codes."""
@@ -123,12 +123,12 @@ _INPUTS_OF_TRUNC_2 = 6
 
 
 def raise_ir_version(model: ir.Model) -> None:
-    """Raise the version of the file format as far as the contents of ``model`` need."""
+    """Raise the IR version as far as the contents of ``model`` need."""
     model.ir_version = max(model.ir_version or 0, minimum_ir_version(model))
 
 
 def minimum_ir_version(model: ir.Model) -> int:
-    """Return the lowest version of the file format that has everything that ``model`` contains."""
+    """Return the lowest IR version that supports the contents of ``model``."""
     opset = max(owner.opset_imports.get("", 1) for owner in owners(model))
     needed = [min((row[1] for row in VERSION_TABLE if row[2] >= opset), default=onnx.IR_VERSION)]
     if model.functions:
@@ -169,9 +169,9 @@ def declare_domains(model: ir.Model) -> list[str]:
 def require(model: ir.Model, version: int) -> bool:
     """Raise the standard opset of ``model`` to ``version``, in place, if it is lower.
 
-    Where an operator has changed on the way, its nodes are rewritten so that they compute what
-    they did. Functions are raised too. If one node cannot be rewritten, nothing is changed. Zero
-    points that ONNX Runtime would refuse afterwards are left out where they are zero.
+    Nodes of operators that changed are rewritten so that they compute the same as before. Functions
+    are raised too. If one node cannot be rewritten, nothing is changed. Zero points of 0 that ONNX
+    Runtime would refuse afterwards are removed.
 
     Returns:
         Whether anything was raised.
@@ -286,7 +286,7 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
     opset that ONNX Runtime would refuse at 21: see :func:`refused_decoders`.
 
     Raises:
-        OptionError: what is asked for is no version that can be written.
+        OptionError: the requested opset cannot be written.
     """
     if asked is None:
         now = model.opset_imports.get("", 0)
@@ -306,11 +306,11 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
 def refused_decoders(model: ir.Model) -> list[ir.Node]:
     """Return the nodes with a zero point for which ONNX Runtime refuses opset 21.
 
-    ONNX Runtime copies a quantizer over operators that only move values: Reshape(DQ(q)) becomes
+    ONNX Runtime copies a quantizer across operators that only move values: Reshape(DQ(q)) becomes
     DQ(Q(Reshape(DQ(q)))), for a scalar scale and zero point. From opset 21 on the copy states the
-    type of its codes. On processors where INT8 codes are counted as UINT8 afterwards, zero points
+    type of its codes. On processors where INT8 codes are then converted to UINT8, zero points
     get the new type and the stated type stays INT8: "output_dtype INT8 does not match y_zero_point
-    type UINT8" (versions 1.31 and 1.32). A DequantizeLinear without a zero point is left as it is.
+    type UINT8" (versions 1.31 and 1.32). A DequantizeLinear without a zero point is not changed.
     """
     return [
         node
@@ -324,15 +324,15 @@ def refused_decoders(model: ir.Model) -> list[ir.Node]:
 
 
 def refused_pairs(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes for which ONNX Runtime refuses a model as it is."""
+    """Return the nodes for which ONNX Runtime refuses the unchanged model."""
     is_new = model.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
     return refused_decoders(model) if is_new else []
 
 
 def is_copied_over(value: ir.Value) -> bool:
-    """Return whether ONNX Runtime copies the quantizer of ``value`` over an operator.
+    """Return whether ONNX Runtime copies the quantizer of ``value`` across an operator.
 
-    MatMul counts where an Add follows: both become a Gemm between two Reshapes.
+    This includes a MatMul that an Add follows: both become a Gemm between two Reshapes.
     """
     return any(
         use.idx == 0
@@ -343,18 +343,18 @@ def is_copied_over(value: ir.Value) -> bool:
 
 
 def meets_add(value: ir.Value) -> bool:
-    """Return whether an Add takes a value."""
+    """Return whether an Add reads a value."""
     return any(use.node.op_type == "Add" and not use.node.domain for use in value.uses())
 
 
 def is_symmetric(node: ir.Node) -> bool:
-    """Return whether the zero point of a DequantizeLinear is zero, so that it can be left out."""
+    """Return whether the zero point of a DequantizeLinear is zero, so that it can be removed."""
     point = constant(node.inputs[2])
     return point is not None and not point.any()
 
 
 def leave_out_zero_points(nodes: Iterable[ir.Node]) -> None:
-    """Remove the zero points of DequantizeLinear nodes where they are zero."""
+    """Remove zero points of DequantizeLinear nodes that are zero."""
     for node in nodes:
         if not is_symmetric(node):
             continue
