@@ -75,14 +75,13 @@ def prove(
         evidence: list how the inputs of each region were divided, for verification.
         runs: maximum number of runs of each model to find an input on which the outputs differ.
         hashes: name the models by file and hash; a model in memory is serialised for that.
-        within: limits of bounds, see :meth:`qgraph.bound.Limit.parse`; or
-            :class:`qgraph.bound.Bounding` for further options. If equality is not decided, bounds
-            are computed without a limit too.
+        within: limits, see :meth:`qgraph.bound.Limit.parse`, or :class:`qgraph.bound.Bounding`. If
+            equality is not decided, bounds are computed without a limit too.
 
     Raises:
-        ModelError: a model is not usable, or their inputs or outputs differ. OptionError: ``exact``
-        is neither values nor bits, or ``within`` names no input or output. UnsupportedError: a
-        function cannot be inlined, or this thread does not follow IEEE 754.
+        ModelError: a model is not usable, or their inputs or outputs differ.
+        OptionError: ``exact`` is neither values nor bits, or ``within`` names no input or output.
+        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE 754.
     """
     models = load(reference), load(candidate)
     request = Bounding.of(within, models[0].inputs, models[0].outputs)

@@ -97,10 +97,12 @@ def deploy(
         labels: the labels of the rows of the inputs.
 
     Raises:
-        OptionError: an option is wrong, or there is no such target. ModelError: the model or the
-        profile is not usable. ExecutionError: the model cannot be run on the inputs.
-        EquivalenceError: ``require_all`` is set and layers stay in float, or the inputs show that a
-        bound is violated. UndecidedError: the time limit was reached.
+        OptionError: an option is wrong, or there is no such target.
+        ModelError: the model or the profile is not usable.
+        ExecutionError: the model cannot be run on the inputs.
+        EquivalenceError: ``require_all`` is set and layers stay in float, or the inputs show that
+            a bound is violated.
+        UndecidedError: the time limit was reached.
     """
     require(keep, str | list | tuple, "keep", "patterns of names of layers, such as ['conv*']")
     patterns = [keep] if isinstance(keep, str) else list(keep)
