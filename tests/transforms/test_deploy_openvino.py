@@ -179,6 +179,28 @@ def test_signed_codes_that_a_concat_joins_become_unsigned(between, tmp_path):
     assert model.to_proto() == once
 
 
+def test_a_layer_that_is_left_has_the_id_of_the_reason_that_decides():
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[N,2,6,6] x) => (float[N,2,4,4] y)
+        <float s = {0.05}, uint8 u = {128}, uint8[2] z = {3, 250}, float[2] v = {0.01, 0.02}> {
+            q = QuantizeLinear (x, s, u)    d = DequantizeLinear (q, s, u)
+            w_ = DequantizeLinear <axis = 0> (w, v, z)
+            c = Conv <group = 2> (d, w_)
+            p = QuantizeLinear (c, s, u)    e = DequantizeLinear (p, s, u)
+            m_ = DequantizeLinear (m, s, u)
+            f = Conv (e, m_)
+            r = QuantizeLinear (f, s, u)    y = DequantizeLinear (r, s, u)
+        }""")
+    codes = np.random.default_rng(0).integers(0, 256, (2, 1, 3, 3)).astype(np.uint8)
+    codes[:, :, 0, 0], codes[:, :, 0, 1] = 0, 255
+    for name, array in (("w", codes), ("m", np.uint8([130, 90, 7, 200]).reshape(2, 2, 1, 1))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    layer, other = qgraph.deploy(proto, "openvino-cpu").layers
+    assert other.kernel is not None
+    assert layer.reason.startswith("weights: zero points that differ; split-zero-points: two")
+    assert layer.reason_id == "QG013"
+
+
 def test_forms_are_not_tried_that_cannot_mend_a_missing_size(monkeypatch):
     from qgraph.transforms.deployment import attempts
 

@@ -114,6 +114,27 @@ def test_a_model_of_which_no_layer_fits_stays_as_it_is_where_it_is_taken():
     assert model.to_proto() == before
 
 
+def test_a_model_without_quantized_layers_is_not_proved_in_every_form(monkeypatch):
+    from qgraph.transforms.deployment import attempts
+
+    proofs, certify = [], attempts.certify
+    monkeypatch.setattr(attempts, "certify", lambda *a, **k: proofs.append(a) or certify(*a, **k))
+    model = qgraph.load(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[N,8,4] x) => (float[N,8,8] y)
+        <int8[4,2] w = {1, -2, 3, -4, 5, -6, 7, -8}, float s = {0.1}, float t = {0.5}> {
+            d = DequantizeLinear (w, s)    a = MatMul (x, d)    r = Mul (a, t)
+            k = Transpose <perm = [0, 2, 1]> (r)
+            y = MatMul (a, k)
+        }""")
+    )
+    before = model.to_proto()
+    found = qgraph.deploy(model, "qnn-htp")
+    assert (found.layers, found.notes[0]) == ([], "there is no quantized layer to rewrite")
+    assert len(proofs) <= 2  # of the input as it is, and of what it becomes
+    assert model.to_proto() == before
+
+
 @pytest.mark.parametrize("target", ["litert", "tensorrt", "hls4ml"])
 def test_a_second_deployment_changes_nothing(target):
     text = NARROW.replace("y = Relu (g)", "h = DequantizeLinear (v, s) y = Conv (g, h)")
@@ -140,8 +161,8 @@ def test_a_layer_that_is_no_layer_of_codes_afterwards_has_the_reason_of_what_it_
         }"""
     (layer,) = qgraph.deploy(qgraph.load(onnx.parser.parse_model(text)), "tensorrt").layers
     assert layer.kernel is None
-    assert "DynamicQuantizeLinear" in layer.reason
-    assert layer.reason_id == "QG203"
+    assert layer.reason.endswith("data: DynamicQuantizeLinear+DequantizeLinear")
+    assert layer.reason_id == "QG205"
 
 
 UNITS = """<ir_version: 8, opset_import: ["": 17]>

@@ -48,7 +48,7 @@ from qgraph.transforms.deployment.forms import (
     packed,
 )
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
-from qgraph.transforms.deployment.pipeline import as_pairs
+from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.deployment.saturation import condition, for_this_processor
@@ -57,6 +57,8 @@ from qgraph.version import __version__
 
 _FAMILIES = ("QG1", "QG3", "QG4", "QG6")
 """Rules about correctness, silent changes, speed and portability."""
+
+_NO_LAYER = "there is no quantized layer to rewrite"
 
 _TOLD = ("QG401",)
 """Rules about layers that stay in float; the report lists these layers separately."""
@@ -120,7 +122,7 @@ def deploy(
     attempt = unchanged(reference, request, note)
     deployment = listed(reference, attempt, runtime)
     if not deployment.layers and deployment.is_executed:
-        attempt = unchanged(reference, request, "there is no quantized layer to rewrite")
+        attempt = unchanged(reference, request, _NO_LAYER)
     elif (
         deployment.left
         or not deployment.layers
@@ -193,6 +195,8 @@ def _gaining(
         before: the report on the unchanged input.
         runtime: of the target.
     """
+    if not before.layers and (loadable := _without_layers(reference, request, before, runtime)):
+        return loadable
     attempt = best_form(reference, profile, request, keep)
     after = listed(reference, attempt, runtime)
     if _is_taken(reference, attempt.model, before, profile):
@@ -219,6 +223,25 @@ def _gaining(
         if not plain.failing and _is_taken(plain.model, attempt.model, loaded, profile):
             return plain
     return attempt
+
+
+def _without_layers(
+    reference: Model, request: Bounding, before: Deployment, runtime: TargetRuntime
+) -> Attempt | None:
+    """Return what is needed to load a model that no form gives a quantized layer.
+
+    None if a form does, or if conversion alone is not enough.
+    """
+    profile = runtime.profile
+    form = reference.clone()
+    form.apply(*steps_for(profile))
+    if any(quantized_layers(form.ir)) or is_misread(reference, profile):
+        return None
+    if _is_taken(reference, form, before, profile):
+        return unchanged_layers(reference, profile, request, _NO_LAYER)
+    plain = converted(reference, profile, request)
+    loads = _is_taken(plain.model, form, listed(reference, plain, runtime), profile)
+    return plain if loads and not plain.failing else None
 
 
 def _traps(model: Model, profile: Profile, *, is_loaded: bool) -> tuple[LintFinding, ...]:

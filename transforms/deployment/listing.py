@@ -124,7 +124,7 @@ def _predicted(layer: QuantizedLayer, profile: Profile) -> _Taken:
     if isinstance(match, KernelMatch):
         return _Taken("/".join(match.kernel.runs) or match.kernel.id)
     text = "; ".join(dict.fromkeys(map(str, match.reasons)))
-    return _Taken(None, ExplainedReason(text, match.reasons[0].id) if match.reasons else None)
+    return _Taken(None, ExplainedReason(text, match.reasons[-1].id) if match.reasons else None)
 
 
 def _unread(layer: QuantizedLayer, profile: Profile) -> _Taken:
@@ -287,11 +287,14 @@ def _row(
     reason = taken.reason
     if reason is not None:
         causes = {
-            f"{site.pass_name}: {site.reason}": None
+            f"{site.pass_name}: {site.reason}": site.reason_id
             for site in attempt.report
             if site.outcome is SiteStatus.REFUSED and site.node in names
         }
-        reason = ExplainedReason("; ".join([reason, *causes]), id_of(reason) or OTHER.id)
+        # What a pass refused decides: it would have mended the reasons before.
+        known = [id_of(reason), *causes.values()]
+        last = next(filter(None, reversed(known)), OTHER.id)
+        reason = ExplainedReason("; ".join([reason, *causes]), last)
     levels = [region.exactness for region in regions if region.exactness is not None]
     bounds = [region.bound for region in regions if region.bound is not None]
     return DeployedLayer(
