@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.shift_zero_points import ShiftZeroPoints
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
     from qgraph.transforms.split_gemm import SplitGemm
+    from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
     from qgraph.transforms.split_zero_points import SplitZeroPoints
     from qgraph.transforms.symmetric_weights import SymmetricWeights
     from qgraph.transforms.tune_ranges import TuneRanges
@@ -73,6 +74,7 @@ __all__ = [
     "ShiftZeroPoints",
     "SplitFakeQuantize",
     "SplitGemm",
+    "SplitLeakyRelu",
     "SplitZeroPoints",
     "StripFunctions",
     "SymmetricWeights",

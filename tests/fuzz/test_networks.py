@@ -38,6 +38,7 @@ PASSES = (
     *("tune-ranges", "drop-rounding", "drop-rounding{clamp=true}", "make-portable"),
     *("strip-functions", "fold-batch-norm", "quantize-bias", "fold-constants", "widen-codes"),
     *("merge-activation", "shift-zero-points", "symmetric-weights", "split-zero-points"),
+    "split-leaky-relu",
 )
 for _spec in PASSES:
     parse_spec(_spec)  # an unknown option would count as a refusal

@@ -53,6 +53,7 @@ PASSES = [
     "shift-zero-points",
     "symmetric-weights",
     "split-zero-points",
+    "split-leaky-relu",
     "split-gemm",
     "lower-pointwise",
     "shift-zero-points{activations=int8,centre=true}",

@@ -36,6 +36,7 @@ _WITHOUT = (
         "lower-pointwise",
         "quantize-bias",
         "split-gemm",
+        "split-leaky-relu",
         "split-zero-points",
     ),
 )

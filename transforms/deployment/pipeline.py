@@ -25,6 +25,7 @@ from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.repack import CodeTarget, Repack
 from qgraph.transforms.shift_zero_points import ShiftZeroPoints
 from qgraph.transforms.split_gemm import SplitGemm
+from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
 from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.widen_codes import WidenCodes
@@ -148,6 +149,8 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
             yield QuantizeBias(nodes=nodes, opset=opset)
         case BiasForm.FLOATS:
             yield FoldConstants(biases=True)
+    if wants.splits_leaky_relu(profile):
+        yield SplitLeakyRelu(nodes=nodes, opset=opset)
     yield CanonicalOperators(forms=CanonicalForm.POINTS)
     if wants.misreads_row_sums(profile):
         yield FloatSums()

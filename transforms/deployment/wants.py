@@ -141,6 +141,15 @@ def takes_float_products(profile: Profile) -> bool:
     return needs["Conv"] == {True} and False in needs["MatMul"]
 
 
+def splits_leaky_relu(profile: Profile) -> bool:
+    """Return whether LeakyRelu keeps layers from kernels, and Max of codes does not."""
+    if not any("Max" in row.operators for row in profile.codes):
+        return False
+    rows = [kernel.behind for kernel in kernels(profile) if kernel.output.quantizer == "required"]
+    taken = {name for row in rows for name in row.operators or ()}
+    return bool(rows) and taken.isdisjoint({"LeakyRelu", ANY})
+
+
 def biases(profile: Profile) -> BiasForm:
     """Return the form of biases."""
     rules = [kernel.bias for kernel in kernels(profile)]

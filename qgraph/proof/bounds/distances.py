@@ -184,10 +184,15 @@ def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
     if atom.kind in _OF_TWO:
         apart = _OF_TWO[atom.kind](atom, other)
         return product(np.abs(c - d), atom.largest) + product(np.abs(d), apart)
-    apart = _arguments_apart(atom.arguments, other.arguments)
-    if len(atom.arguments) > 1 and atom.kind in ELEMENTWISE:  # these are commutative
-        turned = _arguments_apart(atom.arguments, other.arguments[::-1])
-        apart = np.minimum(apart, turned)
+    if atom.attributes in ("Max", "Min") and (c * d > 0).all():
+        # multiples of the larger one are the larger ones of multiples
+        ours, theirs = (
+            [each.times(np.abs(by)) for each in whole.arguments]
+            for by, whole in ((c, atom), (d, other))
+        )
+        return _arguments_apart(ours, theirs, in_any_order=True)
+    in_any_order = len(atom.arguments) > 1 and atom.kind in ELEMENTWISE
+    apart = _arguments_apart(atom.arguments, other.arguments, in_any_order=in_any_order)
     ends = [np.abs(a - b) for a, b in zip(atom.numbers, other.numbers, strict=True)]
     with np.errstate(invalid="ignore"):
         moved = reduce(np.maximum, (np.where(np.isnan(e), 0.0, e) for e in ends), ZERO)
@@ -196,8 +201,13 @@ def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
     return product(np.abs(c - d), atom.largest) + product(np.abs(d), within)
 
 
-def _arguments_apart(ours: Sequence[Combination], theirs: Sequence[Combination]) -> Float64:
-    return reduce(np.maximum, (distance(a, b) for a, b in zip(ours, theirs, strict=True)))
+def _arguments_apart(
+    ours: Sequence[Combination], theirs: Sequence[Combination], *, in_any_order: bool
+) -> Float64:
+    apart = reduce(np.maximum, (distance(a, b) for a, b in zip(ours, theirs, strict=True)))
+    if not in_any_order:
+        return apart
+    return np.minimum(apart, _arguments_apart(ours, theirs[::-1], in_any_order=False))
 
 
 def _products_apart(atom: Atom, other: Atom) -> Float64:

@@ -40,6 +40,7 @@ from qgraph.proof.bounds.events import (
     Settle,
     expect_inside,
 )
+from qgraph.proof.bounds.extremes import extreme, extreme_codes, in_order
 from qgraph.proof.bounds.quantity import Operation, Quantity, constant
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
@@ -176,7 +177,7 @@ class QuantityTracer:
         low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
         if x.meant.key == y.meant.key:
             low = np.maximum(low, 0.0)
-        atom = self.atoms.make("product", None, _sorted(x.meant, y.meant), (low, high))
+        atom = self.atoms.make("product", None, in_order(x.meant, y.meant), (low, high))
         error = (
             product(x.largest, y.error) + product(y.largest, x.error) + product(x.error, y.error)
         )
@@ -225,20 +226,13 @@ class QuantityTracer:
         data = [operand for operand in operands if _is_data(operand)]
         result: Operand = data[0]
         for other in data[1:]:
-            result = self._extreme(name, self.quantity(result), self.quantity(other))
+            result = extreme_codes(self.atoms, name, (result, other), self.node) or extreme(
+                self.atoms, name, self.quantity(result), self.quantity(other)
+            )
         for operand in operands:
             if not _is_data(operand):
                 result = self._limit_by(name, result, self.quantity(operand))
         return result
-
-    def _extreme(self, name: str, x: Quantity, y: Quantity) -> Quantity:
-        """Return the maximum or minimum of two tensors of data."""
-        pick = np.maximum if name == "Max" else np.minimum
-        low, high = pick(x.low, y.low), pick(x.high, y.high)
-        atom = self.atoms.make("function", name, _sorted(x.meant, y.meant), (low, high))
-        unit = None if x.unit is None or y.unit is None else np.minimum(x.unit, y.unit)
-        error = np.maximum(x.error, y.error)
-        return Quantity(Combination.of(atom), low, high, error, unit=unit)
 
     def _limit_by(self, name: str, data: Operand, end: Quantity) -> Operand:
         number = ZERO if end.value is None else end.value
@@ -359,11 +353,6 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Where": QuantityTracer._where,
     "Cast": QuantityTracer._cast,
 }
-
-
-def _sorted(x: Combination, y: Combination) -> tuple[Combination, Combination]:
-    """Return the operands of a commutative function in a canonical order."""
-    return (x, y) if x.serials <= y.serials else (y, x)
 
 
 _RECORDED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Max", "Min", "Relu", "Cast"})

@@ -19,6 +19,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import SLACK, ZERO, multiple_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
+from qgraph.proof.bounds.extremes import extreme
 from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.tracer import QuantityTracer
@@ -227,6 +228,9 @@ def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
         slope: a constant.
     """
     alpha = slope.meant.offset
+    if all(((number >= 0) & (number <= 1)).all() for number in (alpha, slope.numbers)):
+        below = multiple_of(x, alpha, slope.numbers)
+        return tracer.rounded(extreme(tracer.atoms, "Max", x, below))
     above, below = tracer.clipped(x, ZERO, _ENDLESS), tracer.clipped(x, -_ENDLESS, ZERO)
     negative = multiple_of(below, alpha, slope.numbers)
     steep = np.maximum(1.0, np.maximum(np.abs(alpha), np.abs(slope.numbers)))
