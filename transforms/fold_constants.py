@@ -163,7 +163,8 @@ def _put_before(
         raise Stuck(f"{title(decode)} has a scale for each block; write the weight as it is used")
     axis = axis_of(decode, facts)
     if axis is not None:
-        axis %= max(facts.get(codes, UNKNOWN).rank or 0, 1)
+        stored = constant_tensor(codes)
+        axis %= max(0 if stored is None else len(stored.shape), 1)
         rank = facts.get(y, UNKNOWN).rank or 0
         axes = [each for each in range(rank) if axis_before(node, each, facts) == axis]
         if len(axes) != 1:

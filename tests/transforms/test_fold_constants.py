@@ -42,6 +42,15 @@ FORMS = {
         ["DequantizeLinear", "MatMul"],
         [[-128, 8], [127, -9], [3, 0]],
     ),
+    "transposed back": (
+        """w = DequantizeLinear <axis = -2> (c, s)
+           i = Transpose (w)
+           t = Transpose (i)
+           y = Gemm <transB = 1> (x, t)""",
+        "float u = {0}",
+        ["DequantizeLinear", "Gemm"],
+        [[-128, 127, 3], [8, -9, 0]],
+    ),
     "quantized weight and reshape": (
         """k = QuantizeLinear <axis = 0> (f, s, z)
            d = DequantizeLinear <axis = -2> (k, s, z)
