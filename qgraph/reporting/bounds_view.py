@@ -232,8 +232,6 @@ def bounds_verdict(bounds: Entry) -> tuple[str, Tone]:
     if any(segment["beyond"] for segment in bounds["segments"]):
         return "beyond the limit", Tone.BAD
     compared = [segment["reason"] is None for segment in bounds["segments"]]
-    if not any(compared):
-        return "equal", Tone.GOOD
     if not all(compared):
         return "partly within bounds", Tone.OPEN
     return "within bounds", Tone.GOOD
@@ -258,11 +256,7 @@ def bounds_sentence(bounds: Entry) -> str:
     compared = [segment for segment in segments if segment["reason"] is None]
     codes = [segment for segment in compared if not segment["is_output"]]
     if not compared:
-        number = counted(len(segments), "segment")
-        return (
-            "The outputs are equal on the tested inputs. No bound was compared: "
-            f"{number} could not be, for the reasons listed."
-        )
+        return f"{counted(len(segments), 'segment')} could not be compared on the tested inputs."
     text = f"{_all(len(compared))} on the tested inputs"
     if codes:
         total, some, grown = (

@@ -78,12 +78,16 @@ def check_page(document: Mapping[str, Any]) -> Page:
 
 
 def _deciding_bounds(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the bounds if the verdict is about them, and not about outputs that differ."""
+    """Return the bounds if the verdict is about them; None if it is about the outputs."""
     bounds: Mapping[str, Any] | None = document.get("bounds")
-    if not bounds or not any(output.get("failed") for output in document["outputs"]):
-        return bounds or None
-    is_bad = any(each["violated"] or each["beyond"] for each in bounds["segments"])
-    return bounds if is_bad else None
+    if not bounds:
+        return None
+    segments = bounds["segments"]
+    if any(each["violated"] or each["beyond"] for each in segments):
+        return bounds
+    has_failed = any(output.get("failed") for output in document["outputs"])
+    is_compared = any(each["reason"] is None for each in segments)
+    return bounds if is_compared and not has_failed else None
 
 
 def origin(document: Mapping[str, Any]) -> str:
@@ -105,6 +109,10 @@ def _sentence(document: Mapping[str, Any], *, is_equal: bool, differing: int) ->
     outputs: Sequence[Output] = document["outputs"]
     if (bounds := _deciding_bounds(document)) is not None:
         return bounds_sentence(bounds)
+    if document.get("bounds"):
+        text = _sentence({**document, "bounds": None}, is_equal=is_equal, differing=differing)
+        left = sum(each["reason"] is not None for each in document["bounds"]["segments"])
+        return f"{text} {counted(left, 'segment')} could not be compared with bounds."
     over = counted(len(outputs), "output")
     if is_equal and not differing:
         return f"Every value of {over} is the same in both models on the tested inputs."
