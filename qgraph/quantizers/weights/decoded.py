@@ -32,6 +32,8 @@ from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
 _MOST_BITS = 8
 _COMPARED = 1 << 18
 """Values at a time."""
+_TIMES = 8
+"""Values that are compared for each code of a weight at most; 8 bits in blocks of 32 take so many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ class DecodedCodes:
         numbers = numbers_of(codes, self.codes.kind)[:, None]
         most = self.codes.size // numbers.size
         flat, entries = distinct(laid[1], most)
-        if entries > most:
+        if entries > _TIMES * most:
             return None
         step = max(_COMPARED // numbers.size, 1)
         level = Exactness.BITS

@@ -19,7 +19,7 @@ from qgraph.quantizers.weights import codes_job, job
 from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.transforms.convert import ConvertDialect
 
-ROWS, COLUMNS = 24, 32
+ROWS, COLUMNS = 24, 64
 RANDOM = np.random.default_rng(11)
 
 
@@ -37,12 +37,13 @@ CASES = {
     "tensor": ("INT8", "axis = 1", steps(), None),
     "columns": ("INT4", "axis = 1", steps(COLUMNS), None),
     "blocks of rows": ("INT4", "axis = 0, block_size = 8", steps(3, COLUMNS), None),
-    "blocks of columns": ("INT4", "axis = 1, block_size = 16", steps(ROWS, 2), None),
-    "zero points": ("UINT4", "axis = 1, block_size = 16", steps(ROWS, 2), 9),
+    "blocks of columns": ("INT4", "axis = 1, block_size = 32", steps(ROWS, 2), None),
+    "zero points": ("UINT4", "axis = 1, block_size = 32", steps(ROWS, 2), 9),
+    "codes of a byte": ("UINT8", "axis = 1, block_size = 32", steps(ROWS, 2), 200),
     "equal neighbours": ("INT4", "axis = 0, block_size = 4", steps(3, COLUMNS).repeat(2, 0), None),
     "equal rows": ("INT4", "axis = 0, block_size = 8", np.tile(steps(3, 1), COLUMNS), None),
     "a smaller last block": ("INT4", "axis = 0, block_size = 7", steps(4, COLUMNS), None),
-    "minifloats": ("FLOAT4E2M1", "axis = 1, block_size = 16", steps(ROWS, 2), None),
+    "minifloats": ("FLOAT4E2M1", "axis = 1, block_size = 32", steps(ROWS, 2), None),
 }
 
 
@@ -56,7 +57,7 @@ def stored(path: Path, kind: str, attributes: str, scale: np.ndarray, zero: int 
         }}"""
     )
     dtype = ir.DataType[kind].numpy()
-    codes = RANDOM.integers(0, 16, (ROWS, COLUMNS), np.uint8)
+    codes = RANDOM.integers(0, 256 if "8" in kind else 16, (ROWS, COLUMNS), np.uint8)
     codes = (codes - 8).astype(np.int8) if kind.startswith("INT") else codes
     codes = codes.view(dtype) if kind.startswith("FLOAT") else codes.astype(dtype)
     points = RANDOM.integers(0, zero or 1, scale.shape).astype(dtype)
