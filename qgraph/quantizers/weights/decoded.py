@@ -33,7 +33,7 @@ _MOST_BITS = 8
 _COMPARED = 1 << 18
 """Values at a time."""
 _TIMES = 8
-"""Values that are compared for each code of a weight at most; 8 bits in blocks of 32 take so many."""
+"""Maximum number of values compared for each code; 8 bits in blocks of 32 need as many."""
 
 
 @dataclass(frozen=True, eq=False)
