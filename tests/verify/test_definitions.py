@@ -13,6 +13,11 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.conditions import SUMMED_ALIKE, SUMS_OF_CODES, WHOLE_SUMS
+from qgraph.errors import OperatorError
+from qgraph.graph.edit import Editor
+from qgraph.ops.composite import region_of
+from qgraph.ops.integer.definitions import write
+from qgraph.ops.integer.pairs import read_pair
 from tests.verify.checking import certificate, checked, texts, without
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
@@ -172,3 +177,27 @@ def test_packed_weights_are_decoded_again():
     rows[1][7] += 0.25
     assert checked(found, ours, reals(rows)).verdict != "proved"
     assert checked(without(found, SUMMED_ALIKE), ours, theirs).verdict != "proved"
+
+
+@pytest.mark.parametrize("name", ["QLinearMul", "QLinearAdd"])
+def test_ratios_of_scales_that_are_not_finite_have_no_definition(name):
+    """1e30 / 1e-30 and 1e30 * 1e30 / 1e-30 are infinite in float32, and 0 times that is NaN."""
+    text = (
+        f"{HEADER} g (uint8[5] x, uint8[5] v) => (uint8[5] y) <float s = {{1e30}}, "
+        "float u = {1e-30}, uint8 z = {3}, uint8 p = {7}> "
+        f"{{ y = com.microsoft.{name}(x, s, z, v, s, z, u, p) }}"
+    )
+    (node,) = ir.from_onnx_text(text).graph
+    draft = Editor(ir.from_onnx_text(text)).draft(region_of(node))
+    with pytest.raises(OperatorError, match="no graph of standard operators"):
+        write(draft, node)
+
+
+def test_zero_points_of_another_type_than_the_codes_are_refused():
+    text = (
+        f"{HEADER} g (uint8[5] x, uint8[5] v) => (uint8[5] y) <{UNITS}, int8 o = {{-3}}> "
+        "{ y = com.microsoft.QLinearMul(x, s, o, v, t, z, u, p) }"
+    )
+    (node,) = ir.from_onnx_text(text).graph
+    with pytest.raises(OperatorError, match="a zero point is int8 and the codes are uint8"):
+        read_pair(node)

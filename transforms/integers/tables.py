@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,18 @@ from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import inputs_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.integer.definitions import read_average
-from qgraph.ops.integer.forms import compare_tables, draft_offset_codes, unproved
+from qgraph.ops.integer.definitions import (
+    MOST_ELEMENTS,
+    read_average,
+    read_joined,
+    read_windows,
+    spatial_sizes,
+)
+from qgraph.ops.integer.forms import compare_tables, unproved
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
 from qgraph.ops.integer.sums import Factor, cast
-from qgraph.ops.integer.tables import averages_all, counts, recode
-from qgraph.ops.kernels.standard import Windows
+from qgraph.ops.integer.tables import averages_all, recode
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild
@@ -33,13 +37,10 @@ Encoding = tuple[Array, Array]
 
 _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
-_MOST = 64
-"""Maximum number of elements of a window that are added one by one."""
 _AS_REALS = "-p lower-integer-operators{form=qdq,exact=near} writes real numbers"
 
 _RUNS = "; ONNX Runtime computes the node, also with --backend numpy"
 
-_END = np.iinfo(np.int64).max
 _SAME = Verdict(
     Exactness.BITS, Method.CONGRUENCE, reason="defined by DequantizeLinear and QuantizeLinear"
 )
@@ -58,31 +59,8 @@ def lower_function(node: ir.Node, *, reals: bool) -> Lowered | None:
     return lower(node, reals)
 
 
-def _concat(node: ir.Node, reals: bool) -> Lowered:
-    s_y, z_y, *rest = node.inputs
-    parts = [read_single(node, *rest[start : start + 3]) for start in range(0, len(rest), 3)]
-    encoding = read_encoding(node, s_y, z_y, parts[0].dtype)
-    axis = {"axis": node.attributes["axis"].as_int()}
-
-    def write(draft: Draft) -> Operand:
-        y = draft.node("Concat", [each.draft_reals(draft) for each in parts], axis, dtype=_REAL)
-        return draft.node("QuantizeLinear", [y, *encoding])
-
-    return Rebuild(node, (node,), _SAME, write, _OPSET)
-
-
-def _where(node: ir.Node, reals: bool) -> Lowered:
-    condition, *rest = inputs_of(node, 9)
-    x, y = read_single(node, *rest[:3]), read_single(node, *rest[3:6])
-    encoding = read_encoding(node, rest[6], rest[7], x.dtype)
-    if condition is None:
-        raise OperatorError(f"{where(node)}: its condition is missing, expected a tensor.")
-
-    def write(draft: Draft) -> Operand:
-        operands = [condition, x.draft_reals(draft), y.draft_reals(draft)]
-        return draft.node("QuantizeLinear", [draft.node("Where", operands, dtype=_REAL), *encoding])
-
-    return Rebuild(node, (node,), _SAME, write, _OPSET)
+def _joined(node: ir.Node, reals: bool) -> Lowered:
+    return Rebuild(node, (node,), _SAME, read_joined(node), _OPSET)
 
 
 def _activation(node: ir.Node, reals: bool) -> Lowered:
@@ -176,48 +154,15 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
             "the order of the additions is undefined"
         )
         return _by_reals(node, x, (step, zero), "AveragePool", attributes, verdict)
-    shape = x.codes.shape
-    sizes = [size for size in list(shape or ())[2:] if isinstance(size, int)]
-    if shape is None or len(sizes) < len(shape) - 2:
-        raise OperatorError(
-            f"{where(node)}: the size of its images is unknown, and the number of elements in a "
-            f"window depends on it. Run shape inference with fixed sizes first."
-        )
-    if averages_all(node, sizes):
+    if averages_all(node, spatial_sizes(node)):
         return _global_average_pool(node, False)
-    windows = Windows.of(node, sizes, node.attributes.get_ints("kernel_shape", []))
-    size = math.prod(windows.kernel)
-    if size > _MOST:
-        reason = f"windows of more than {_MOST} elements have no exact form; {_AS_REALS}"
+    size, write = read_windows(node)
+    if size > MOST_ELEMENTS:
+        reason = f"windows of more than {MOST_ELEMENTS} elements have no exact form; {_AS_REALS}"
         return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
-
-    def write(draft: Draft) -> Operand:
-        parts = _parts(draft, x, windows)
-        total: Operand = next(parts)
-        for part in parts:
-            total = draft.op.Add(total, part)
-        average = draft.op.Div(total, np.asarray(counts(node, windows, sizes), np.float32))
-        return draft_offset_codes(draft, draft.op.Div(average, step), zero)
-
     reason = f"the {size} elements of a window are added in their order"
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
     return Rebuild(node, (node,), verdict, write, _OPSET_OF_PADS)
-
-
-def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
-    """Yield the first elements of all windows, then the second elements, and so on."""
-    image = x.draft_reals(draft)
-    if any(windows.before) or any(windows.after):
-        pads = np.array([0, 0, *windows.before, 0, 0, *windows.after], np.int64)
-        image = draft.node("Pad", [image, draft.constant(pads, "pads")], dtype=_REAL)
-    rank = len(windows.kernel)
-    axes = draft.constant(np.arange(2, 2 + rank), "axes")
-    steps = draft.constant(np.array(windows.strides, np.int64), "steps")
-    for starts in np.ndindex(windows.kernel):
-        sizes = zip(windows.kernel, starts, strict=True)
-        ends = [-(size - 1 - start) or _END for size, start in sizes]
-        bounds = [draft.constant(np.array(each, np.int64), "bounds") for each in (starts, ends)]
-        yield draft.node("Slice", [image, *bounds, axes, steps], dtype=_REAL)
 
 
 def _read(node: ir.Node) -> tuple[Factor, Encoding]:
@@ -247,10 +192,10 @@ def _by_reals(
 
 _LOWERED: dict[str, Callable[[ir.Node, bool], Lowered]] = {
     "QLinearAveragePool": _average_pool,
-    "QLinearConcat": _concat,
+    "QLinearConcat": _joined,
     "QLinearGlobalAveragePool": _global_average_pool,
     "QLinearLeakyRelu": _activation,
     "QLinearSigmoid": _activation,
     "QLinearSoftmax": _softmax,
-    "QLinearWhere": _where,
+    "QLinearWhere": _joined,
 }

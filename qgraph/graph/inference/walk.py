@@ -88,6 +88,19 @@ def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
     return walk
 
 
+def infer_nodes(
+    nodes: Iterable[ir.Node], known: dict[ir.Value, Fact], imports: Mapping[str, int]
+) -> None:
+    """Add facts about the results of nodes, each after those that it takes operands from.
+
+    Args:
+        nodes: the nodes, none of which calls a function.
+        known: facts about their operands; constants are listed too.
+        imports: domains and their versions.
+    """
+    _Walk(known, frozenset(), imports).nodes(nodes)
+
+
 def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
     """Return the shapes of a model's inputs, with distinct names for all open sizes."""
     return {
@@ -222,7 +235,7 @@ class _Walk:
                 self.known[value] = of_tensor(value.const_value)
         self.nodes(graph)
 
-    def nodes(self, body: ir.Graph | ir.Function) -> None:
+    def nodes(self, body: Iterable[ir.Node]) -> None:
         for node in body:
             facts = self._results(node)
             for value, fact in zip(node.outputs, facts, strict=False):

@@ -94,10 +94,20 @@ class Pair:
         y = draft.node(self.operation, operands, dtype=_REAL)
         return draft.node("QuantizeLinear", [y, self.scale, self.zero])
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether :meth:`draft_exact` has the result of the operator for every pair of codes.
+
+        A product has: it multiplies whole numbers, then does the operations of the kernel.
+        """
+        with np.errstate(all="ignore"):
+            if self.operation == "Mul":
+                return bool(np.isfinite(self._multiplier))
+            is_finite = np.isfinite(self._terms).all()
+        return bool(is_finite) and np.array_equal(self.table_of_exact(), self.table())
+
     def table_of_exact(self) -> Array:
-        """Return the result of :meth:`draft_exact` for every pair of codes, ``[256, 256]``."""
-        if self.operation == "Mul":
-            return self.table()  # whole numbers, then the operations of the kernel
+        """Return the sum of :meth:`draft_exact` for every pair of codes, ``[256, 256]``."""
         (left, _), (right, _) = self._every
         with np.errstate(all="ignore"):
             r_a, r_b, start = self._terms
@@ -111,15 +121,19 @@ class Pair:
         operations in float64, which holds the product of a code and a float32; float32 then rounds
         the sum a second time, see :meth:`table_of_exact`.
         """
-        (s_a, _), (s_b, _) = self.a.stored_parameters, self.b.stored_parameters
         if self.operation == "Mul":
             factors = [each.draft_difference(draft, _REAL) for each in (self.a, self.b)]
-            y = draft.op.Mul(draft.op.Mul(*factors), ratio(s_a, s_b, self.scale))
+            y = draft.op.Mul(draft.op.Mul(*factors), self._multiplier)
             return draft_offset_codes(draft, y, self.zero)
         r_a, r_b, start = self._terms
         right = _fused(draft, self.b.codes, r_b, np.asarray(start, np.float64))
         y = _fused(draft, self.a.codes, r_a, cast(draft, right, _WIDE))
         return draft_codes(draft, y, np.zeros((), self.zero.dtype))
+
+    @property
+    def _multiplier(self) -> Float32:
+        (s_a, _), (s_b, _) = self.a.stored_parameters, self.b.stored_parameters
+        return ratio(s_a, s_b, self.scale)
 
     @property
     def _terms(self) -> tuple[Array, Array, Float32]:

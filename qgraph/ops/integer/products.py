@@ -343,10 +343,15 @@ def read_encoding(
     """Return a constant scale and zero point, each without axes; no zero point is 0.
 
     Raises:
-        OperatorError: one is not constant, or has several elements.
+        OperatorError: one is not constant, or has several elements or another type.
     """
     point = np.zeros((), dtype) if zero is None else _constant(node, zero)
-    return float32(_constant(node, scale)), point.astype(dtype)
+    if point.dtype != dtype:
+        raise OperatorError(
+            f"{where(node)}: a zero point is {point.dtype} and the codes are {dtype}, expected one "
+            "type. Correct the model's exporter."
+        )
+    return float32(_constant(node, scale)), point
 
 
 def _constant(node: ir.Node, value: ir.Value | None) -> Array:

@@ -30,8 +30,9 @@ from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
 from qgraph.graph.slices import reached
 from qgraph.ops.integer.decoded import is_of_decoded, is_product, read_decoded, read_wholes
+from qgraph.ops.integer.definitions import exact_product
 from qgraph.ops.integer.forms import are_powers_of_two, draft_exact
-from qgraph.ops.integer.products import SIGNATURES, Product, Result, read_product
+from qgraph.ops.integer.products import SIGNATURES, Product
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32
 
 _OPSET = 13
@@ -133,18 +134,8 @@ def _read(reader: Callable[[ir.Node], Product | None], node: ir.Node) -> Product
 
 def _of_operator(node: ir.Node) -> _Write | None:
     """Return the writer that replaces an operator on codes by its definition."""
-    product = _read(read_product, node)
-    if product is None or product.result is Result.REALS:
-        return None
-    if product.result is Result.SUMS and product.exact_type is not ir.DataType.FLOAT:
-        return None  # its result is the sums as int32, and it is a standard operator
-    if product.result is Result.CODES:
-        multiplier = product.multiplier
-        if multiplier is None or not (np.isfinite(multiplier) & (multiplier > 0)).all():
-            return None
-    if product.exact_type is None and product.transposed:
-        return None
-    return lambda draft: draft_exact(draft, product)
+    product = _read(exact_product, node)
+    return None if product is None else lambda draft: draft_exact(draft, product)
 
 
 def _of_decoded(node: ir.Node) -> _Write | None:

@@ -9,6 +9,7 @@ from qgraph.conditions import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN, Condition
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.schema import MICROSOFT
+from qgraph.ops.integer.definitions import ELEMENTWISE
 from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.normal import algebra, axes, codes, elementwise, hoisting, maxima
 from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
@@ -18,12 +19,12 @@ _EXTREMES = frozenset({"Max", "Min"})
 _OF_CODES = tuple(
     RewriteRule(
         f"write {name} by its definition",
-        apply,
+        codes.write_definition,
         frozenset({name}),
         constants=True,
         domain=MICROSOFT,
     )
-    for name, apply in codes.DEFINITIONS.items()
+    for name in ELEMENTWISE
 )
 
 RULES = (

@@ -16,10 +16,17 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.conditions import Condition
+from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness
+from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.inference.dimensions import symbol
+from qgraph.graph.inference.rules import Fact, of_tensor
+from qgraph.graph.inference.walk import infer_nodes
+from qgraph.graph.inference.walk import write as write_fact
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name
 from qgraph.numerics import Array
+from qgraph.ops.composite import region_of
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.zero_signs import distinguished
@@ -138,6 +145,7 @@ class Rewriter:
 
     def __post_init__(self) -> None:
         self.graph = self.model.graph
+        self._editor = Editor(self.model)
         self.known = KnownValues(self.imports)
         self.known.enter(self.graph)
         self._distinguished = set(
@@ -217,12 +225,7 @@ class Rewriter:
         key = "constant", array.dtype.str, str(array.dtype), array.shape, array.tobytes()
         if key not in self._memo:
             tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape))
-            value = ir.Value(
-                name=self.name(stem),
-                type=ir.TensorType(tensor.dtype),
-                shape=ir.Shape(array.shape),
-                const_value=tensor,
-            )
+            value = ir.val(self.name(stem), const_value=tensor)
             self.graph.register_initializer(value)
             self._memo[key] = value
         return self._memo[key]
@@ -319,6 +322,43 @@ class Rewriter:
             before, node.op_type, inputs, listed, domain=domain, of=node, dtype=dtype, sizes=sizes
         )
 
+    def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft | None:
+        """Replace a node by its definition; return that, or None if it has none here.
+
+        Args:
+            node: the node.
+            write: writes the definition; it raises an error for nodes that it does not describe.
+        """
+        draft = Draft(self._editor, region_of(node))
+        try:
+            draft.giving(write(draft, node))
+        except (OperatorError, ValueError):
+            draft.discard()
+        if not draft.nodes or draft.opset > self.imports.get("", 1):
+            draft.discard()
+            return None
+        new: dict[ir.Value | None, ir.Value | None] = {None: None}
+        facts: dict[ir.Value, Fact] = {}
+        for value in [value for each in draft.nodes for value in each.inputs if value is not None]:
+            array = draft.constants.get(value)
+            new[value] = value if array is None else self.constant(array, str(value.name))
+            facts[value] = _fact(value)
+        infer_nodes(draft.nodes, facts, self.imports)
+        for each in draft.nodes:
+            (output,) = each.outputs
+            write_fact(output, facts[output])
+            new[output] = self.node(
+                node,
+                each.op_type,
+                [new[value] for value in each.inputs],
+                each.attributes.values(),
+                dtype=output.dtype,
+                sizes=sizes_of(output),
+            )
+        draft.discard()
+        result = new[draft.y]
+        return draft if result is not None and self.replace(node.outputs[0], result) else None
+
     def shared(self, key: Hashable) -> ir.Value | None:
         """Return the value that was stored under a key, or its replacement."""
         value = self._memo.get(key)
@@ -387,6 +427,16 @@ class Rewriter:
             if any(output.uses() or output.is_graph_output() for output in node.outputs):
                 continue
             self.graph.remove(node, safe=True)
+
+
+def _fact(value: ir.Value) -> Fact:
+    """Return what the type and the shape of a value of the model say, or its elements."""
+    if value.const_value is not None and not value.is_graph_input():
+        return of_tensor(value.const_value)
+    sizes = sizes_of(value)
+    if sizes is None:
+        return Fact(value.dtype)
+    return Fact(value.dtype, tuple(symbol(n) if isinstance(n, str) else n for n in sizes))
 
 
 def _values(graph: ir.Graph) -> Iterable[ir.Value]:
