@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
-from qgraph.comparison.bound_report import SegmentMeasure, SegmentTally
+from qgraph.comparison.bound_report import SegmentMeasure
 from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint
 from qgraph.comparison.ideal import ideal
 from qgraph.comparison.moved_point import moved_point
@@ -45,7 +45,7 @@ class SegmentRun:
     """A segment, and its parts of both models."""
 
     segment: Segment
-    tally: SegmentTally
+    tally: SegmentMeasure
     points: tuple[QuantizedPoint, QuantizedPoint] | None = None
     parts: tuple[ModelPart, ModelPart] | None = None
     last: list[ir.Node] = field(default_factory=list)
@@ -167,7 +167,7 @@ class BoundRuns:
 
     def results(self) -> list[SegmentMeasure]:
         """Return the results of each segment, in order."""
-        return [step.tally.result(self._request) for step in self.steps]
+        return [step.tally.judged(self._request) for step in self.steps]
 
     def _run(
         self, step: SegmentRun, feeds: Mapping[str, Any], fed: tuple[_Fed, _Fed, _Fed]
@@ -251,7 +251,7 @@ def _real(array: Array) -> Float64:
     return np.asarray(array, np.float64)
 
 
-def _tally(segment: Segment, request: Bounding) -> SegmentTally:
+def _tally(segment: Segment, request: Bounding) -> SegmentMeasure:
     bound = None
     if segment.reason is None and np.isfinite(segment.deviation).all():
         bound = bound_of(segment, request)
@@ -260,13 +260,13 @@ def _tally(segment: Segment, request: Bounding) -> SegmentTally:
         for node in (segment.reference, segment.candidate)
     ]
     value = segment.values[0]
-    return SegmentTally(
+    return SegmentMeasure(
         names[0],
         names[1],
         "" if value is None else str(value.name),
         segment.is_output,
         bound,
-        None if bound else str(segment.reason or "its bound is infinite"),
+        reason=None if bound else str(segment.reason or "its bound is infinite"),
     )
 
 
