@@ -146,8 +146,7 @@ def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
     if decoder is None or not is_decoded:
         return constant
     operands = [decoder.inputs[0], constant, *decoder.inputs[2:]]
-    attributes = dict(decoder.attributes)
-    return draft.node(_DECODER, operands, attributes, domain=decoder.domain, dtype=value.dtype)
+    return draft.copy(decoder, operands)
 
 
 def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
@@ -218,14 +217,10 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
         return None
     draft = editor.draft(Region(x, node.outputs[0], (node,)))
     zero = draft.constant(np.zeros(scale.shape, codes.numpy()), "zero_point")
-    attributes = dict(node.attributes)
-    if node.op_type != _DECODER:
-        attributes.pop("output_dtype", None)
-    dtype = node.outputs[0].dtype if node.op_type == _DECODER else codes
-    quantized = draft.node(
-        node.op_type, [draft.x, node.inputs[1], zero], attributes, domain=node.domain, dtype=dtype
-    )
-    return draft.giving(quantized)
+    operands = [draft.x, node.inputs[1], zero]
+    if node.op_type == _DECODER:
+        return draft.giving(draft.copy(node, operands))
+    return draft.giving(draft.copy(node, operands, {"output_dtype": None}, dtype=codes))
 
 
 def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
@@ -250,8 +245,7 @@ def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | 
     operands = [draft.x, draft.constant(factor.reshape(()), "factor")]
     scaled = draft.node(node.op_type, operands[:: 1 - 2 * data[0]], dtype=dtype)
     for move in moves:
-        attributes = dict(move.attributes)
-        scaled = draft.node(move.op_type, [scaled, *move.inputs[1:]], attributes, dtype=dtype)
+        scaled = draft.copy(move, [scaled, *move.inputs[1:]], dtype=dtype)
     return draft.giving(scaled)
 
 

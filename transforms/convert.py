@@ -118,7 +118,7 @@ class ConvertDialect(Transform):
 
     def _choose(
         self, model: Model, target: Dialect, editor: Editor, comparer: Comparer
-    ) -> tuple[list[Decision], list[SiteReport]]:
+    ) -> list[Decision | SiteReport]:
         limit = ceiling(model.ir, self.opset)
         to_convert: list[Site | Refusal] = []
         others: list[SiteReport] = []
@@ -147,7 +147,7 @@ class ConvertDialect(Transform):
                     decisions.append(replace(one, reason=NO_EQUAL_FORM(target.reason(one.site))))
                 else:
                     decisions.append(one)
-        return self._with_remedies(decisions, target, editor, comparer, limit), others
+        return [*self._with_remedies(decisions, target, editor, comparer, limit), *others]
 
     def _with_remedies(
         self,
@@ -250,7 +250,7 @@ class FoldWeights(Transform):
 
     def _choose(
         self, model: Model, editor: Editor, comparer: Comparer
-    ) -> tuple[list[Decision], list[SiteReport]]:
+    ) -> Iterator[Decision | SiteReport]:
         """Decide how to store each constant quantizer, and report the unreadable ones."""
         limit = ceiling(model.ir, self.opset)
         offers: Offers = []
@@ -266,11 +266,10 @@ class FoldWeights(Transform):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))
         decisions = choose(offers, self.exact, limit, comparer)
-        tried = [d.draft or d.verdict or d.reason for d in decisions]
-        return [
-            each if is_stored else replace(each, reason=_why_not_stored(each.site))
-            for each, is_stored in zip(decisions, tried, strict=True)
-        ], others
+        for each in decisions:
+            is_tried = each.draft or each.verdict or each.reason
+            yield each if is_tried else replace(each, reason=_why_not_stored(each.site))
+        yield from others
 
 
 def _why_not_stored(site: Site) -> ExplainedReason:

@@ -45,8 +45,7 @@ class FloatSums(Transform):
             draft = editor.draft(Region(x, node.outputs[0], (node,)))
             limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=x.dtype)
             operands = [limited, *node.inputs[1:]]
-            attributes, dtype = dict(node.attributes), node.outputs[0].dtype
-            draft.giving(draft.node(node.op_type, operands, attributes, dtype=dtype))
+            draft.giving(draft.copy(node, operands))
             replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
 
 

@@ -88,11 +88,9 @@ class FoldBatchNorm(Transform):
             if old.graph is None:
                 carry_over(old, new)
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Fold], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[_Fold | SiteReport]:
         limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
         closed = set(_quantizer_nodes(model))
-        folds: list[_Fold] = []
-        others: list[SiteReport] = []
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
             known = KnownValues.of(owner)
@@ -101,9 +99,8 @@ class FoldBatchNorm(Transform):
             for node in nodes:
                 if selects(self.nodes, label(node)):
                     planner.visit(node)
-            folds += planner.folds
-            others += planner.refusals(nodes)
-        return folds, others
+            yield from planner.folds
+            yield from planner.refusals(nodes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,7 +158,7 @@ def _put_before(
         Stuck: a parameter would not lie along one axis of the result.
     """
     codes, y = present(decode, 0), node.outputs[0]
-    attributes = dict(decode.attributes)
+    changes: dict[str, int] = {}
     if decode.attributes.get_int("block_size", 0):
         raise Stuck(f"{title(decode)} has a scale for each block; write the weight as it is used")
     axis = axis_of(decode, facts)
@@ -172,7 +172,7 @@ def _put_before(
                 f"{title(decode)} has its scales along axis {axis}, which {node.op_type} does not "
                 "keep; write the weight as it is used"
             )
-        attributes["axis"] = ir.AttrInt64("axis", axes[0])
+        changes["axis"] = axes[0]
     draft = editor.draft(Region(codes, y, (decode, node)))
     array = constant_expression(
         draft.node(node.op_type, [codes, *node.inputs[1:]], dict(node.attributes))
@@ -181,7 +181,6 @@ def _put_before(
         draft.discard()
         raise Stuck(f"what {title(node)} gives depends on data")
     operands = [draft.constant(array, "codes"), *decode.inputs[1:]]
-    dtype = decode.outputs[0].dtype
-    decoded = draft.node(_DECODER, operands, attributes, domain=decode.domain, dtype=dtype)
+    decoded = draft.copy(decode, operands, changes)
     draft.giving(decoded).commit()
     facts[decoded] = facts.get(y, UNKNOWN)

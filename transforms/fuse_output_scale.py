@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -77,8 +78,7 @@ class FuseOutputScale(Transform):
 
     def _plan(
         self, model: Model, editor: Editor, comparer: Comparer
-    ) -> tuple[list[_Fusion], list[SiteReport]]:
-        fusions: list[_Fusion] = []
+    ) -> Iterator[_Fusion | SiteReport]:
         others: list[SiteReport] = []
         limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
         for fake in readable(fake_quantizes(model), others):
@@ -91,10 +91,10 @@ class FuseOutputScale(Transform):
                 reason = stuck.reason if ";" in stuck.reason else stuck.reason + _ALONE
                 planned = refused(fake.node, explained(reason, NOT_ABSORBED))
             if isinstance(planned, _Fusion):
-                fusions.append(planned)
+                yield planned
             else:
                 others.append(planned)
-        return fusions, others
+        yield from others
 
     def _fuse(
         self, fake: FakeQuantize, editor: Editor, comparer: Comparer, limit: int, facts: Facts

@@ -76,22 +76,21 @@ class MergeActivation(Transform):
         """Draft the limits of each quantizer, compare, and replace."""
         carry_out(model, lambda editor: self._plan(model, editor), report)
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[Decision | SiteReport]:
         facts = infer(model.ir)
         offers: list[tuple[Site, Iterator[Draft]]] = []
-        others: list[SiteReport] = []
         for encode in model.nodes("QuantizeLinear"):
             limited = _Limited.of(encode, facts) if encode.domain in LINEAR_DOMAINS else None
             if isinstance(limited, ExplainedReason):
-                others.append(refused(encode, limited))
+                yield refused(encode, limited)
             elif limited is None or limited.is_written(self.form):
-                others.append(entry(encode, SiteStatus.KEPT))
+                yield entry(encode, SiteStatus.KEPT)
             elif (reason := limited.obstacle(self.form)) is not None:
-                others.append(refused(encode, reason))
+                yield refused(encode, reason)
             else:
                 offers.append((limited.site, iter([limited.draft(editor, self.form)])))
         limit = ceiling(model.ir, self.opset)
-        return choose(offers, self.exact, limit, Comparer(model.ir)), others
+        yield from choose(offers, self.exact, limit, Comparer(model.ir))
 
 
 @dataclass(frozen=True, eq=False)

@@ -189,7 +189,7 @@ class _Move:
         operands: list[Operand | None] = list(node.inputs)
         operands[layer.weights] = multiply.scaled(weights, factor)
         operands[index] = draft.x
-        y = draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype)
+        y = draft.copy(node, operands, dtype=layer.dtype)
         draft.giving(y)
 
     def _commit(self, before: Scaling, layers: list[tuple[ir.Node, Draft]]) -> None:
@@ -207,10 +207,7 @@ class _Move:
 
     def _with_one_scale(self, draft: Draft, node: ir.Node, value: ir.Value) -> ir.Value:
         operands: list[Operand | None] = [value, *node.inputs[1:]]
-        attributes = dict(node.attributes)
         if node.op_type != "Clip":
-            attributes.pop("axis", None)
             operands[1] = draft.constant(np.asarray(self._single), "scale")
             operands[2:] = [draft.constant(np.asarray(self._point), "zero_point")]
-        dtype = node.outputs[0].dtype
-        return draft.node(node.op_type, operands, attributes, domain=node.domain, dtype=dtype)
+        return draft.copy(node, operands, {"axis": None})

@@ -90,7 +90,7 @@ class PlainPairs(Transform):
         """Compare the plain form of each quantizer with it, and replace it."""
         carry_out(model, lambda editor: self._plan(model, editor), report)
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[Decision | SiteReport]:
         dialect = DIALECTS.find(str(self.dialect))
         offers: list[tuple[Site, Iterator[Draft]]] = []
         others: list[SiteReport] = []
@@ -107,10 +107,11 @@ class PlainPairs(Transform):
             drafts = dialect.spellings(site, editor)
             offers.append((site, _only(drafts, is_plain)))
         limit = ceiling(model.ir, self.opset)
-        return [
+        yield from (
             each if each.draft or each.verdict or each.reason else replace(each, reason=_NONE)
             for each in choose(offers, self.exact, limit, Comparer(model.ir))
-        ], others
+        )
+        yield from others
 
     def _is_plain(
         self, site: Site, nodes: Sequence[ir.Node], constants: Mapping[ir.Value, Array]

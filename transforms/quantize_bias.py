@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,10 +73,8 @@ class QuantizeBias(Transform):
         for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.node, plan.draft.nodes[-1])
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Bias], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[_Bias | SiteReport]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
-        plans: list[_Bias] = []
-        others: list[SiteReport] = []
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
             known = KnownValues.of(owner)
@@ -86,11 +85,8 @@ class QuantizeBias(Transform):
                     planned = _planned(node, known, facts, editor, limit)
                 except Stuck as stuck:
                     planned = refused(node, explained(stuck.reason, UNSUITED_WEIGHT))
-                if isinstance(planned, _Bias):
-                    plans.append(planned)
-                elif planned is not None:
-                    others.append(planned)
-        return plans, others
+                if planned is not None:
+                    yield planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +156,7 @@ class _Bias(OfDraft):
             draft.x if value is data else value for value in node.inputs
         ]
         operands[index] = decoded
-        draft.giving(draft.node(node.op_type, operands, dict(node.attributes), dtype=layer.dtype))
+        draft.giving(draft.copy(node, operands, dtype=layer.dtype))
         return cls(layer, node, bias, codes, scale, draft=draft)
 
     def report(self) -> SiteReport:

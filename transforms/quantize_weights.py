@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from qgraph.errors import Choice, OptionError, member
@@ -164,26 +164,20 @@ class QuantizeWeights(Transform):
         report.sites += [plan.carry_out(editor, places) for plan in plans] + others
         opset.declare_domains(model.ir)
 
-    def _plan(self, model: Model) -> tuple[list[WeightPlan], list[SiteReport]]:
+    def _plan(self, model: Model) -> Iterator[WeightPlan | SiteReport]:
         limit = opset.ceiling(model.ir, self.opset)
         wanted = Wanted(
             [UseKind(name) for name in _alternatives(self.types)],
             _alternatives(self.nodes),
             _alternatives(self.exclude or ""),
         )
-        plans: list[WeightPlan] = []
-        others: list[SiteReport] = []
         for weight in float_weights(model, wanted):
             if weight.tensor.size < max(self.min_elements, 1):
                 reason = f"fewer than {self.min_elements} elements"
-                others.append(entry(weight.first_node, SiteStatus.KEPT, reason))
+                yield entry(weight.first_node, SiteStatus.KEPT, reason)
                 continue
             plan = self._plan_of(weight, limit)
-            if isinstance(plan, WeightPlan):
-                plans.append(plan)
-            else:
-                others.append(refused(weight.first_node, plan))
-        return plans, others
+            yield plan if isinstance(plan, WeightPlan) else refused(weight.first_node, plan)
 
     def _obstacle(self, weight: FloatWeight) -> ExplainedReason | None:
         if not weight.uses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from qgraph.errors import Choice
@@ -104,10 +105,8 @@ class Repack(Transform):
         if self.opset is not None:
             report.notes += lower_opset(model.ir, self.opset)
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[Decision | SiteReport]:
         limit = opset.ceiling(model.ir, self.opset)
-        plans: list[Decision] = []
-        others: list[SiteReport] = []
         jobs: Jobs = {}
         for stored in stored_codes(model):
             if not is_taken(stored.decode, self.operators, self.nodes):
@@ -115,13 +114,11 @@ class Repack(Transform):
             chosen, reason = self._choose(stored, limit)
             if chosen is not None and self._changes(stored, chosen):
                 rows = self._makes_rows(stored, chosen)
-                plans.append(Recoded(stored, chosen, editor, jobs, rows=rows).decision)
-                continue
-            if chosen is None and reason is not None and self.to is not CodeTarget.SMALLEST:
-                others.append(refused(stored.decode, reason))
+                yield Recoded(stored, chosen, editor, jobs, rows=rows).decision
+            elif chosen is None and reason is not None and self.to is not CodeTarget.SMALLEST:
+                yield refused(stored.decode, reason)
             else:
-                others.append(entry(stored.decode, SiteStatus.KEPT, reason))
-        return plans, others
+                yield entry(stored.decode, SiteStatus.KEPT, reason)
 
     def _choose(self, stored: Stored, limit: int) -> tuple[Recoding | None, ExplainedReason | None]:
         """Return the first recoding within the opset limit, or why there is none."""

@@ -91,7 +91,7 @@ class SplitFakeQuantize(Transform):
 
     def _choose(
         self, model: Model, editor: Editor, comparer: Comparer
-    ) -> tuple[list[Decision], list[SiteReport]]:
+    ) -> list[Decision | SiteReport]:
         offers: list[tuple[Site, Iterator[Draft]]] = []
         grids: list[CodeGrid] = []
         others: list[SiteReport] = []
@@ -107,7 +107,7 @@ class SplitFakeQuantize(Transform):
                 grids.append(CodeGrid.of(*fake.ends[2:], fake.ranged.levels))
                 offers.append((fake.site, self._drafts(fake, grids[-1], editor)))
         decisions = choose(offers, self.exact, ceiling(model.ir, self.opset), comparer)
-        return [_explained(d, g) for d, g in zip(decisions, grids, strict=True)], others
+        return [*map(_explained, decisions, grids), *others]
 
     def _drafts(self, fake: FakeQuantize, grid: CodeGrid, editor: Editor) -> Iterator[Draft]:
         """Yield Sub and Mul, with a whole zero point first, then FakeQuantize's own decoding."""

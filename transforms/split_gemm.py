@@ -75,10 +75,7 @@ def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
                 value if array is None or array.ndim < _SIDES else draft.constant(array.T, "turned")
                 for value, array in zip(maker.inputs, arrays, strict=True)
             ]
-            attributes, dtype = dict(maker.attributes), maker.outputs[0].dtype
-            moved = draft.node(
-                maker.op_type, operands, attributes, domain=maker.domain, dtype=dtype
-            )
+            moved = draft.copy(maker, operands)
             carry_over(maker, draft.nodes[-1])
             return moved
     dtype = None if w is None else w.dtype

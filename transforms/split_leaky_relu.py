@@ -70,20 +70,17 @@ class SplitLeakyRelu(Transform):
         for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer, plan.first)
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Split], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[_Split | SiteReport]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
-        plans: list[_Split] = []
-        others: list[SiteReport] = []
         for owner in owners(model.ir):
             known = KnownValues.of(owner)
             for chain in _chains(list(nodes_of(owner))):
                 if not selects(self.nodes, label(chain[0])):
                     continue
                 try:
-                    plans += _Split.of(chain, known, facts, editor, limit)
+                    yield from _Split.of(chain, known, facts, editor, limit)
                 except Stuck as stuck:
-                    others.append(refused(chain[0], explained(stuck.reason, UNSUITED_WEIGHT)))
-        return plans, others
+                    yield refused(chain[0], explained(stuck.reason, UNSUITED_WEIGHT))
 
 
 _Chain = tuple[ir.Node, ir.Node, ir.Node]

@@ -69,11 +69,9 @@ class SplitZeroPoints(Transform):
         for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer.node, plan.draft.nodes[plan.index])
 
-    def _plan(self, model: Model, editor: Editor) -> tuple[list[_Split], list[SiteReport]]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[_Split | SiteReport]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
         weights = {s.decode: s for s in stored_codes(model) if s.zero_point is not None}
-        plans: list[_Split] = []
-        others: list[SiteReport] = []
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
             known = KnownValues.of(owner)
@@ -81,10 +79,9 @@ class SplitZeroPoints(Transform):
                 if not selects(self.nodes, label(node)):
                     continue
                 try:
-                    plans += _Split.of(node, stored, known, facts, editor, limit)
+                    yield from _Split.of(node, stored, known, facts, editor, limit)
                 except Stuck as stuck:
-                    others.append(refused(node, explained(stuck.reason, UNSUITED_WEIGHT)))
-        return plans, others
+                    yield refused(node, explained(stuck.reason, UNSUITED_WEIGHT))
 
 
 def _layers(
@@ -138,19 +135,19 @@ class _Split(OfDraft):
         factor = offset.astype(np.float64).reshape(-1) * aligned.astype(np.float64).reshape(-1)
         by_channel = rounded(factor, np.dtype(np.float32), "a factor")
         draft = editor.draft(Region(present(node, 0), node.outputs[0], (node,)))
-        attributes, dtype = dict(node.attributes), layer.dtype
+        dtype = layer.dtype
         with draft.in_float32():
             weights = _decoded(draft, codes - nearest, scale, layer)
             operands: list[Operand | None] = [draft.x, weights, *node.inputs[2:]]
-            first = draft.node(node.op_type, operands, attributes, dtype=dtype)
+            first = draft.copy(node, operands, dtype=dtype)
             last = len(draft.nodes) - 1
             if layer.groups > 1:
                 rest = _decoded(draft, np.broadcast_to(offset, layer.shape), scale, layer)
-                missing = draft.node(node.op_type, [draft.x, rest], attributes, dtype=dtype)
+                missing = draft.copy(node, [draft.x, rest], dtype=dtype)
             else:
                 shape = [1 if i == layer.output_axis else n for i, n in enumerate(layer.shape)]
                 ones = _decoded(draft, np.ones(shape), np.ones((), scale.dtype), layer)
-                sums = draft.node(node.op_type, [draft.x, ones], attributes, dtype=dtype)
+                sums = draft.copy(node, [draft.x, ones], dtype=dtype)
                 trailing = layer.outputs.rank - 1 - layer.outputs.axis
                 step = draft.constant(by_channel.reshape(-1, *[1] * trailing), "factor")
                 missing = draft.node("Mul", [sums, step], dtype=dtype)

@@ -79,11 +79,11 @@ class SegmentMeasure:
         )
 
     def expect_near_ties(self, ties: Array, bound: Float64) -> None:
-        """Check how far codes that differ are from a threshold."""
+        """Check the distance of differing codes from a threshold."""
         self._expect(ties, bound, "codes differ {} {} from a threshold")
 
     def expect_steps(self, most: int) -> None:
-        """Check how far codes lie apart."""
+        """Check the difference of codes."""
         if self.largest_steps > most:
             steps = counted(int(self.largest_steps), "step")
             self.violated = f"codes differ by {steps}, at most {most} was computed"
@@ -108,7 +108,7 @@ class SegmentMeasure:
         return replace(self, beyond=self._beyond(request))
 
     def _beyond(self, request: Bounding) -> str | None:
-        """Return the limit that the data exceeds."""
+        """Return the limit that the data exceed."""
         limit = limit_of(request.limits, self.value if self.is_output else None)
         if limit is None or self.bound is None:
             return None

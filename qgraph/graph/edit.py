@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -131,24 +131,13 @@ class Draft:
         if values.dtype == np.float32 and self.half is not None:
             with np.errstate(over="ignore"):
                 values = values.astype(self.half.numpy())
-        tensor = ir.Tensor(values)
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(values.shape),
-            const_value=tensor,
-        )
+        value = ir.val(name, const_value=ir.Tensor(values))
         self.constants[value] = values
         return value
 
     def stored(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         """Return a constant operand that is not read, such as codes that are computed later."""
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(tensor.shape.numpy()),
-            const_value=tensor,
-        )
+        value = ir.val(name, const_value=tensor)
         self.tensors[value] = tensor
         return value
 
@@ -174,6 +163,23 @@ class Draft:
         self.nodes.append(new)
         return new.outputs[0]
 
+    def copy(
+        self,
+        node: ir.Node,
+        operands: Iterable[Operand | None],
+        changes: Mapping[str, Any] | None = None,
+        *,
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Add a copy of a node with other operands and attributes, and return its output.
+
+        An attribute that changes to None is left out. ``dtype`` is that of the node by default.
+        """
+        attributes = {**node.attributes, **(changes or {})}
+        listed = {name: value for name, value in attributes.items() if value is not None}
+        dtype = dtype or node.outputs[0].dtype
+        return self.node(node.op_type, operands, listed, domain=node.domain, dtype=dtype)
+
     @contextmanager
     def in_float32(self) -> Iterator[None]:
         """Append nodes that compute in float32 for any type of the data."""
@@ -192,15 +198,9 @@ class Draft:
         new: dict[ir.Value | None, ir.Value | None] = {None: None, self.x: draft.x}
         new |= {value: value for value in self.constants}
         for node in self.nodes:
-            if any(value not in new for value in node.inputs):
+            if len(node.outputs) > 1 or any(value not in new for value in node.inputs):
                 return None
-            attributes = node.attributes.values()
-            inputs = [new[value] for value in node.inputs]
-            count = len(node.outputs)
-            copied = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count)
-            for old, output in zip(node.outputs, copied.outputs, strict=True):
-                output.type, output.shape, new[old] = old.type, old.shape, output
-            draft.nodes.append(copied)
+            new[node.outputs[0]] = draft.copy(node, [new[value] for value in node.inputs])
         y = new.get(self.y)
         if y is None:
             return None
@@ -353,7 +353,9 @@ class Editor:
             if value is not None and (value in draft.constants or value in draft.tensors):
                 placed = self._placed.get((id(graph), value))
                 if placed is None or placed.graph is None:
-                    placed = self.share(value, _content(draft, value), anchor, graph, stem)
+                    tensor = draft.tensors.get(value)
+                    content = fingerprint(draft.constants[value]) if tensor is None else tensor
+                    placed = self.share(value, content, anchor, graph, stem)
                     self._placed[id(graph), value] = placed
                 node.replace_input_with(index, placed)
 
@@ -391,9 +393,3 @@ class Editor:
         new.metadata_props.update(old.metadata_props)
         new.meta.update(old.meta)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-
-
-def _content(draft: Draft, value: ir.Value) -> object:
-    """Return a key that is equal for constants that can share an initializer."""
-    tensor = draft.tensors.get(value)
-    return fingerprint(draft.constants[value]) if tensor is None else tensor

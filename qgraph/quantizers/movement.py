@@ -164,7 +164,7 @@ def _decoded(
     def write(draft: Draft) -> ir.Value:
         data = [each(draft) for each in writers if each is not None]
         operands = [*data, *node.inputs[len(parts) :]]
-        return draft.node(node.op_type, operands, dict(node.attributes), dtype=dtype)
+        return draft.copy(node, operands, dtype=dtype)
 
     return write
 
@@ -215,9 +215,4 @@ def _product(sizes: tuple[Dim, ...]) -> int:
 def _decode(
     draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis, dtype: ir.DataType
 ) -> ir.Value:
-    attributes: dict[str, object] = dict(decode.attributes)
-    attributes["axis"] = axis
-    if axis is None:
-        del attributes["axis"]
-    operands = [codes, *decode.inputs[1:]]
-    return draft.node(decode.op_type, operands, attributes, domain=decode.domain, dtype=dtype)
+    return draft.copy(decode, [codes, *decode.inputs[1:]], {"axis": axis}, dtype=dtype)

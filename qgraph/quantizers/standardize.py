@@ -264,9 +264,7 @@ def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> No
     name = old.name
     old.name = editor.fresh(f"{name}_folded")
     tensor = ir.Tensor(np.asarray(array, order="C"), name=name)
-    new = ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-    )
+    new = ir.val(name, const_value=tensor)
     graph.register_initializer(new)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)

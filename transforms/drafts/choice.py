@@ -331,26 +331,32 @@ class OfDraft:
 
 
 def raised(
-    model: Model, propose: Callable[[], tuple[list[P], list[SiteReport]]], report: Report
+    model: Model, propose: Callable[[], Iterable[P | SiteReport]], report: Report
 ) -> tuple[list[P], list[SiteReport]]:
     """Raise the opset as needed by the plans; return the plans and the entries of other sites.
 
     The arguments are those of :func:`carry_out`.
     """
-    plans, others = propose()
+    plans, others = _apart(propose())
     report.notes += raise_opset(model.ir, (plan.opset for plan in plans))
-    return (plans, others) if all(plan.stands for plan in plans) else propose()
+    return (plans, others) if all(plan.stands for plan in plans) else _apart(propose())
+
+
+def _apart(proposed: Iterable[P | SiteReport]) -> tuple[list[P], list[SiteReport]]:
+    listed = list(proposed)
+    others = [each for each in listed if isinstance(each, SiteReport)]
+    return [each for each in listed if not isinstance(each, SiteReport)], others
 
 
 def carry_out(
-    model: Model, propose: Callable[[Editor], tuple[list[R], list[SiteReport]]], report: Report
+    model: Model, propose: Callable[[Editor], Iterable[R | SiteReport]], report: Report
 ) -> list[R]:
     """Raise the opset as needed by the plans, commit their drafts, and report every site.
 
     Args:
         model: is changed.
-        propose: returns the plans, with drafts made by an editor, and the entries of all other
-            sites. It is called again if raising the opset rewrote a node of a plan.
+        propose: yields the plans, with drafts by an editor, and the entries of all other sites. It
+            is called again if raising the opset rewrote a node of a plan.
         report: gets an entry for each site.
     """
     editor = Editor(model.ir)

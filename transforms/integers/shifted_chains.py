@@ -274,10 +274,7 @@ def _put(
     node: ir.Node, index: int, array: Array, name: str, editor: Editor, *, shares: bool
 ) -> None:
     """Replace an operand of a node by a constant."""
-    tensor, old = ir.Tensor(array), input_of(node, index)
-    value = ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-    )
+    value, old = ir.val(name, const_value=ir.Tensor(array)), input_of(node, index)
     stem = node.outputs[0].name or "codes"
     node.resize_inputs(max(len(node.inputs), index + 1))
     content = fingerprint(array) if shares else value

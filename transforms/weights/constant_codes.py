@@ -44,12 +44,9 @@ def fold_constant_codes(model: Model, report: Report) -> None:
 
 def store(editor: Editor, y: ir.Value, array: Array) -> None:
     """Replace the result of a node by a constant, and remove nodes without users."""
-    node, tensor = y.producer(), ir.Tensor(array)
+    node, constant = y.producer(), ir.val("codes", const_value=ir.Tensor(array))
     if node is None:
         return
-    constant = ir.Value(
-        name="codes", type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-    )
     y.replace_all_uses_with(editor.place(constant, node, node.graph, y.name or "quantized"))
     for unused in remove_unused([node]):
         remove_constant(unused)

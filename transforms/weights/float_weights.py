@@ -300,7 +300,7 @@ class WeightPlan:
         ]
         names = ["codes", "scale", *self._more()]
         operands = [
-            editor.place(_constant(tensor, name), anchor, anchor.graph, stem)
+            editor.place(ir.val(name, const_value=tensor), anchor, anchor.graph, stem)
             for name, tensor in zip(names, tensors, strict=True)
         ]
         nodes = []
@@ -373,11 +373,6 @@ class WeightPlan:
 
 def _dequantize(operands: list[ir.Value], attributes: dict[str, int]) -> ir.Node:
     return ir.node("DequantizeLinear", operands, attributes)
-
-
-def _constant(tensor: ir.TensorProtocol, name: str) -> ir.Value:
-    shape = ir.Shape(tensor.shape.numpy())
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
 
 
 def _forget(value: ir.Value) -> None:

@@ -106,9 +106,7 @@ class Scaling:
             operands: list[Operand | None] = [draft.x if v is data else v for _, v in inputs]
             for index, array in constants.items():
                 operands[index] = draft.constant(array, "scaled")
-            attributes = dict(node.attributes)
-            y = draft.node(node.op_type, operands, attributes, domain=node.domain)
-            draft.giving(y).commit()
+            draft.giving(draft.copy(node, operands)).commit()
             carry_over(node, draft.nodes[-1])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -77,10 +77,8 @@ def recode(
             reason to refuse; or another text, or None, to keep them.
     """
 
-    def planned(editor: Editor) -> tuple[list[Decision], list[SiteReport]]:
+    def planned(editor: Editor) -> Iterator[Decision | SiteReport]:
         limit, jobs = ceiling(model.ir, opset), Jobs()
-        plans: list[Decision] = []
-        others: list[SiteReport] = []
         for stored in stored_codes(model):
             form = FORMATS[stored.stream.kind]
             if not isinstance(form, IntFormat) or form.bits > _BYTE:
@@ -90,12 +88,11 @@ def recode(
             if needed > limit:
                 recoding = opset_reason("its new form", needed, limit)
             if isinstance(recoding, Recoding):
-                plans.append(Recoded(stored, recoding, editor, jobs).decision)
+                yield Recoded(stored, recoding, editor, jobs).decision
             elif isinstance(recoding, ExplainedReason):
-                others.append(refused(stored.decode, recoding))
+                yield refused(stored.decode, recoding)
             else:
-                others.append(entry(stored.decode, SiteStatus.KEPT, recoding))
-        return plans, others
+                yield entry(stored.decode, SiteStatus.KEPT, recoding)
 
     carry_out(model, planned, report)
 

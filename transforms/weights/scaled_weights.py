@@ -111,8 +111,7 @@ class WeightScaling:
     def _again(self, node: ir.Node, operands: Sequence[Operand | None], **more: int) -> ir.Value:
         """Append a node with other operands, and maybe attributes."""
         self.sources.append(node.op_type)
-        attributes = dict(node.attributes) | more
-        again = self.draft.node(node.op_type, operands, attributes, domain=node.domain)
+        again = self.draft.copy(node, operands, more)
         again.type, again.shape = node.outputs[0].type, node.outputs[0].shape
         self.copies[self.draft.nodes[-1]] = node
         return again

@@ -86,9 +86,7 @@ class OpsetChange:
 
     def constant(self, name: str, array: Array) -> ir.Value:
         """Return a new constant that is visible to the node."""
-        tensor = ir.tensor(array)
-        tensor_type, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
-        value = ir.Value(name=name, type=tensor_type, shape=shape, const_value=tensor)
+        value = ir.val(name, const_value=ir.tensor(array))
         return self.editor.place(value, self.node, self.node.graph, self.stem)
 
     def insert(self, op_type: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:

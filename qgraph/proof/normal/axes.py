@@ -103,7 +103,7 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
         axes = [int(axis) for axis in array.reshape(-1)]
     else:
         axes = []
-    if not axes and node.attributes.get_int("noop_with_empty_axes", 0):
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
         return None
     if any(not -rank <= axis < rank for axis in axes):
         return None
