@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +98,14 @@ class Views:
     """Files that show a report.
 
     Attributes:
+        report: the report itself, as JSON.
         html: a page.
         sarif: a log of findings.
         markdown: a summary.
         junit: the results of tests.
     """
 
+    report: Path | None = None
     html: Path | None = None
     sarif: Path | None = None
     markdown: Path | None = None
@@ -112,13 +114,13 @@ class Views:
     @property
     def paths(self) -> list[Path]:
         """The files to write."""
-        named = (self.html, self.sarif, self.markdown, self.junit)
+        named = (self.report, self.html, self.sarif, self.markdown, self.junit)
         return [path for path in named if path is not None]
 
     @property
     def are_wanted(self) -> bool:
-        """Whether there is a file to write."""
-        return bool(self.paths)
+        """Whether there is a file to write besides the JSON report."""
+        return bool(replace(self, report=None).paths)
 
     def check(self) -> None:
         """Raise if the files cannot be rendered, before any work is done.
@@ -147,6 +149,10 @@ class Views:
             outputs: with which the files appear.
             batches: inputs of the first model.
         """
+        if self.report is not None:
+            from qgraph.text import json_text
+
+            outputs.write_text(self.report, json_text(dict(document)))
         if self.sarif is not None:
             from qgraph.reporting.findings import sarif_log
 
@@ -183,32 +189,28 @@ def deliver(
     talk: Talk,
     document: dict[str, Any],
     outputs: Outputs,
-    report: Path | None,
     views: Views,
     models: Sequence[Path] = (),
 ) -> None:
-    """Write a JSON report and its views, and print the report.
+    """Write a report and its views, and print it.
 
     Args:
         talk: how much is shown.
         document: the report.
         outputs: with which the files appear.
-        report: the file of the report; None for none.
-        views: its views.
+        views: the files.
         models: files that the command was given, for the advice on what to do next.
     """
     from qgraph.reporting.pages import page_of
-    from qgraph.text import json_text
 
-    if report is not None:
-        outputs.write_text(report, json_text(document))
-    if views.are_wanted:
-        views.write(document, None, outputs)
+    views.write(document, None, outputs)
     show_document(talk, document, page_of, models)
 
 
 def view_options(*kinds: str) -> options.Decorator:
     """Return a decorator that adds options such as ``--html``; the command gets them as ``views``.
+
+    A ``--report`` of the command becomes one of them.
 
     Args:
         kinds: fields of :class:`Views`.

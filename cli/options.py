@@ -243,14 +243,19 @@ timeout_option = click.option(
 )
 
 
+def find_modules(names: Sequence[str]) -> None:
+    """Let modules of the current folder be imported, as Python itself does for a script."""
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def load_modules(names: Sequence[str]) -> None:
     """Import modules of plugins; those in the current folder are found too.
 
     Raises:
         OptionError: one cannot be imported.
     """
-    if names and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as Python itself does for a script
+    find_modules(names)
     for name in names:
         try:
             importlib.import_module(name)

@@ -65,7 +65,6 @@ def command(
     rounds: int,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     settings: tuple[tuple[str, str], ...],
-    report: Path | None,
     views: Views,
 ) -> None:
     """Time models in a runtime, each in its own process.
@@ -78,10 +77,10 @@ def command(
 
     views.check()
     timing = Timing(runtime, threads, batch, rounds, dict(shapes), dict(settings))
-    with planned((report, *views.paths), models=models) as outputs:
+    with planned(views.paths, models=models) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell("loading", 0, 0)
             times = bench(
                 models, timing, progress=lambda done, total: bar.tell("timing", done, total)
             )
-        deliver(talk, times.to_json(), outputs, report, views)
+        deliver(talk, times.to_json(), outputs, views)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -81,7 +79,6 @@ def command(
     runtimes: bool,
     tensors: bool,
     request: Bounding,
-    report: Path | None,
     witness: Path | None,
     views: Views,
 ) -> int:
@@ -108,13 +105,11 @@ def command(
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
     from qgraph.storage.archive import write_arrays
-    from qgraph.text import json_text
 
     views.check()
-    if ":" in metric and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as Python itself does for a script
-    targets = (report, witness, *views.paths)
+    options.find_modules([metric] if ":" in metric else [])
     read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
+    targets = (witness, *views.paths)
     with planned(targets, models=(reference, candidate), files=read) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
@@ -143,12 +138,11 @@ def command(
                 tensors=tensors,
             )
             document = result.to_json()
-            if views.are_wanted:
+            number = _BATCHES if views.are_wanted else 0
+            if number:
                 bar.tell("drawing", 0, 0)
-                batches = islice(arrays.batches(first, feeds, inputs), _BATCHES)
-                views.write(document, (first, second), outputs, list(batches))
-        if report is not None:
-            outputs.write_text(report, json_text(document))
+            batches = islice(arrays.batches(first, feeds, inputs), number)
+            views.write(document, (first, second), outputs, list(batches))
         show_document(talk, document, page_of, (reference, candidate), inputs.words)
         if witness is not None and result.example is None:
             talk.note(f"no difference was found; {witness} was not written")

@@ -104,7 +104,6 @@ def command(
     explain: str | None,
     measure: bool,
     dry_run: bool,
-    report: Path | None,
     certificate: Path | None,
     views: Views,
 ) -> int:
@@ -148,7 +147,7 @@ def command(
     if out is None and not (dry_run or explain):
         raise click.UsageError("-o OUT, the model to write, is missing. Add it, or --dry-run.")
     written = None if dry_run or explain else out
-    targets = (written, report, certificate, *views.paths)
+    targets = (written, certificate, *views.paths)
     read = (inputs, arrays.labels_file(labels, data))
     with planned(targets, models=[model], files=read) as outputs:
         with ProgressBar(talk) as bar:
@@ -189,15 +188,12 @@ def command(
                 request = deployment.certificate.bounding
                 document["prove"] = proof_command(request, str(model), str(written))
             document["next"] = advice(document)
-            if report is not None:
-                outputs.write_text(report, json_text(document))
+            views.write(document, None, outputs)
             if certificate is not None:
                 proof = deployment.certificate.to_json()
                 if document["output"] is not None:
                     proof["candidate"] = {n: document["output"][n] for n in ("path", "sha256")}
                 outputs.write_text(certificate, json_text(proof))
-            if views.are_wanted:
-                views.write(document, None, outputs)
         if explain is not None:
             for line in deployment.explained(explain):
                 show_paragraph(line)

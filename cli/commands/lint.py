@@ -41,7 +41,6 @@ def command(
     models: tuple[Path, ...],
     lint: LintOptions,
     fixing: FixOptions,
-    report: Path | None,
     views: Views,
     inputs: InputOptions,
 ) -> int:
@@ -66,14 +65,13 @@ def command(
     from qgraph.lint.engine import report_of
     from qgraph.reporting.lint_view import github_annotations
     from qgraph.reporting.pages import page_of
-    from qgraph.text import json_text
 
     views.check()
     lint.check()
     paths = [model.path for model in found_models(models, talk)]
     fixing.check(paths)
     read = (lint.baseline, inputs.bundle, *inputs.files.values())
-    targets = (report, lint.write_baseline, *views.paths)
+    targets = (lint.write_baseline, *views.paths)
     # Models that are replaced are guarded by what writes them.
     guarded = () if fixing.in_place else paths
     with planned(targets, models=guarded, files=read) as outputs:
@@ -98,12 +96,9 @@ def command(
                     failed[str(path)] = print_failure(error, talk).message
                 gc.collect(1)
         document = report_of(results, lint.target, failed)
-        if report is not None:
-            outputs.write_text(report, json_text(document))
+        views.write(document, None, outputs)
         if lint.write_baseline is not None:
             outputs.write_text(lint.write_baseline, written_baseline(results))
-        if views.are_wanted:
-            views.write(document, None, outputs)
         if talk.form == "github":
             # Lines that begin like a workflow command are shown otherwise, unless they are meant.
             sys.stdout.writelines(f"{line}\n" for line in github_annotations(document))

@@ -21,11 +21,11 @@ _OF_SEVERAL = ("convert", "deploy", "fold", "transform")
 
 
 @click.command(name="report")
-@click.argument("report", type=options.file_path)
+@click.argument("source", metavar="REPORT", type=options.file_path)
 @view_options("html", "sarif", "markdown", "junit")
 @options.talk_options
 @click.pass_obj
-def command(talk: Talk, report: Path, views: Views) -> None:
+def command(talk: Talk, source: Path, views: Views) -> None:
     """Convert a JSON report to HTML, SARIF, Markdown or JUnit.
 
     REPORT is a file that --report of another command wrote, or --certificate of prove. JUnit is for
@@ -37,8 +37,8 @@ def command(talk: Talk, report: Path, views: Views) -> None:
             "There is nothing to write. Add --html, --sarif, --markdown or --junit."
         )
     views.check()
-    with planned(views.paths, files=[report]) as outputs:
-        document = _read(report)
+    with planned(views.paths, files=[source]) as outputs:
+        document = _read(source)
         try:
             named = _named(document)
             protect_models(outputs, [path for path, _ in named])
@@ -52,7 +52,7 @@ def command(talk: Talk, report: Path, views: Views) -> None:
                 views.write(document, models, outputs)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise QGraphError(
-                f"{report}: is not a valid report of qgraph ({type(error).__name__}: {error}). "
+                f"{source}: is not a valid report of qgraph ({type(error).__name__}: {error}). "
                 f"Write it again with --report, or with --certificate of 'qgraph prove'."
             ) from error
         for path in views.paths:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import click
@@ -41,7 +39,6 @@ def command(
     metric: str,
     backend: str,
     request: Bounding,
-    report: Path | None,
     views: Views,
 ) -> int:
     """Show which quantizers of CANDIDATE cost accuracy, worst first.
@@ -61,13 +58,12 @@ def command(
     from qgraph.model import load
 
     views.check()
-    if ":" in metric and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as Python itself does for a script
+    options.find_modules([metric] if ":" in metric else [])
     if labels is not None and not inputs.files and inputs.bundle is None:
         raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
     read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
     models = (reference, candidate)
-    with planned((report, *views.paths), models=models, files=read) as outputs:
+    with planned(views.paths, models=models, files=read) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
@@ -82,5 +78,5 @@ def command(
                 within=request if request.limits else None,
                 progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
             )
-        deliver(talk, causes.to_json(), outputs, report, views, models)
+        deliver(talk, causes.to_json(), outputs, views, models)
     return UNDECIDED if causes.batches < causes.batches_in_all else 0
