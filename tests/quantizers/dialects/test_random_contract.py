@@ -183,13 +183,6 @@ def test_no_random_quantizer_is_converted_wrongly(quantizer, there, back):
 
 
 @pytest.mark.exhaustive
-@settings(quick, max_examples=250)
-@given(any_quantizer, st.sampled_from(DIALECTS), st.sampled_from(DIALECTS))
-def test_no_quantizer_of_hundreds_is_converted_wrongly(quantizer, there, back):
-    check(quantizer, there, back)
-
-
-@pytest.mark.exhaustive
 @settings(quick, max_examples=2000)
 @given(any_quantizer, st.sampled_from(DIALECTS), st.sampled_from(DIALECTS))
 def test_no_quantizer_of_thousands_is_converted_wrongly(quantizer, there, back):
