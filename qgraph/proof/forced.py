@@ -33,10 +33,11 @@ from qgraph.numerics.float32 import from_keys
 from qgraph.ops.determined import is_exact, is_random
 from qgraph.proof.discharge import Shown, discharge
 from qgraph.proof.functions.decide import undecided
-from qgraph.proof.matching.attained import Attained, visible
+from qgraph.proof.matching.attained import Attained
 from qgraph.proof.matching.closure import Closure, Context, Implication, Ways
 from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
+from qgraph.proof.matching.visible import visible
 from qgraph.proof.regions import Decided, cut, decide_cuts
 from qgraph.reasons import NOT_FORCED
 

@@ -1,18 +1,13 @@
-"""Find values that occur in a model, and decide whether a difference reaches an output.
+"""Find values that occur in a model.
 
 A region that differs does not make models different if its differing inputs never occur. So the
 limits of a value are computed from inside: some input of the model reaches each of them. The
 results of sums, such as those of a Conv, are assumed to take every value between their limits.
-
-``visible`` says whether a difference reaches an output. Values that differ may become equal further
-on: a Relu or a quantizer maps many numbers to one. So the difference must reach an output, or a
-sum, through operators that keep different elements different. After the sum, operators may round
-and clip, but not discard the magnitude of numbers, as comparisons and normalizations do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +17,10 @@ import onnx_ir as ir
 
 from qgraph.errors import QGraphError
 from qgraph.graph.scopes import producer_of
-from qgraph.graph.slices import reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import Imports, compute
 from qgraph.ops.known_values import KnownValues
-from qgraph.ops.operator import operator_of
-from qgraph.proof.matching.operators import KEEP_ALL, MEANS, is_elementwise, is_move
+from qgraph.proof.matching.operators import MEANS, is_elementwise, is_move
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -89,7 +82,7 @@ class Attained:
         if origin is None or node is None:
             return self.limits(origin) if origin is not None and self.is_fed(origin) else None
         named = node.op_type in _WEIGHTED or node.op_type == "BatchNormalization"
-        is_sum = node.domain == "" and (named or _joins(node, self._known))
+        is_sum = node.domain == "" and (named or joins_data(node, self._known))
         limits = self.limits(origin) if is_sum else None
         return None if limits is None else replace(limits, in_order=origin is value)
 
@@ -227,7 +220,7 @@ def _origin(value: ir.Value) -> ir.Value | None:
     return value
 
 
-def _joins(node: ir.Node, known: KnownValues) -> bool:
+def joins_data(node: ir.Node, known: KnownValues) -> bool:
     """Return whether a node adds two values that are not constant."""
     return node.op_type in ("Add", "Sub") and not any(
         operand is None or known.has(operand) for operand in node.inputs
@@ -288,111 +281,3 @@ def _by_result(node: ir.Node, weight: Float64) -> Float64:
         return weight.reshape(len(weight), -1)
     moved = weight if weight.ndim < 2 else np.moveaxis(weight, -1, 0)
     return moved.reshape(moved.shape[0] if weight.ndim > 1 else 1, -1)
-
-
-_SUMS = frozenset(
-    {"AveragePool", "BatchNormalization", "Conv", "ConvInteger", "ConvTranspose", "Gemm"}
-    | {"GlobalAveragePool", "MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
-    | {"ReduceMean", "ReduceSum"}
-)
-
-_KEEP_SIZES = frozenset(
-    {"Clip", "Concat", "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish"}
-    | {"LeakyRelu", "Log", "LogSoftmax", "Pad", "PRelu", "Resize", "Selu", "Sigmoid", "Softmax"}
-    | {"Softplus", "Sum", "Tanh"}
-)
-"""Operators that keep a difference of a sum visible, besides the elementwise ones."""
-
-_FORGET_SIZES = frozenset(
-    {"And", "BipolarQuant", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual"}
-    | {"Not", "Or", "Sign"}
-)
-
-
-def visible(
-    value: ir.Value,
-    known: KnownValues,
-    outputs: Collection[ir.Value],
-    *,
-    everywhere: bool,
-    through_sums: bool,
-) -> bool:
-    """Return whether a difference in ``value`` reaches one of ``outputs``.
-
-    Args:
-        value: a value of a model, or a constant.
-        known: the constants of the model.
-        outputs: the outputs to examine.
-        everywhere: whether all elements of the value differ in the same way. If not, no channel may
-            have only weights of zero.
-        through_sums: whether sums keep the difference visible; they lose the sign of zero.
-    """
-    if _is_empty(value):
-        return False
-    sums: list[ir.Value] = []
-
-    def following(step: ir.Value) -> list[ir.Value]:
-        results = []
-        for node, index in step.uses():
-            if known.has(node.outputs[0]) and not known.has(value):
-                continue
-            is_sum = node.domain == "" and (node.op_type in _SUMS or _joins(node, known))
-            if is_sum and through_sums and _reads(node, index, known, everywhere=everywhere):
-                sums.extend(node.outputs)
-                continue
-            moves = index == 0 and is_move(node) and (everywhere or node.op_type in KEEP_ALL)
-            if moves or (node.domain, node.op_type) == ("", "Concat"):
-                results += [v for v in node.outputs if _has_elements(v, node)]
-        return results
-
-    def following_sums(step: ir.Value) -> list[ir.Value]:
-        shown = (node for node in step.consumers() if _shows_sizes(node))
-        return [result for node in shown for result in node.outputs if not _is_empty(result)]
-
-    moved = reached([value], following)
-    summed = reached([result for result in sums if not _is_empty(result)], following_sums)
-    return any(output in moved or output in summed for output in outputs)
-
-
-def _has_elements(value: ir.Value, node: ir.Node) -> bool:
-    """Return whether the result of a node has elements, if symbolic dimensions are above 0."""
-    if value.shape is None:
-        return node.op_type in KEEP_ALL
-    is_known = all(isinstance(size, int) or size.value for size in value.shape.dims)
-    return not _is_empty(value) and (node.op_type in KEEP_ALL or is_known)
-
-
-def _is_empty(value: ir.Value) -> bool:
-    return value.shape is not None and 0 in value.shape.dims
-
-
-def _reads(node: ir.Node, index: int, known: KnownValues, *, everywhere: bool) -> bool:
-    """Return whether no weight hides a difference in the operand at ``index``."""
-    if index != 0 or node.op_type not in ("Conv", "Gemm", "MatMul"):
-        return True
-    value = node.inputs[1]
-    weight = None if value is None else known.array(value)
-    if weight is None:
-        return value is not None and not known.has(value)
-    used = weight != 0
-    if everywhere:
-        return bool(used.any())
-    if node.op_type == "Conv":
-        group = node.attributes.get_int("group", 1)
-        parts = used.reshape(group, -1, *used.shape[1:])
-        return bool(parts.any(axis=(1, *range(3, parts.ndim))).all())
-    if weight.ndim != 2:
-        return False
-    turned = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
-    return bool(used.any(axis=0 if turned else 1).all())
-
-
-def _shows_sizes(node: ir.Node) -> bool:
-    """Return whether a node gives different results for two sums that differ enough."""
-    to_truth = node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
-    if to_truth or node.op_type in _FORGET_SIZES:
-        return False
-    if node.domain == "":
-        named = node.op_type in _SUMS or node.op_type in _KEEP_SIZES
-        return named or is_move(node) or is_elementwise(node)
-    return operator_of(node) is not None or node.op_type.startswith("QLinear")
