@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qgraph.inventory.saturation import saturates
 from qgraph.model import Model, load
 from qgraph.numerics.formats import IntFormat
 from qgraph.reports import SiteStatus
@@ -76,6 +77,8 @@ def feeds(model: Model, models: Path) -> dict[str, Array]:
     ],
 )
 def test_it_runs_the_models(core, models, tmp_path, name):
+    if "nncf" in name and "int8" in name and saturates("openvino"):
+        pytest.skip("OpenVINO cuts off sums of products of 8 bits on this processor")
     original = load(models / f"{name}.onnx")
     model = original.clone()
     report = model.apply(ConvertDialect(to="openvino"))
