@@ -97,12 +97,15 @@ input_options = options.gathered(
     options.file_option("--inputs", "bundle", text="File with the arrays of all inputs (.npz)."),
     click.option(
         "--random",
-        type=options.Whole(1, 1 << 30),
+        type=options.WholeNumber(1, 1 << 30),
         metavar="N",
         help="Number of random batches [1].",
     ),
     click.option(
-        "--seed", type=options.Whole(min=0), metavar="S", help="Seed of the random batches [0]."
+        "--seed",
+        type=options.WholeNumber(min=0),
+        metavar="S",
+        help="Seed of the random batches [0].",
     ),
     options.shape_option("Shape of a random input, such as NAME:1,3,224,224."),
     options.number_option(
@@ -113,7 +116,7 @@ input_options = options.gathered(
 
 probes_option = click.option(
     "--probes",
-    type=options.Whole(min=0),
+    type=options.WholeNumber(min=0),
     default=0,
     metavar="N",
     help="Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",

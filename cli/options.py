@@ -143,7 +143,7 @@ class Seconds(click.types.FloatParamType):
     name = "number"
 
 
-class Whole(click.IntRange):
+class WholeNumber(click.IntRange):
     """A whole number of a range."""
 
     name = "whole number"
@@ -158,7 +158,7 @@ def number_option(name: str, text: str, *, least: int = 1, default: int | None =
     """Return an option that is a whole number of at least ``least``; ``text`` is its help."""
     return click.option(
         name,
-        type=Whole(min=least),
+        type=WholeNumber(min=least),
         metavar="N",
         default=default,
         show_default=default is not None,

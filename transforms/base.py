@@ -352,9 +352,8 @@ def parse_spec(text: str) -> Transform:
     cls = TRANSFORMS.find(form[1])
     options = {each.name: each for each in options_of(cls)}
     values: dict[str, Any] = {}
-    for item in (form[2] or "").split(","):
-        if not item.strip() and not (form[2] or "").strip():
-            continue
+    stated = (form[2] or "").strip()
+    for item in stated.split(",") if stated else ():
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
             raise OptionError(
@@ -396,7 +395,6 @@ def _known(cls: type[Transform], names: Collection[str]) -> str:
 
 
 def _nearest(name: str, names: Collection[str]) -> str:
-    near = closest(name, names)
-    if near:
+    if near := closest(name, names):
         return f"did you mean {near!r}?"
     return f"it has {', '.join(names)}." if names else "it has none at all."

@@ -70,7 +70,7 @@ class SplitLeakyRelu(Transform):
         for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer, plan.first)
 
-    def _plan(self, model: Model, editor: Editor) -> Iterator[_Split | SiteReport]:
+    def _plan(self, model: Model, editor: Editor) -> Iterator[_Maximum | SiteReport]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
         for owner in owners(model.ir):
             known = KnownValues.of(owner)
@@ -78,7 +78,7 @@ class SplitLeakyRelu(Transform):
                 if not selects(self.nodes, label(chain[0])):
                     continue
                 try:
-                    yield from _Split.of(chain, known, facts, editor, limit)
+                    yield from _Maximum.of(chain, known, facts, editor, limit)
                 except Stuck as stuck:
                     yield refused(chain[0], explained(stuck.reason, UNSUITED_WEIGHT))
 
@@ -111,7 +111,7 @@ def _only_reader(node: ir.Node) -> ir.Node | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Split(OfDraft):
+class _Maximum(OfDraft):
     """A layer, and what takes its place.
 
     Attributes:
@@ -127,7 +127,7 @@ class _Split(OfDraft):
     @classmethod
     def of(
         cls, chain: _Chain, known: KnownValues, facts: Facts, editor: Editor, limit: int
-    ) -> Iterator[_Split]:
+    ) -> Iterator[_Maximum]:
         """Yield the form without the function.
 
         Raises:

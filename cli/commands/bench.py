@@ -33,7 +33,7 @@ def _setting(text: str) -> tuple[str, str]:
 )
 @click.option(
     "--threads",
-    type=options.Whole(1, 1 << 10),
+    type=options.WholeNumber(1, 1 << 10),
     metavar="N",
     default=1,
     show_default=True,

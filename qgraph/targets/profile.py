@@ -136,7 +136,7 @@ class Trap:
 
 
 @dataclass(frozen=True)
-class Saturation:
+class SaturatingProducts:
     """Products whose sums of two are cut off to 16 bits: ``[[saturation]]``.
 
     Attributes:
@@ -257,7 +257,7 @@ class Profile:
     codes: tuple[OperatorsOnCodes, ...] = ()
     storage: tuple[Storage, ...] = ()
     trap: tuple[Trap, ...] = ()
-    saturation: tuple[Saturation, ...] = ()
+    saturation: tuple[SaturatingProducts, ...] = ()
     sums: tuple[Sums, ...] = ()
     slower: tuple[SlowForm, ...] = ()
     option: tuple[SessionOption, ...] = ()
@@ -278,7 +278,7 @@ class Profile:
         return replace(self, processor=processor, is_named=True)
 
     @property
-    def saturating(self) -> tuple[Saturation, ...]:
+    def saturating(self) -> tuple[SaturatingProducts, ...]:
         """The products that saturate on the processor."""
         return tuple(each for each in self.saturation if self.processor in each.processors)
 

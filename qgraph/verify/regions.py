@@ -147,6 +147,7 @@ def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> _Recomput
     comparison = compare_values(a, b)
     confirm(not comparison.differing, f"the constants differ in {comparison.differing} elements")
     index, signs = comparison.index, comparison.zero_sign
+    confirm(not region.witness_channel, "a witness among constants has no channel")
     _check_witness(region, [] if index is None else [index, a.flat[index], b.flat[index]])
     return {"method": Method.CONSTANT, "zero_sign_inputs": signs}, False, signs > 0
 

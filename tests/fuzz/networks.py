@@ -91,7 +91,7 @@ class Network:
 
     def codes(self, dtype: str, *sizes: int) -> Array:
         most = np.iinfo(dtype)
-        return self.random.integers(max(most.min, -40), min(most.max, 90), sizes).astype(dtype)
+        return self.random.integers(max(most.min, -40), min(most.max, 64), sizes).astype(dtype)
 
     def move(self, name: str) -> None:
         self.at = name

@@ -134,6 +134,9 @@ def _others(path: Path, value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("1 more", value + 1), ("1 less", value - 1), ("a text", str(value)))
     elif isinstance(value, float):
         yield from (("more", value * 1.5 + 1), ("NaN", "NaN"), ("a text", "many"))
+    elif isinstance(value, str) and "conditions" in path:
+        # the text behind the kind is for readers
+        yield from ((f"_{value}", f"_{value}"), ("nothing", None), ("a number", 7))
     elif isinstance(value, str):
         yield from ((f"{value}_", f"{value}_"), ("nothing", None), ("a number", 7))
     elif value is None:

@@ -19,7 +19,7 @@ from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import ExplainedReason
-from qgraph.targets.profile import Profile, Saturation
+from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.unmet import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
@@ -81,7 +81,7 @@ def condition(model: Model, profile: Profile) -> str | None:
     return None
 
 
-def _wide(model: Model, rule: Saturation) -> Iterator[FoundLayer]:
+def _wide(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
     """Yield the layers of these types whose weights are beyond the safe range."""
     layers = [
         layer
