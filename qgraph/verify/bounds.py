@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from qgraph.bound import Bound
 from qgraph.certificate import Certificate, RegionVerdict
-from qgraph.errors import EquivalenceError, UnsupportedError
+from qgraph.errors import EquivalenceError
 from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
 from qgraph.graph.interface import Interface, Pair
 from qgraph.graph.scopes import node_name
@@ -266,25 +266,23 @@ class BoundCheck:
         confirm(is_asked, "it answers another question than the certificate")
         is_shifted = segment.is_output and segment.code_shift
         confirm(not is_shifted, "code shift: an output is not a code of a quantizer")
-        problem, figures = "", list[Figures]()
-        whole = self._compared.get(segment.ends, [])
-        for pairs in (whole, [(a.limited(), b.limited()) for a, b in whole]):
-            figures = self._figures(segment, pairs, bound)
-            problem = problem_of(figures, bound)
-            if not problem:
-                return
+        figures = self._figures(segment, bound)
+        problem = problem_of(figures, bound)
         weak = self._one.weak.get(segment.ends[0]) or self._other.weak.get(segment.ends[1])
-        if not problem_of(self._figures(segment, whole, bound, widest=True), bound):
+        readers = (each for end in segment.ends for each in end.consumers())
+        decoded = (each.outputs[0] for each in readers if each.op_type == "DequantizeLinear")
+        if any(u.op_type in ("Clip", "Relu") for value in decoded for u in value.consumers()):
+            weak = "a limit of its decoded codes may leave fewer of them"
+        if problem and not problem_of(self._figures(segment, bound, widest=True), bound):
             weak = "its steps are of the widest range of all channels"
         if not problem_of(figures, bound, _NOISE):
             weak = "the rounding of float64 alone may be so large"
-        raise UnsupportedError(f"{problem}; {weak}") if weak else EquivalenceError(problem)
+        need(not (problem and weak), f"{problem}; {weak}")
+        confirm(not problem, problem)
 
-    def _figures(
-        self, segment: _Segment, pairs: Sequence[_Pair], bound: Bound, *, widest: bool = False
-    ) -> list[Figures]:
+    def _figures(self, segment: _Segment, bound: Bound, *, widest: bool = False) -> list[Figures]:
         """Return the figures of a bound, of each pair of roundings at its end."""
-        x, y = segment.ends
+        (x, y), pairs = segment.ends, self._compared.get(segment.ends, [])
         if segment.is_output:
             ours, is_whole = self._one.of(x), any(map(_is_whole, segment.ends))
             ends = ours.low, ours.high

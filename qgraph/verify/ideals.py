@@ -264,7 +264,6 @@ class TracedRounding:
         codes: the codes, as a function.
         is_moved: whether these are moved codes of the model.
         movement: the movement, unless these are maxima.
-        behind: codes beyond which a following Relu or Clip of the decoded codes is constant.
     """
 
     kind: str
@@ -276,15 +275,6 @@ class TracedRounding:
     codes: Ideal = field(default_factory=Ideal)
     is_moved: bool = False
     movement: MovedElements | None = None
-    behind: tuple[float, float] = (-np.inf, np.inf)
-
-    def limited(self) -> TracedRounding:
-        """Return the rounding to codes limited by the Relu or Clip."""
-        clips, ends = (
-            (np.clip(first, *self.behind), np.clip(last, *self.behind))
-            for first, last in (self.clips, self.ends)
-        )
-        return replace(self, clips=clips, ends=ends)
 
 
 def rounding_of(kind: str, before: Executed, limits: tuple[Float64, Float64]) -> TracedRounding:

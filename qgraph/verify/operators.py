@@ -30,11 +30,7 @@ SWAPPABLE = names("Add And BitwiseAnd BitwiseOr Equal Mul Or Xor")
 _BY_SIGN = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 _BY_DIVISION = {"BatchNormalization": 4, "Div": 1, "QuantizeLinear": 1}
 _EVEN = names("Abs Cos Cosh Exp Sigmoid Softplus")
-_OF_MICROSOFT = names(
-    "DequantizeLinear DynamicQuantizeMatMul FusedConv FusedGemm FusedMatMul Gelu MatMulInteger16 "
-    "MatMulIntegerToFloat QLinearAdd QLinearMul QuantizeLinear"
-)
-_BY_SCALES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"})
+_BY_SCALES = frozenset({"QLinearConv", "QLinearMatMul"})
 
 
 def graphs_of(node: ir.Node) -> list[ir.Graph]:
@@ -80,28 +76,20 @@ def _version(name: str, opset: int) -> Hashable:
 def tells_zeros_apart(node: ir.Node, index: int) -> bool:
     """Return whether the sign of a zero in one operand may change the result of a node.
 
-    The prover has its own table; the two are separate on purpose.
+    The prover has its own table; the two are separate on purpose. Operators of other domains than
+    those of quantizers and of the standard count as distinguishing zeros.
     """
-    name, domain = node.op_type, node.domain
-    if name in _BY_SCALES and domain in ("", "com.microsoft"):
-        return index not in (0, 3)  # codes, which have one zero
+    name = node.op_type
     try:
         operator = operator_of(node)
     except OperatorError:
         return True
-    if operator is not None and not operator.schema.standard:
+    if operator is not None and (name == "QuantizeLinear" or not operator.schema.standard):
         return index > 0  # scales, ranges and zero points
-    if name == "QuantizeLinear" and domain in ("", "com.microsoft"):
-        return index > 0
-    if domain == "com.microsoft":
-        return name not in _OF_MICROSOFT and (name != "MatMulNBits" or index > 0)
-    if domain:
-        return domain != "ai.onnx.ml" or name == "Normalizer"
+    if node.domain or name == "CastLike" or name in _BY_SCALES:
+        return True
     if name == "Cast":
         return node.attributes.get_int("to", 1) == ir.DataType.STRING
-    if name == "CastLike":
-        like = node.inputs[1]
-        return like is None or like.dtype in (None, ir.DataType.STRING)
     if name in _BY_SIGN or _BY_DIVISION.get(name) == index:
         return index == 1 or not forgets_zero_signs(node)
     is_standard = onnx.defs.has(name, "")

@@ -279,25 +279,6 @@ class Trace:
             low, high, value = max(low, float(first)), min(high, float(last)), clip.outputs[0]
         return low, high
 
-    def _limits_of_decoded(self, codes: ir.Value) -> tuple[float, float]:
-        """Return codes beyond which a Relu or Clip of the decoded codes is constant."""
-        value, nodes = codes, list[ir.Node]()
-        for names in (("DequantizeLinear",), ("Relu", "Clip")):
-            users = list(value.consumers())
-            is_kept = value.is_graph_output() or len(value.uses()) != 1 or users[0].domain
-            if is_kept or users[0].op_type not in names:
-                return -np.inf, np.inf
-            nodes, value = [*nodes, users[0]], users[0].outputs[0]
-        parameters = [self.of(v).numbers for v in nodes[0].inputs[1:] if v is not None]
-        scale, zero = (*parameters, NOTHING)[:2]
-        low, high = (NOTHING, np.inf) if nodes[1].op_type == "Relu" else self.ends(nodes[1])
-        if (scale <= 0).any():
-            return -np.inf, np.inf
-        # products of codes are exact, quotients are not
-        first, last = np.floor(low / scale), np.ceil(high / scale)
-        first, last = first - (first * scale > low), last + (last * scale < high)
-        return float(first.min() + zero.min()), float(last.max() + zero.max())
-
     def quantized(
         self, node: ir.Node, before: Executed, rounding: str, ends: tuple[Float64, Float64, Float64]
     ) -> Executed:
@@ -307,9 +288,7 @@ class Trace:
         is_coded = node.op_type == "QuantizeLinear" or node.op_type not in QUANTIZERS
         least, most = self.limits_behind(value) if is_coded else (-np.inf, np.inf)
         low, high = np.maximum(low, least) - zero, np.minimum(high, most) - zero
-        first, last = self._limits_of_decoded(value) if is_coded else (-np.inf, np.inf)
-        behind = first - float(zero.max()), last - float(zero.min())
-        rounded = replace(rounding_of(rounding, before, (low, high)), behind=behind)
+        rounded = rounding_of(rounding, before, (low, high))
         codes = self._settled(value, rounded, Basis(("codes", id(value)), *rounded.ends))
         result = Executed(codes, *codes.range, unit=np.ones(()))
         return sum_of(result, fixed(zero)) if zero.any() else result
@@ -345,7 +324,7 @@ class Trace:
             moved = rounding_of(rounding.kind, move(rounding.before), (low, high))
         except FAILURES:
             return Ideal.of(result)
-        moved = replace(moved, is_moved=True, movement=result.movement, behind=rounding.behind)
+        moved = replace(moved, is_moved=True, movement=result.movement)
         return self._settled(value, moved, result)
 
 
