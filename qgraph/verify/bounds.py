@@ -19,7 +19,7 @@ from qgraph.bound import Bound
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
-from qgraph.graph.interface import Interface, Pair
+from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
 from qgraph.ops.moved_elements import PRIMES, Sizes
@@ -163,9 +163,11 @@ class BoundCheck:
 
     def problem(self) -> str | None:
         """Return why regions do not cover the models; None if they do."""
+        conflicts = (conflict(*pair) for pair in self._paired.inputs)
         ended = {s.ends for s in self._segments.values() if s.is_output}
         missing = [a for a, b in self._paired.outputs if (a, b) not in ended]
-        return f"no region ends at output {missing[0].name!r}" if missing else None
+        uncovered = f"no region ends at output {missing[0].name!r}" if missing else None
+        return next(filter(None, conflicts), uncovered)
 
     def check(self, region: RegionVerdict) -> PartFinding:
         """Return the finding about a region."""

@@ -18,6 +18,7 @@ from qgraph.graph.interface import (
     Interface,
     are_equal_defaults,
     common_domain,
+    conflict,
     interface,
 )
 from qgraph.numerics.float32 import check_float_environment
@@ -108,7 +109,7 @@ def _conclude(
         reason = f"the checker does not decide whether the models are {certificate.verdict}"
         return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))
     fed = [pair for pair in paired.defaults if are_equal_defaults(*pair)] + paired.inputs
-    equal = EqualValues(sides, claims, fed)
+    equal = EqualValues(sides, claims, [pair for pair in fed if conflict(*pair) is None])
     problem = equal.difference(paired.outputs)
     return PartFinding(Status.UNCHECKED if problem else Status.CHECKED, problem)
 

@@ -318,6 +318,15 @@ def test_only_equal_operators_on_equal_operands_are_equal(ours, theirs):
     assert str(found.outputs.reason).startswith("no region proves output 'y' equal")
 
 
+def test_inputs_of_two_types_are_not_equal():
+    """No certificate makes them so: a Cast of both would give one number for many."""
+    body = "[c] c = Cast <to = 1> (x) [y] y = Exp(c)"
+    ours, theirs = (model(body, x=f"{kind}[4] x") for kind in ("int8", "uint8"))
+    found = checked(document(), ours, theirs)
+    assert found.verdict == "undecided"
+    assert str(found.outputs.reason).startswith("no region proves output 'y' equal")
+
+
 def test_operands_that_may_be_swapped():
     found = checked(document(), model(ADD, x=TWO), model("[y] y = Add(u, x)", x=TWO))
     assert found.verdict == "proved"
