@@ -1,4 +1,4 @@
-"""The commands of qgraph as functions: each takes paths or models, and returns its report."""
+"""The commands of qgraph as functions of paths or models, which return reports."""
 
 from __future__ import annotations
 
@@ -220,14 +220,14 @@ def verify(
     *,
     prover: bool = True,
 ) -> Verification:
-    """Check what a certificate states about two models, by the definitions of operators alone.
+    """Check a certificate of two models, by the definitions of operators alone.
 
     Args:
-        certificate: what :func:`qgraph.prove` returned; or its file, which must be about the two
-            models, then given by their paths.
+        certificate: the result of :func:`qgraph.prove`; or its file, which must be about the two
+            models; these are then given by paths.
         reference: a path or a model.
         candidate: a path or a model.
-        prover: let the prover decide again what the checker cannot.
+        prover: let the prover decide again the parts that the checker cannot decide.
 
     Raises:
         ModelError: the file is no certificate, or a model is not usable.
@@ -278,15 +278,15 @@ def lint(
     ignore: Ids = (),
     inputs: Arrays | Sequence[NamedArrays] = (),
 ) -> LintReport:
-    """Return what the rules of lint find in a model.
+    """Return the findings of lint in a model.
 
     Args:
         model: a path or a model, which is not changed.
-        target: name or path of a profile; without one, kernels of targets are not asked about.
-        select: only these rules: ids, beginnings of ids, names or families. All by default.
-        ignore: not these rules.
+        target: name or path of a profile; None to apply no rules about kernels of a target.
+        select: the rules to apply: ids, prefixes of ids, names or families. All by default.
+        ignore: rules to skip.
         inputs: arrays by input name, of one batch or of several, or the path of an archive with
-            them (.npz): the model is run on them for the rules that look at data.
+            them (.npz): the model is run on them for the rules about data.
 
     Raises:
         ModelError: the model is not usable.
@@ -297,7 +297,7 @@ def lint(
 
 
 def explain(reason_id: str) -> Cause:
-    """Return what the id of a reason or of a rule means, and what to do.
+    """Return the meaning of the id of a reason or of a rule, and what to do.
 
     Args:
         reason_id: such as ``QG001`` or ``QG112``.
@@ -323,7 +323,7 @@ def plot(
         model: a path or a model.
         node: name of a node of the quantizer.
         compare: a model whose quantizer at the same position is drawn too.
-        channel: which channel; None for the one that differs most, else 0.
+        channel: index of the channel; None for the one that differs most, else 0.
         form: format of the picture.
 
     Raises:
@@ -345,7 +345,7 @@ def report(document: Mapping[str, Any] | Displayed, form: PageForm = "html") -> 
     """Return a report in another form.
 
     Args:
-        document: a report, a model, or what a JSON file of the command line has.
+        document: a report, a model, or the content of a JSON report.
         form: ``html``, ``markdown``, ``sarif`` or ``junit``.
 
     Raises:

@@ -1,6 +1,6 @@
 """Bounds on how far two models differ, and the limits that users set for them.
 
-A bound is about one segment: from codes, which are taken to be equal, to the next codes or to an
+A bound is about one segment: from codes, which are assumed equal, to the next codes or to an
 output. Codes are compared in steps of their quantizer, outputs in real units too.
 """
 
@@ -24,7 +24,7 @@ STEPS_OF_OUTPUT = 256
 
 
 class Against(Choice):
-    """What the executed candidate is compared with."""
+    """Values with which the executed candidate is compared."""
 
     EXECUTION = "execution"
     IDEAL = "ideal"
@@ -32,10 +32,10 @@ class Against(Choice):
 
 @dataclass(frozen=True)
 class SeenCodes:
-    """Codes or inputs of the reference that a segment starts from.
+    """Codes or inputs of the reference at which a segment starts.
 
     Attributes:
-        value: name of the value that holds them.
+        value: name of the value.
         fill: the code of all elements but those listed.
         elements: indices of the others.
         codes: their codes.
@@ -62,19 +62,19 @@ class SeenCodes:
         return codes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the codes as they stand in a certificate."""
+        """Return the codes in the form of certificates."""
         elements = [list(each) for each in self.elements]
         return vars(self) | {"elements": elements, "codes": list(self.codes)}
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The largest difference at the end of a segment that a few runs showed, from equal codes.
+    """The largest difference at the end of a segment in a few runs from equal codes.
 
     Attributes:
         difference: number of steps; at an output that is not quantized, in real units.
         element: index of the element at the end that differs.
-        starts: what the runs began with.
+        starts: codes and inputs of the run.
     """
 
     difference: float
@@ -82,7 +82,7 @@ class Seen:
     starts: tuple[SeenCodes, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was seen as it stands in a certificate."""
+        """Return the fields of certificates."""
         starts = [start.to_json() for start in self.starts]
         return vars(self) | {"element": list(self.element), "starts": starts}
 
@@ -94,21 +94,21 @@ class Bound:
     Attributes:
         deviation_steps: largest distance before rounding, in steps of the quantizer.
         max_steps: largest number of steps between codes; for an output, between its values.
-        tie_distance_steps: codes differ only where what the reference means lies so close to a
-            threshold of the quantizer. Against the ideal, codes of the reference are those that it
-            means.
-        reference_error, candidate_error: largest distance of what a model executes from what it
-            means, in steps.
-        ideal_shift: largest distance of what both models mean, in steps.
+        tie_distance_steps: codes differ only if the ideal value of the reference is at most this
+            far from a threshold of the quantizer. Against the ideal, codes of the reference are
+            those of its ideal values.
+        reference_error, candidate_error: largest distance of executed and ideal values of a model,
+            in steps.
+        ideal_shift: largest distance of the ideal values of both models, in steps.
         against: whether the first three contain the error of the reference: execution or ideal.
         order: the order of additions for which it holds.
-        conditions: what else it takes for granted.
-        levels: how many steps the range of the codes has.
+        conditions: further assumptions.
+        levels: number of steps in the range of the codes.
         absolute: the deviation of an output in real units; None for codes.
         ulps: the same in units in the last place of its largest number.
-        code_shift: the codes of the candidate are those of the reference plus this number.
+        code_shift: codes of the candidate minus codes of the reference.
         channels: ``[reference_error, candidate_error, ideal_shift]`` of each channel.
-        seen: how far the codes lie apart at least; None if the models were not run.
+        seen: a difference that occurred in a run; None if the models were not run.
     """
 
     deviation_steps: float
@@ -128,7 +128,7 @@ class Bound:
     seen: Seen | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the bound as it stands in a certificate."""
+        """Return the bound in the form of certificates."""
         lists = {"conditions": list(self.conditions), "channels": list(map(list, self.channels))}
         return vars(self) | lists | {"seen": self.seen and self.seen.to_json()}
 
@@ -140,12 +140,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class Limit:
-    """How far two models may differ.
+    """A limit for the difference of two models.
 
     Attributes:
-        number: of units.
+        number: number of units.
         unit: "step", "ulp", "%", or "" for real units.
-        output: name of the output for which it holds instead of the general limit; None for all.
+        output: name of the output for which it overrides the general limit; None for all.
     """
 
     number: float
@@ -154,13 +154,13 @@ class Limit:
 
     @classmethod
     def parse(cls, text: str) -> Limit:
-        """Return the limit that a text states.
+        """Parse a limit.
 
         Args:
             text: ``1step``, ``0.05step``, ``0.1%``, or for one output ``NAME:0.01``, ``NAME:2ulp``.
 
         Raises:
-            OptionError: it states none.
+            OptionError: the text is not a limit.
         """
         name, _, rest = str(text).strip().rpartition(":")
         number = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
@@ -175,13 +175,13 @@ class Limit:
         return cls(float(match[1]), unit, name or None)
 
     def __str__(self) -> str:
-        """Return the limit as :meth:`parse` takes it."""
+        """Return the limit as text, which :meth:`parse` reads."""
         name = "" if self.output is None else f"{self.output}:"
         return f"{name}{str(self.number).removesuffix('.0')}{self.unit}"
 
     @property
     def is_whole(self) -> bool:
-        """Whether it limits the steps between codes; else it limits numbers before rounding."""
+        """Whether it limits differences of codes; otherwise it limits numbers before rounding."""
         return self.unit == "step" and self.number.is_integer()
 
     def holds(self, bound: Bound) -> bool:
@@ -199,7 +199,7 @@ class Limit:
 
 
 def limit_of(limits: Iterable[Limit], output: str | None) -> Limit | None:
-    """Return the limit for an output, or for codes if there is no name; the last one counts."""
+    """Return the limit for an output, or for codes if there is no name; the last one applies."""
     smallest = None
     for limit in limits:
         if limit.output in (None, output) and (
@@ -210,12 +210,12 @@ def limit_of(limits: Iterable[Limit], output: str | None) -> Limit | None:
 
 
 def is_within(limits: Iterable[Limit], bound: Bound, value: str) -> bool:
-    """Return whether a bound is within the limits; it is not if there is none for it.
+    """Return whether a bound is within the limits; False if no limit applies to it.
 
     Args:
         limits: all limits.
-        bound: of codes, or of an output that is not quantized.
-        value: name of what is bounded.
+        bound: the bound of codes, or of an output that is not quantized.
+        value: name of the bounded value.
     """
     limit = limit_of(limits, None if bound.absolute is None else value)
     return limit is not None and limit.holds(bound)
@@ -231,15 +231,15 @@ class NamedValue(Protocol):
 
 @dataclass(frozen=True)
 class Bounding:
-    """What is to be bounded.
+    """Options of bounds.
 
     Attributes:
-        within: limits; a bound beyond them is reported all the same.
-        against: execution, how far the codes of both models may lie apart as executed; or ideal,
-            how far the executed candidate may lie from what the reference means.
+        within: limits; bounds beyond them are reported too.
+        against: execution, to compare the executed codes of both models; or ideal, to compare the
+            executed candidate with the ideal values of the reference.
         order: ``any``, which holds for every order of additions, or ``chunk:N``, for sums of
             sequential chunks of at most N terms that are added one after another.
-        accumulate: type in which sums of 16-bit types are added: own or float32.
+        accumulate: type in which sums of 16-bit floats are added: own or float32.
         ranges: by name, ranges of inputs that are not quantized.
 
     Raises:
@@ -272,12 +272,12 @@ class Bounding:
     def of(
         cls, within: Within, inputs: Iterable[NamedValue], outputs: Iterable[NamedValue]
     ) -> Bounding:
-        """Return what is to be bounded of a model.
+        """Return the options of bounds for a model.
 
         Args:
-            within: limits, or everything.
-            inputs: of the reference.
-            outputs: of the reference.
+            within: limits, or all options.
+            inputs: inputs of the reference.
+            outputs: outputs of the reference.
 
         Raises:
             OptionError: a range or a limit names no input or output.
@@ -307,7 +307,7 @@ class Bounding:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Bounding:
-        """Return what :meth:`to_json` gave; what a certificate lacks has its default.
+        """Parse the result of :meth:`to_json`; missing fields have defaults.
 
         Raises:
             ValueError: a field has another form.
@@ -341,4 +341,4 @@ class Bounding:
 
 
 Within = str | Limit | Sequence[str | Limit] | Bounding
-"""Limits, or all that is to be bounded."""
+"""Limits, or all options of bounds."""

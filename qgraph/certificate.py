@@ -27,7 +27,7 @@ if not TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """A model as a report names it.
+    """File and hash of a model in a report.
 
     Attributes:
         path: its file; None for a model in memory.
@@ -47,8 +47,8 @@ class ListedFact:
         tensor: its name.
         type: its element type; None if it is not known.
         shape: numbers, texts of open sizes, and None for what is not known; None without a rank.
-        because: what it follows from.
-        value: the elements in their order, of a value that sizes determine.
+        because: its source.
+        value: the elements in order, if sizes determine them.
     """
 
     model: str
@@ -59,7 +59,7 @@ class ListedFact:
     value: tuple[Any, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fact as it stands in a certificate."""
+        """Return the fact in the form of certificates."""
         fact: dict[str, Any] = {
             "model": self.model,
             "tensor": self.tensor,
@@ -77,13 +77,13 @@ class ListedFact:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An input: random arrays, or one input full of a number among them, except at some elements.
+    """Inputs of a run: random arrays, of which one may be filled with a number.
 
     Attributes:
         batch: number of the random arrays.
-        input: name of the input of the reference that is full of a number; None without one.
+        input: name of the input of the reference that is filled; None if there is none.
         value: the number.
-        elements: indices of the elements that are other numbers.
+        elements: indices of elements with other numbers.
         values: these numbers.
     """
 
@@ -94,7 +94,7 @@ class Demonstration:
     values: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the input as it stands in a certificate."""
+        """Return the input in the form of certificates."""
         document: dict[str, Any] = {"batch": self.batch, "input": self.input, "value": self.value}
         if self.elements:
             document["elements"] = [list(element) for element in self.elements]
@@ -109,9 +109,9 @@ class Demonstration:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RegionVerdict(Verdict):
-    """Two values that must be equal, and the verdict on them, given equal entries.
+    """Two values that should be equal, and the verdict on them, given equal entries.
 
-    Of a constant, the input of the witness is the number of the element.
+    For constants, the input of the witness is the index of the element.
 
     Attributes:
         reference_nodes, candidate_nodes: names of the nodes that compute the values from the
@@ -124,9 +124,9 @@ class RegionVerdict(Verdict):
         differing_channels: channel and number of differing inputs, for the first channel of each
             set of channels with equal parameters.
         conditions: assumptions about this region, besides those of the certificate.
-        boxes: the evidence; empty unless asked for.
-        cases: that of a region with two inputs, by entry; likewise.
-        bound: how far the values lie apart at most, where it was bounded.
+        boxes: the evidence; empty unless requested.
+        cases: the evidence of a region with two inputs, by entry; likewise.
+        bound: the bound of the difference, if there is one.
     """
 
     reference_nodes: tuple[str, ...]
@@ -149,7 +149,7 @@ class RegionVerdict(Verdict):
 
     @property
     def level(self) -> str | None:
-        """The level that holds; ``bounded`` where only a bound is known, None if undecided."""
+        """The level that holds; ``bounded`` if only a bound is known, None if undecided."""
         if self.verdict is ProofVerdict.BOUNDED:
             return str(self.verdict)
         return None if self.exactness is None else str(self.exactness)
@@ -160,7 +160,7 @@ class RegionVerdict(Verdict):
         return id_of(self.reason) if self.verdict is ProofVerdict.UNDECIDED else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the region as it stands in a certificate."""
+        """Return the region in the form of certificates."""
         witness = self.witness
         return {
             "reference_nodes": list(self.reference_nodes),
@@ -230,20 +230,20 @@ class Certificate(Displayed):
     """Certificate of a proof about two models.
 
     Attributes:
-        verdict: proved if the outputs are equal for every input, as far as ``conditions`` say;
-            different if a region differs and makes the models different; else undecided.
+        verdict: proved if the outputs are equal for every input, under ``conditions``; different if
+            a region differs and makes the models different; else undecided.
         exactness: the lowest level of all regions; None when undecided.
-        reference, candidate: what the models are, by file and hash, or by hash in memory.
+        reference, candidate: file and hash of the models; only the hash of models in memory.
         regions: every place where the models differ in form, in the order of the reference.
-        conditions: what the verdict takes for granted, or does not cover.
+        conditions: assumptions of the verdict.
         notes: remarks.
-        counterexample: names of model inputs and their arrays on which the outputs differ; empty
-            where none was sought or found.
-        kept_inputs: whether initializers that are inputs too were left so.
-        facts: the types and shapes that the regions and matches rest on.
-        shown_by: an input on which the outputs differ, where no region alone makes the models
+        counterexample: arrays by names of model inputs, on which the outputs differ; empty if none
+            was searched or found.
+        kept_inputs: whether initializers that are also inputs were not treated as constants.
+        facts: the types and shapes that the proof uses.
+        shown_by: an input on which the outputs differ, if no region alone makes the models
             different.
-        bounding: what was bounded, and within which limits.
+        bounding: the options of bounds.
     """
 
     verdict: ProofVerdict
@@ -261,7 +261,7 @@ class Certificate(Displayed):
 
     @property
     def summary(self) -> str:
-        """The verdict, and about how many regions."""
+        """The verdict, and the number of regions."""
         level = f" in {self.level}" if self.level not in (None, str(self.verdict)) else ""
         return f"{self.verdict}{level}, {counted(len(self.regions), 'region')}"
 
@@ -274,7 +274,7 @@ class Certificate(Displayed):
 
     @property
     def beyond(self) -> list[RegionVerdict]:
-        """The bounded regions that are not within the limits, or for which there is no limit."""
+        """The bounded regions that exceed the limits, or for which there is no limit."""
         return [
             region
             for region in self.regions
@@ -304,7 +304,7 @@ class Certificate(Displayed):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Certificate:
-        """Return the certificate that a file holds.
+        """Parse the content of a certificate file.
 
         Raises:
             ModelError: something is missing, or of another type or semantics.
@@ -333,8 +333,8 @@ class Certificate(Displayed):
         """Raise unless the models were proved equal, or bounded within the limits.
 
         Raises:
-            EquivalenceError: they differ; names the first place, and carries the certificate.
-            UndecidedError: it could not be decided; likewise.
+            EquivalenceError: they differ; the message names the first region, and the exception has
+            the certificate. UndecidedError: it could not be decided; likewise.
         """
         if self.verdict is ProofVerdict.PROVED:
             return
@@ -371,7 +371,7 @@ class Certificate(Displayed):
 
 
 def conditions_of(regions: Sequence[RegionVerdict], frozen: int) -> list[Condition]:
-    """Return the conditions that follow from what regions state.
+    """Return the conditions implied by fields of regions.
 
     Args:
         regions: the regions.
@@ -394,7 +394,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def place_of(nodes: Sequence[str]) -> str:
-    """Return the nodes of a region in short: the last one, and how many there are before it."""
+    """Return a short text of the nodes of a region: the last one, and the number of others."""
     if not nodes:
         return "nothing"
     return repr(nodes[-1]) + (f" (and {len(nodes) - 1} before it)" if len(nodes) > 1 else "")

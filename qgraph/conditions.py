@@ -1,4 +1,4 @@
-"""What proofs take for granted: kinds of conditions, and their texts.
+"""Conditions of proofs: their kinds and texts.
 
 A condition is a text that has a kind, and values such as names and counts. A certificate contains
 it as ``kind: text`` or ``kind["a name", 3]: text``. Certificates are compared by kinds and values,
@@ -21,7 +21,7 @@ class Condition(str):
     """The text of a condition.
 
     Attributes:
-        kind: stable name of what it says.
+        kind: stable name of its kind.
         values: the names and numbers in it.
     """
 
@@ -247,11 +247,11 @@ WRAPPED_SUM = _kind(
 def of_bounds(
     chunk: int | None, accumulate: str, others: Iterable[Condition] = ()
 ) -> list[Condition]:
-    """Return what all bounds take for granted, and what some operators add to it.
+    """Return the conditions of all bounds, and those of some operators.
 
     Args:
         chunk: number of terms that are added in sequence; None for any order.
-        accumulate: type in which sums of 16-bit types are added: own or float32.
+        accumulate: type in which sums of 16-bit floats are added: own or float32.
         others: conditions of operators.
     """
     order = ANY_ORDER if chunk is None else IN_CHUNKS(chunk)
@@ -260,16 +260,16 @@ def of_bounds(
 
 
 def of_equal_segments(chunk: int | None, accumulate: str) -> list[Condition]:
-    """Return what is taken for granted where all segments are equal: sums of codes are exact."""
+    """Return the condition of equal segments: sums of codes are exact."""
     return [each for each in of_bounds(chunk, accumulate) if each != GIVEN_CODES]
 
 
 def of_sizes(used: Collection[str], shared: Mapping[str, str]) -> list[Condition]:
-    """Return what is taken for granted where operators compute with open sizes.
+    """Return the conditions if operators compute with open sizes.
 
     Args:
         used: the names of these sizes.
-        shared: by name, the dimensions of the inputs that have one size, where these are several.
+        shared: by name, the dimensions of the inputs that share one size, if there are several.
     """
     alike = [ONE_SIZE(name, shared[name]) for name in sorted(used) if name in shared]
     return [*map(OPEN_SIZE, sorted(used)), *alike]
@@ -278,6 +278,6 @@ def of_sizes(used: Collection[str], shared: Mapping[str, str]) -> list[Condition
 def of_segments(conditions: Iterable[Condition]) -> list[Condition]:
     """Return the conditions of a proof without those that count its regions.
 
-    Segments take the place of the regions. They hold numbers, so zeros of both signs are equal.
+    Segments replace the regions. They compare numbers, so zeros of both signs are equal.
     """
     return [c for c in conditions if not (NO_NAN.is_of(c) or ZERO_SIGNS.is_of(c))]

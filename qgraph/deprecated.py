@@ -20,7 +20,7 @@ RENAMED = {
 
 
 def renamed(module: str) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a module, which finds what has another name now."""
+    """Return the ``__getattr__`` of a module, which resolves old names."""
 
     def get(name: str) -> object:
         new = RENAMED[module].get(name)
@@ -34,13 +34,13 @@ def renamed(module: str) -> Callable[[str], object]:
 
 
 def grouped(**groups: Any) -> Callable[[F], F]:
-    """Return a decorator for a function whose old keywords are fields of dataclasses now.
+    """Return a decorator for a function whose old keywords are now fields of dataclasses.
 
     ``check(a, b, atol=1)`` becomes ``check(a, b, tolerances=Tolerances(atol=1))``.
 
     Args:
-        groups: dataclasses by the names of the parameters that take them. What else such a
-            parameter takes is the first field of the dataclass.
+        groups: dataclasses, by name of the parameter. Another value of this parameter becomes the
+            first field of the dataclass.
     """
     homes = {
         field.name: group for group, group_type in groups.items() for field in fields(group_type)

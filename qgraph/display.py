@@ -1,4 +1,4 @@
-"""How objects show themselves: in one line, and as a page in notebooks."""
+"""Base class of objects with a one-line ``repr`` and a page in notebooks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class Displayed:
-    """Shows itself in one line by ``summary``, and as a page in notebooks."""
+    """Object with a one-line ``repr`` from ``summary``, and a page in notebooks."""
 
     @property
     def summary(self) -> str:
-        """What it is, in a few words."""
+        """Short description."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -21,7 +21,7 @@ class Displayed:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What a JSON report of it has."""
+        """Its JSON report."""
         plain: dict[str, Any] = importlib.import_module("qgraph.notebook").document_of(self)
         return plain
 
@@ -32,7 +32,7 @@ class Displayed:
 
 
 class _CallablePackage(ModuleType):
-    """A package with the name of a function in ``qgraph``, which it hides once it is imported."""
+    """A package that has the name of a function in ``qgraph``, and hides it once imported."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         name = self.__name__.rpartition(".")[2]
@@ -40,5 +40,5 @@ class _CallablePackage(ModuleType):
 
 
 def let_call(package: str) -> None:
-    """Make a package call the function of its name in :mod:`qgraph.api` when it is called."""
+    """Make a package callable, as the function of its name in :mod:`qgraph.api`."""
     sys.modules[package].__class__ = _CallablePackage

@@ -1,6 +1,6 @@
 """Progress and time limits of long computations.
 
-Work that can take long calls :func:`step` as it goes on, and stops when :func:`is_over` says so::
+Long computations call :func:`step` to report progress, and stop if :func:`is_over` returns True::
 
     with time_limit(60):
         certificate = qgraph.prove(reference, candidate)
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from qgraph.errors import OptionError, UndecidedError, require
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is done, how many of its parts are finished, and how many there are."""
+"""Called with the current step, the number of its finished parts, and the number of all parts."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What a computation tells, and how long it may take.
+    """Progress callback and time limit of a computation.
 
     Attributes:
         seconds: the limit.
-        end: when it is reached, by ``time.monotonic``.
-        progress: is told each step.
+        end: time of the limit, by ``time.monotonic``.
+        progress: called at each step.
     """
 
     seconds: float = math.inf
@@ -45,31 +45,31 @@ _WATCH: ContextVar[Watch] = ContextVar("qgraph_watch", default=Watch())  # noqa:
 
 
 def watch() -> Watch:
-    """Return what watches the computation; threads that it starts must be given it."""
+    """Return the current watch; pass it to threads that the computation starts."""
     return _WATCH.get()
 
 
 def step(what: str, done: int, total: int) -> None:
-    """Tell how far a computation is.
+    """Report the progress of a computation.
 
     Args:
-        what: in a few words.
-        done: how many of its parts are finished.
-        total: how many there are.
+        what: short description of the step.
+        done: number of its finished parts.
+        total: number of all parts.
     """
     watch().progress(what, done, total)
 
 
 def is_over() -> bool:
-    """Return whether the computation must end."""
+    """Return whether the time limit of the computation is reached."""
     return watch().is_over
 
 
 def require_time(progress: str) -> None:
-    """Raise if the computation must end, and cannot end with a part of its result.
+    """Raise if the time limit is reached, for computations without partial results.
 
     Args:
-        progress: how far it is, such as ``2 of 7 passes were applied``.
+        progress: progress as text, such as ``2 of 7 passes were applied``.
 
     Raises:
         UndecidedError: the time limit is reached.
@@ -80,17 +80,17 @@ def require_time(progress: str) -> None:
 
 
 def seconds_left(most: float) -> float:
-    """Return the seconds until the computation must end, and ``most`` if there are more."""
+    """Return the seconds until the time limit, at most ``most``."""
     return max(0.0, min(most, watch().end - time.monotonic()))
 
 
 @contextmanager
 def watched(progress: Progress, seconds: float | None = None) -> Iterator[None]:
-    """Watch the computations in the block.
+    """Set progress callback and time limit of the computations in the block.
 
     Args:
-        progress: is told each step.
-        seconds: limit of time; None for that of an enclosing block, or none.
+        progress: called at each step.
+        seconds: the time limit; None for the limit of an enclosing block, or none.
     """
     outer = watch()
     limit, end = outer.seconds, outer.end
@@ -105,18 +105,18 @@ def watched(progress: Progress, seconds: float | None = None) -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the time of what is called in the block.
+    """Limit the time of calls in the block.
 
-    A proof that reaches the limit ends soon after; what it did not decide is undecided, with the
-    reason QG066. :func:`qgraph.why` and :func:`qgraph.reduce` return what they have by then. A
-    check that has found no difference, and a conversion or deployment that is not complete, raise
-    :class:`qgraph.errors.UndecidedError`; the model stays as it was.
+    At the limit, a proof stops; remaining regions are undecided, with the reason QG066.
+    :func:`qgraph.why` and :func:`qgraph.reduce` return partial results. A check that has found no
+    difference, and a conversion or deployment that is not complete, raise
+    :class:`qgraph.errors.UndecidedError`; the model is not changed.
 
     Args:
         seconds: the limit, a positive number.
 
     Raises:
-        OptionError: it is no such number.
+        OptionError: it is not a positive number.
     """
     require(seconds, int | float, "a time limit", "a number of seconds")
     if not seconds > 0:

@@ -1,4 +1,4 @@
-"""Exceptions that qgraph raises, how messages name things, and options whose values are words.
+"""Exceptions of qgraph, parts of their messages, and options whose values are words.
 
 QGraphError
  ├ ModelError           the file or graph is not usable
@@ -11,7 +11,7 @@ QGraphError
  └ EquivalenceError     two models differ; carries the report
      └ UndecidedError   whether they differ could not be decided
 
-Every message has four parts: where, what is there, what was expected, what to do.
+Every message has four parts: location, actual value, expected value, what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class QGraphError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """Base of all errors that a user can cause and correct."""
 
 
 class ModelError(QGraphError):
@@ -35,7 +35,7 @@ class ModelError(QGraphError):
 
 
 class UnsupportedError(QGraphError):
-    """Something in the model has no kernel, reader or runtime here."""
+    """Something in the model has no kernel, reader or runtime in this installation."""
 
 
 class OperatorError(QGraphError):
@@ -87,7 +87,7 @@ def where(node: ir.Node) -> str:
 
 
 def plain_message(error: Exception) -> str:
-    """Return the message of an error; that of an OSError without its number and its file."""
+    """Return the message of an error; for an OSError, without number and file."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"
     if isinstance(error, RecursionError):
@@ -96,9 +96,9 @@ def plain_message(error: Exception) -> str:
 
 
 def unexpected(error: BaseException) -> str:
-    """Describe an error that nobody expected: the node that was handled, if any, and what failed.
+    """Describe an internal error: the node that was processed, if any, and the exception.
 
-    The node is the one that the innermost function that failed, or one around it, had in hand.
+    The node is a local variable of the innermost failed function, or of its callers.
     """
     node: ir.Node | None = None
     trace = error.__traceback__
@@ -125,7 +125,7 @@ def _form(value: object) -> str:
 
 
 class Choice(StrEnum):
-    """Base of enumerations that options take: ``Exactness("BITS")`` is ``Exactness.BITS``."""
+    """Base of enumerations for options: ``Exactness("BITS")`` is ``Exactness.BITS``."""
 
     @classmethod
     def _missing_(cls, value: object) -> Choice | None:
@@ -136,7 +136,7 @@ class Choice(StrEnum):
 C = TypeVar("C", bound=StrEnum)
 
 _LONG = 60
-"""Characters of a value that a message does not show."""
+"""Maximum number of characters of a value in a message."""
 
 
 def member(enumeration: type[C], value: object, option: str) -> C:
@@ -154,7 +154,7 @@ def member(enumeration: type[C], value: object, option: str) -> C:
 
 
 def word(known: Iterable[str], value: object, option: str) -> str:
-    """Return the one of the ``known`` words that an option's value is, without regard to case.
+    """Return the ``known`` word that equals an option's value, ignoring case.
 
     Raises:
         OptionError: the value is none of them; the message lists them.
@@ -169,19 +169,19 @@ def word(known: Iterable[str], value: object, option: str) -> str:
 
 
 def matching(known: Iterable[str], value: object) -> str | None:
-    """Return the known word that ``value`` is, without regard to case; None if it is none."""
+    """Return the known word that equals ``value``, ignoring case; None if there is none."""
     text = value.casefold() if isinstance(value, str) else None
     return next((each for each in known if each.casefold() == text), None)
 
 
 def meant(value: object, known: Iterable[str]) -> str:
-    """Return the question whether the closest word is meant, after a space; empty if none is."""
+    """Return `` Did you mean ...?`` with the closest word; empty if no word is close."""
     near = closest(value, known)
     return f" Did you mean {str(near)!r}?" if near else ""
 
 
 def closest(value: object, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like ``value``; None if none is."""
+    """Return the known word that is most similar to ``value``; None if none is."""
     words = {each.casefold(): each for each in known}
     text = value.casefold() if isinstance(value, str) else ""
     near = difflib.get_close_matches(text, words, n=1)
@@ -191,7 +191,7 @@ def closest(value: object, known: Iterable[str]) -> str | None:
 def require(
     value: object, kinds: type | UnionType | tuple[type, ...], option: str, wanted: str
 ) -> None:
-    """Raise an OptionError unless the value of an option is of one of some types.
+    """Raise an OptionError unless the value of an option has one of the given types.
 
     Args:
         value: the value.

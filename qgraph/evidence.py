@@ -1,4 +1,4 @@
-"""How a proof divided the inputs of a region: evidence in certificates, read strictly."""
+"""Evidence in certificates: how a proof divided the inputs of a region."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from qgraph.text import read_json
 
 @dataclass(frozen=True)
 class Division:
-    """A division of all finite float32 inputs, on each part of which a region was settled.
+    """A division of all finite float32 inputs into parts on which a region was decided.
 
     Attributes:
-        channel: the first element of the broadcast constants for which it holds.
-        count: how many elements have the same constants.
+        channel: the first element of the broadcast constants to which it applies.
+        count: number of elements with the same constants.
         starts: keys of the first input of each part, in ascending order; parts end before the next
             one, the last one at the largest float.
-        differing: numbers of the parts on which the values differ.
-        signs: numbers of those on which both are zeros whose signs differ, or may.
+        differing: indices of the parts on which the values differ.
+        signs: indices of the parts on which both are zeros whose signs differ, or may differ.
     """
 
     channel: int
@@ -53,7 +53,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Cases:
-    """What an entry of a region with two inputs may be: see ``starts``.
+    """The cases of an entry of a region with two inputs: see ``starts``.
 
     Attributes:
         side: "reference" or "candidate", the model of ``start``; None without one.
@@ -85,8 +85,8 @@ def _numbers(text: object) -> tuple[int, ...]:
 
 
 def _distances(starts: Sequence[int]) -> str:
-    """Return numbers in one text, each but the first as the distance from the one before.
+    """Return numbers as one text, each except the first as the distance from the previous one.
 
-    That takes a line in the file and not thousands.
+    So they take one line of the file instead of thousands.
     """
     return " ".join(str(b - a) for a, b in zip((0, *starts), starts, strict=False))

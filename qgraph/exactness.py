@@ -20,11 +20,11 @@ class Exactness(Choice):
     * ``bits``: the same bit patterns for every input, NaN and the sign of zero included.
     * ``values``: equal for every input that is not NaN, where -0 equals +0.
     * ``codes``: the same integer codes, real values differ by ulps.
-    * ``near``: thresholds move by ulps; the inputs concerned are counted exactly.
+    * ``near``: thresholds move by ulps; these inputs are counted exactly.
     * ``different``: none of these.
 
     Levels compare by strength, with members and with strings: ``Exactness.CODES < "bits"``.
-    Comparing with a string that is no level is an OptionError.
+    Comparing with a string that is not a level raises an OptionError.
     """
 
     BITS = "bits"
@@ -80,7 +80,7 @@ class DifferenceCounts(Protocol):
 
     @property
     def only_last_bits(self) -> bool:
-        """Whether all differences are tiny."""
+        """Whether all differences are in the last bits."""
 
 
 class Method(StrEnum):
@@ -110,18 +110,18 @@ class Verdict:
 
     Attributes:
         exactness: the highest level that holds; None when undecided.
-        method: how it was decided.
+        method: the method of comparison.
         differing_inputs: number of the non-NaN inputs (summed over channels; elements of a
             constant) whose values differ, -0 equal to +0.
         zero_sign_inputs: number of inputs that give zeros of different signs.
         witness: an input that shows why the next higher level does not hold.
         reason: why it is undecided, or a remark such as "all inputs were tried one by one".
         witness_channel: channel of the witness; None where there are no channels.
-        largest_steps: the largest difference in steps of the reference; None where not known.
+        largest_steps: the largest difference in steps of the reference; None if not known.
         nan_differs, infinity_differs: whether NaN and infinities have other results.
         differing_codes: number of the differing inputs that give another code; None if not known.
-        noise_ulps: the largest difference at the others, in units in the last place of float32;
-            None if there are none, or if it is not known.
+        noise_ulps: the largest difference at the other inputs, in units in the last place of
+            float32; None if there are none, or if it is not known.
         noise_steps: the same in steps of the reference.
     """
 
@@ -182,7 +182,7 @@ class PartFinding:
     Attributes:
         status: checked if it was decided again from definitions alone.
         reason: why it is unchecked or refuted.
-        prover: whether the prover decided an unchecked part anew, and agrees.
+        prover: whether the prover decided an unchecked part again, and agrees.
     """
 
     status: Status
@@ -191,7 +191,7 @@ class PartFinding:
 
     @property
     def reason_id(self) -> str | None:
-        """Stable id of the reason of an unchecked part; None of other parts."""
+        """Stable id of the reason of an unchecked part; None for other parts."""
         if self.status is not Status.UNCHECKED:
             return None
         return str(getattr(self.reason, "id", UNCHECKED_ID))
@@ -206,10 +206,10 @@ class Verification:
     """Result of the checker for a whole certificate.
 
     Attributes:
-        verdict: what follows for the models from what was decided, whatever the file says.
+        verdict: verdict on the models from the decided parts, independent of the file.
         regions: a finding for each region, in the order of the certificate.
-        outputs: whether the outputs follow from the regions, where the certificate says so.
-        statements: whether verdict, level, conditions, notes and listed types claim no more.
+        outputs: whether the regions imply equal outputs, if the certificate states it.
+        statements: whether verdict, level, conditions, notes and listed types claim nothing more.
         prover: whether the prover was run for the unchecked parts.
     """
 
@@ -286,13 +286,13 @@ def difference(region: Region) -> str:
 
 
 _MANY_ULPS = 256
-"""From this number on, units in the last place say little: the values are close to zero."""
+"""Number of ulps above which they are not shown, because the values are close to zero."""
 
 
 def codes_apart(entry: Region) -> str:
-    """Return how many inputs of a site or region give another code, and how others differ.
+    """Return the number of inputs of a site or region with another code, and how others differ.
 
-    The text is empty if all inputs that differ give another code, or if that is not known.
+    The text is empty if all differing inputs give another code, or if it is not known.
     """
     number, codes = int(entry["differing_inputs"]), entry.get("differing_codes")
     if codes is None or codes == number or is_constant(entry):
@@ -302,7 +302,7 @@ def codes_apart(entry: Region) -> str:
 
 
 def noise(entry: Region) -> str:
-    """Return how far values of equal codes differ."""
+    """Return the difference of values with equal codes, as text."""
     ulps = int(entry.get("noise_ulps") or 0)
     if ulps < _MANY_ULPS:
         return f"at most {counted(ulps, 'ulp')}"
@@ -310,9 +310,9 @@ def noise(entry: Region) -> str:
 
 
 def apart(entry: Region) -> tuple[int, int]:
-    """Return how many inputs of a site or region give another code, and how many others differ.
+    """Return the number of inputs with another code, and of other differing inputs.
 
-    All that differ give another code if nothing else is known.
+    If it is not known, all differing inputs count as inputs with another code.
     """
     differing, codes = int(entry["differing_inputs"]), entry.get("differing_codes")
     return (differing, 0) if codes is None else (codes, differing - codes)

@@ -1,4 +1,4 @@
-"""A model that is loaded, changed by passes as a whole or not at all, run and saved."""
+"""``Model``: load a model, apply passes (all or none), run it and save it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Model(Displayed):
     """A thin wrapper of an onnx_ir model.
 
     Attributes:
-        path: where it was loaded from, or saved last; None if in no file.
+        path: the file from which it was loaded, or to which it was saved last; None if there is
+            none.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Model(Displayed):
 
     @property
     def summary(self) -> str:
-        """Where it is from, the number of its nodes, and its opset."""
+        """Its file, number of nodes, and opset."""
         source = "in memory" if self.path is None else str(self.path)
         count = sum(len(owner) for owner in owners(self._ir))
         return f"{source}, {counted(count, 'node')}, opset {self._ir.opset_imports.get('', 'none')}"
@@ -102,11 +103,11 @@ class Model(Displayed):
     ) -> None:
         """Write the model; see :func:`qgraph.storage.files.save`.
 
-        The file that the model was loaded from, and its data files, are read only, unless ``path``
-        is that file.
+        The file from which the model was loaded, and its data files, are not changed, unless
+        ``path`` is that file.
 
         Raises:
-            ModelError: the file cannot be written; an old one is untouched then.
+            ModelError: the file cannot be written; an old file is then unchanged.
         """
         require(path, str | os.PathLike, "path", "the path of a file to write")
         if external_data is None and self._external_data:
@@ -132,7 +133,7 @@ class Model(Displayed):
         self._origin, self._lent = None, True
 
     def to_proto(self) -> onnx.ModelProto:
-        """Return a new ``onnx.ModelProto`` that holds the model with all its weights.
+        """Return a new ``onnx.ModelProto`` of the model with all its weights.
 
         Raises:
             ModelError: it would be 2 GiB or larger; save the model with external data instead.
@@ -140,10 +141,10 @@ class Model(Displayed):
         return storage.to_proto(self._ir)
 
     def identity(self) -> Identity:
-        """Return the file of the model and its hash; without a path if it is in no file.
+        """Return the file and the hash of the model; no path for a model in memory.
 
-        A model that was changed in any way since it was loaded or saved has no path, and
-        the hash of what is in memory: see :func:`qgraph.storage.identity.hash_in_memory`.
+        A model that was changed since it was loaded or saved has no path, and the hash of the model
+        in memory: see :func:`qgraph.storage.identity.hash_in_memory`.
 
         Raises:
             ModelError: the model is too large for a message, or its weights cannot be read.
@@ -160,21 +161,21 @@ class Model(Displayed):
         return Identity(str(self.path), digest)
 
     def clone(self) -> Model:
-        """Return a copy that can be changed alone; both share the weights."""
+        """Return a copy that can be changed independently; both share the weights."""
         copy = Model(self._ir.clone(), self.path, lent=self._lent, origin=self._origin)
         copy._place = self._place
         copy._external_data = self._external_data
         return copy
 
     def replace(self, other: Model) -> None:
-        """Take over the graph and the weights of another model; its file stays that of this one."""
+        """Take over the graph and the weights of another model; keep the path."""
         self._ir, self._prepared = other.ir, None
         self._lent = True
 
     def nodes(self, *operators: str) -> Iterator[onnx_ir.Node]:
         """Yield the nodes of the main graph, its subgraphs and the functions.
 
-        The nodes are listed first, so that the graph may be changed on the way.
+        The nodes are listed first, so the graph may be changed during the iteration.
 
         Args:
             operators: if given, only nodes of these: ``Name`` in any domain, or ``domain::Name``.
@@ -192,7 +193,7 @@ class Model(Displayed):
 
     @property
     def inputs(self) -> list[onnx_ir.Value]:
-        """The graph inputs that must be fed: those that are not initializers too."""
+        """The graph inputs that must be fed: inputs without an initializer."""
         return [value for value in self.ir.graph.inputs if not value.is_initializer()]
 
     @property
@@ -201,7 +202,7 @@ class Model(Displayed):
         return list(self.ir.graph.outputs)
 
     def freeze_inputs(self) -> int:
-        """Drop initializers from the graph inputs, so that they are constants; return how many."""
+        """Make initializers among the graph inputs constants; return their number."""
         self._prepared = None
         self._lent = True
         return freeze_inputs(self._ir)
@@ -212,18 +213,19 @@ class Model(Displayed):
         keep_inputs: bool = False,
         atomic: bool = True,
     ) -> Report:
-        """Run passes one after the other; if one fails, the model stays as it was.
+        """Run passes one after the other; if one fails, the model is not changed.
 
-        Domains that nodes use are declared, initializers dropped from the graph inputs, and
-        parameters that follow from static dimensions, casts or Expand made constants first.
+        First, domains that nodes use are imported, initializers are removed from the graph inputs,
+        and parameters that depend only on static dimensions, casts or Expand become constants.
 
         Args:
             steps: passes of qgraph or of onnx_ir; only the former report sites.
-            keep_inputs: leave initializers that are graph inputs too, which are not constant then.
-            atomic: whether the passes run on a copy. Without, a model whose pass failed is useless.
+            keep_inputs: do not treat initializers that are also graph inputs as constants.
+            atomic: whether the passes run on a copy. If not, the model is unusable after a failed
+                pass.
 
         Raises:
-            QGraphError: what a pass of qgraph raises; for another pass, its error is the cause.
+            QGraphError: a pass failed; an exception of another library's pass is its cause.
             UndecidedError: the time limit was reached.
         """
         from qgraph.ops.static_parameters import freeze_static_parameters
@@ -264,11 +266,11 @@ class Model(Displayed):
     ) -> dict[str, npt.NDArray[Any]]:
         """Compute the outputs, and the values named in ``taps``.
 
-        What can be prepared is kept until the model changes: run one model in a loop.
+        Prepared data are cached until the model changes, so repeated runs are fast.
 
         Args:
             inputs: arrays by the names of the graph inputs, or the path of an archive (.npz) with
-                them; an array may be the path of a file (.npy). Other arrays are left out.
+                them; an array may be the path of a file (.npy). Other arrays are ignored.
             backend: "auto", "numpy" or "ort"; auto is ONNX Runtime if it is installed.
             taps: names of further values to return.
 
@@ -291,7 +293,7 @@ class Model(Displayed):
 def _warn_of_opset(
     steps: Sequence[onnx_ir.passes.PassBase], model: onnx_ir.Model, report: Report
 ) -> None:
-    """Warn if passes were given an opset that the result is above, and nothing else says so."""
+    """Warn if the result has a higher opset than passes were given, unless they report it."""
     asked = [opset for step in steps if (opset := getattr(step, "opset", None)) is not None]
     present = model.opset_imports.get("", 0)
     if asked and max(asked) < present and not report.notes:
@@ -307,14 +309,14 @@ Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
 
 
 def load(source: Source) -> Model:
-    """Return a model of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+    """Return the model of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
 
-    A ``Model`` is returned as it is. The weights of a file stay there until they are needed. Nodes
-    that are out of order are sorted.
+    A ``Model`` is returned itself. Weights in files are read when they are needed. Nodes are sorted
+    if they are not in topological order.
 
     Raises:
         ModelError: the source is no usable model.
-        OptionError: it is something else.
+        OptionError: the source has another type.
     """
     if isinstance(source, Model):
         if source._lent:

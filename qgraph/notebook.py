@@ -18,7 +18,7 @@ _HEIGHT = 480
 
 
 def page_in_frame(thing: Displayed) -> str | None:
-    """Return the page of a model or a report in a frame, which keeps its style to itself.
+    """Return the page of a model or a report in a frame, which isolates its style.
 
     None is returned if the libraries that draw are not installed.
     """

@@ -1,6 +1,6 @@
-"""What plugins are made of: import names from here only, and they keep their meaning.
+"""The interface for plugins: names that plugins may import, and that stay stable.
 
-Each decorator registers what it is put on, when its module is imported. A package names these
+Each decorator registers its function or class when the module is imported. A package names these
 modules in its entry points::
 
     [project.entry-points."qgraph.passes"]

@@ -1,11 +1,11 @@
-"""Fixtures of pytest that compare ONNX models; pytest finds them where qgraph is installed.
+"""Fixtures of pytest that compare ONNX models; pytest finds them if qgraph is installed.
 
     def test_export(assert_onnx_proved, assert_onnx_equivalent):
         assert_onnx_proved("reference.onnx", "export.onnx")
         limits = qgraph.Tolerances(max_steps=1)
         assert_onnx_equivalent("reference.onnx", "optimized.onnx", tolerances=limits)
 
-Nothing of qgraph is loaded before one of them is called.
+qgraph is imported when one of them is first called.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from qgraph.model import Source
 
 _RUNS = 100
-"""Runs of each model that a witness of a failed proof is worth."""
+"""Maximum number of runs of each model to find a witness of a failed proof."""
 
 _SHOWN = 5
-"""Findings that are listed one by one."""
+"""Maximum number of listed findings."""
 
 
 class AssertEquivalent(Protocol):
@@ -65,7 +65,7 @@ class AssertProved(Protocol):
 
 @pytest.fixture(scope="session")
 def assert_onnx_equivalent(tmp_path_factory: pytest.TempPathFactory) -> AssertEquivalent:
-    """Run two models on the same inputs, and fail where an output is beyond the tolerance.
+    """Run two models on the same inputs, and fail if an output exceeds the tolerance.
 
     Outputs must be equal, unless ``tolerances=qgraph.Tolerances(...)`` allows for more. Random
     inputs are described by ``inputs=qgraph.Inputs(...)``. Returns the report.
@@ -96,7 +96,7 @@ def assert_onnx_equivalent(tmp_path_factory: pytest.TempPathFactory) -> AssertEq
 
 @pytest.fixture(scope="session")
 def assert_onnx_proved(tmp_path_factory: pytest.TempPathFactory) -> AssertProved:
-    """Prove two models equal for every input, and fail where they differ or it stays undecided.
+    """Prove two models equal for every input, and fail if they differ or it is undecided.
 
     ``exact`` is ``values``, or ``bits``, which covers NaN and the sign of zero. Returns the
     certificate.
@@ -136,7 +136,7 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
 def _saved(
     factory: pytest.TempPathFactory, feeds: Mapping[str, Any] | None, replay: str
 ) -> list[str]:
-    """Write inputs on which the models differ; return how to see it again."""
+    """Write inputs on which the models differ; return the command that repeats the comparison."""
     if not feeds:
         return []
     import numpy as np
@@ -148,6 +148,6 @@ def _saved(
 
 
 def _name(source: Source) -> str:
-    """Return the file of a model; of one in memory, how it would be called."""
+    """Return the file of a model, or a name for a model in memory."""
     path = source if isinstance(source, str | os.PathLike) else getattr(source, "path", None)
     return "MODEL" if path is None else str(path)

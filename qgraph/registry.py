@@ -1,4 +1,4 @@
-"""Named things that load themselves: operators, dialects, passes; also those of plugins.
+"""Registries that load their entries on demand: operators, dialects, passes; also of plugins.
 
 A plugin is an installed package with entry points in groups such as ``qgraph.passes``. Each names a
 module, whose import registers entries.
@@ -25,12 +25,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 GROUPS = ("dialects", "operators", "passes", "rules", "targets")
-"""What plugins may add: their entry points are in the group ``qgraph.`` and one of these."""
+"""Kinds of plugin entries; the entry point group is ``qgraph.`` followed by the kind."""
 
 
 @functools.cache
 def load_plugins(group: str) -> None:
-    """Import the modules that installed packages name in a group; one that fails is named.
+    """Import the modules that installed packages name in a group; warn if one fails.
 
     Args:
         group: one of :data:`GROUPS`.
@@ -70,11 +70,11 @@ def _has_plugins() -> bool:
 class Registry(Generic[T]):
     """Unique names for the entries that the modules of one package register.
 
-    A module of the package that has the name of the entry is imported when that is looked up, and
-    otherwise all, in sorted order, so that a new file is found without being listed anywhere.
+    A lookup imports the module of the package with the name of the entry. If there is none, it
+    imports all modules, in sorted order. So a new file needs no entry in a list.
 
     Args:
-        kind: what an entry is called in messages, such as ``"dialect"``.
+        kind: noun for an entry in messages, such as ``"dialect"``.
         package: import name of the package whose modules register entries.
         group: group of :data:`GROUPS` in which plugins add entries; None if they add none.
     """
@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         return self._entries[self.name_of(name)]
 
     def name_of(self, name: object) -> str:
-        """Return how an entry is registered that is called ``name``, in any case.
+        """Return the registered name of an entry, given its name in any case.
 
         Raises:
             OptionError: there is none; the message lists all names.
@@ -132,7 +132,7 @@ class Registry(Generic[T]):
         return iter([self._entries[name] for name in self.names()])
 
     def _load_module(self, name: str) -> None:
-        """Import the module that bears the name of an entry, if there is one, and no other."""
+        """Import the module with the name of an entry, if there is one."""
         module = name.replace("-", "_")
         importlib.import_module(self._package)
         if module.isidentifier() and importlib.util.find_spec(f"{self._package}.{module}"):

@@ -39,14 +39,14 @@ class SiteReport:
         pass_name: the pass that reports.
         outcome: changed, kept (nothing to do) or refused (with ``reason``).
         spelling: operators of the new form joined by ``+``; None if nothing was written.
-        verdict: equality of old and new; for a refusal, of the best form that was tried.
+        verdict: verdict on old and new form; for a refusal, on the best tried form.
         reason: why it was refused, or a remark.
-        figures: numbers about the site, by name; each pass says which.
+        figures: numbers about the site, by name; they depend on the pass.
         size_summary: sizes before and after of a constant that is stored as codes.
-        bound: how far results lie apart at most, given equal codes before them, where the new form
-            is bounded and not equal.
-        is_part: whether it is a node that the pass itself wrote for an operator that has an entry
-            of its own; only a refusal of it is counted.
+        bound: bound of the difference, given equal codes before the segment, if the new form is not
+            equal.
+        is_part: whether the pass itself wrote the node, as part of an operator with its own entry;
+            only refusals of parts are counted.
     """
 
     node: str
@@ -126,7 +126,7 @@ class Report(Displayed):
         notes: remarks on the model as a whole, such as the raising of its opset.
         frozen_inputs: number of initializers that were removed from the graph inputs.
         weight_bytes_before, weight_bytes_after: bytes of all initializers and constants as stored.
-        command: what made it, such as ``convert``.
+        command: the command that made it, such as ``convert``.
     """
 
     sites: list[SiteReport] = field(default_factory=list)
@@ -138,20 +138,20 @@ class Report(Displayed):
 
     @property
     def summary(self) -> str:
-        """How many sites were changed, kept and refused."""
+        """Numbers of changed, kept and refused sites."""
         return ", ".join(f"{self.count(status)} {status}" for status in SiteStatus)
 
     def __iter__(self) -> Iterator[SiteReport]:
         return iter(self.sites)
 
     def count(self, outcome: str) -> int:
-        """Return how many sites ended this way; an operator and its parts are one site."""
+        """Return the number of sites with a status; an operator and its parts are one site."""
         wanted = member(SiteStatus, outcome, "outcome")
         whole = [s for s in self.sites if wanted is SiteStatus.REFUSED or not s.is_part]
         return sum(site.outcome is wanted for site in whole)
 
     def settle(self) -> None:
-        """Make the counts of all stored weights that can be made before the model is saved."""
+        """Compute the counts of stored weights that do not depend on saving the model."""
         for site in self.sites:
             if site.size_summary is not None:
                 _ = site.size_summary.tally

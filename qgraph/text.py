@@ -20,13 +20,13 @@ _MARKDOWN = re.compile(
 """Special characters of GitHub's Markdown; a backslash escapes them."""
 
 _NOT_CODE = re.compile(r"[`|\\]|^\s|\s$")
-"""Characters that a code span cannot hold in a table cell, or not at its ends."""
+"""Characters that a code span in a table cell cannot contain, or not at its ends."""
 
 
 def printable(text: str) -> str:
     """Return text with control characters made visible.
 
-    None is left that XML forbids, or that steers a terminal; ends of lines stay.
+    The result has no characters that XML forbids or that control a terminal; line ends are kept.
     """
     if text.isprintable():
         return text
@@ -37,10 +37,10 @@ _COMMAND = re.compile(r"(^|[\r\n])([^\S\r\n]*):(?=:)|#(?=#\[)")
 
 
 def without_commands(text: str, *, at_line_start: bool = True) -> str:
-    """Return text in which no line is a command to the runner of a workflow on GitHub.
+    """Return text in which no line is a GitHub workflow command.
 
-    The runner obeys lines that begin with ``::``, blanks aside, and ``##[`` anywhere. The first
-    colon or number sign is written as JSON escapes it, so that JSON stays the same document.
+    Workflow commands are lines that begin with ``::`` after blanks, and ``##[`` anywhere. The first
+    colon or number sign is replaced by its JSON escape, so a JSON document keeps its meaning.
 
     Args:
         text: any text; names of a model or file in it may have line breaks.
@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return text that Markdown shows as it is, in one line, also in a cell of a table."""
+    """Return text on one line that Markdown shows literally, also in a table cell."""
     line = " ".join(printable(text).split("\n"))
     return _MARKDOWN.sub(lambda match: f"\\{match[0]}", line)
 
@@ -80,7 +80,7 @@ def _code(character: str) -> str:
 def json_text(document: dict[str, Any]) -> str:
     """Return a JSON document; ``NaN``, ``Infinity`` and ``-Infinity`` become strings.
 
-    JSON has no such numbers, and strict readers stop at them.
+    JSON has no such numbers, and strict readers reject them.
     """
     return json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

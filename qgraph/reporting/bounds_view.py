@@ -1,4 +1,4 @@
-"""Views of bounds: how far two models lie apart at most, and what data shows of it."""
+"""Views of bounds, and of differences on data compared with bounds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TERMS = (
     ("candidate_error", "candidate"),
     ("ideal_shift", "parameters"),
 )
-"""The parts of a bound, and how they are called."""
+"""The parts of a bound, with their labels."""
 
 _CHANNELS = 8
-"""Channels of a segment that are listed."""
+"""Maximum number of listed channels of a segment."""
 
 _RAISE = 1.05
-"""Limits that are proposed lie so far above what was computed, for their two digits."""
+"""Factor by which proposed limits exceed the computed bounds, for rounding to two digits."""
 
 _LONG_SUMS = 0.5
 """Parts of a step from which a bound is large."""
@@ -58,7 +58,7 @@ def bounded_verdict(document: Entry) -> tuple[str, Tone]:
 
 
 def bounded_sentence(document: Entry) -> str:
-    """Return what is known of bounded models, and what to do next."""
+    """Return a sentence about bounded models, and advice."""
     regions = document["regions"]
     bounds = [r["bound"] for r in regions if r["verdict"] == "bounded"]
     codes = [bound for bound in bounds if bound["absolute"] is None]
@@ -109,7 +109,7 @@ def bound_text(region: Entry) -> str:
 
 
 def _next_step(document: Entry) -> str:
-    """Return what to do about regions beyond the limits."""
+    """Return advice about regions beyond the limits."""
     over = beyond(document)
     if not over:
         return (
@@ -128,7 +128,7 @@ def _next_step(document: Entry) -> str:
 
 
 def _needed(regions: Sequence[Entry], limits: Sequence[str]) -> list[str]:
-    """Return limits within which regions are, of the kind of those that were given."""
+    """Return limits that the regions do not exceed, in the units of the given limits."""
     codes = [r["bound"] for r in regions if r["bound"]["absolute"] is None]
     needed = []
     if codes and any(not Limit.parse(text).is_whole for text in limits):
@@ -183,7 +183,7 @@ def bounded_sections(document: Entry, charts: Charts) -> Iterator[Section]:
 
 
 def _other(reference: str, candidate: str) -> str:
-    """Return the name of the candidate's node if it is another one."""
+    """Return the name of the candidate's node if it differs."""
     return "" if candidate == reference else candidate
 
 
@@ -226,7 +226,7 @@ def _channels(regions: Sequence[Entry]) -> Iterator[Section]:
 
 
 def bounds_verdict(bounds: Entry) -> tuple[str, Tone]:
-    """Return in a few words whether data agrees with bounds, and the tone."""
+    """Return a short verdict on bounds and data, and its tone."""
     if any(segment["violated"] for segment in bounds["segments"]):
         return "bound violated", Tone.BAD
     if any(segment["beyond"] for segment in bounds["segments"]):
@@ -238,7 +238,7 @@ def bounds_verdict(bounds: Entry) -> tuple[str, Tone]:
 
 
 def bounds_sentence(bounds: Entry) -> str:
-    """Return what data shows of bounds."""
+    """Return a sentence about bounds and data."""
     segments = bounds["segments"]
     wrong = [segment for segment in segments if segment["violated"]]
     if wrong:
@@ -297,7 +297,7 @@ def _seen(segment: Entry) -> str:
 
 
 def measured_sections(bounds: Entry, charts: Charts) -> Iterator[Section]:
-    """Yield what data shows of each segment, beside its bound."""
+    """Yield sections with the differences of each segment on data, and its bound."""
     segments = sorted(bounds["segments"], key=_urgency)
     rows: list[Row] = []
     for segment in segments:
@@ -346,7 +346,7 @@ def measured_sections(bounds: Entry, charts: Charts) -> Iterator[Section]:
 
 
 def _urgency(segment: Entry) -> tuple[bool, bool, float]:
-    """Return a key that sorts first what to look at first."""
+    """Return a sort key, the most important segments first."""
     share = float(segment["distance"] or 0) / (float(segment["distance_bound"] or 0) or 1)
     return not segment["violated"], not segment["beyond"], -share
 

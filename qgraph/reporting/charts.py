@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_BARS = 32
 
 _WIDE_RANGE = 50.0
-"""Numbers farther apart than this are shown on a logarithmic scale."""
+"""Ratio of numbers above which a logarithmic scale is used."""
 
 _BARS = 0.44
 """Fraction of a row that its bars take."""
@@ -37,9 +37,9 @@ def layer_figure(
 
     Args:
         names: of layers.
-        series: what the bars of a group stand for, and the number for each name, none negative.
+        series: label of each bar of a group, and the numbers for all names, not negative.
         axis: label of the numbers, with their unit.
-        is_error: whether the numbers are errors, which may be far apart.
+        is_error: whether the numbers are errors, which may differ by orders of magnitude.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -80,7 +80,7 @@ def histogram_figure(quantizer: Mapping[str, Any]) -> Figure:
     """Return a histogram of the codes of a quantizer, in bins if there are many codes.
 
     Args:
-        quantizer: what ``qgraph run --stats --json`` tells of it.
+        quantizer: its entry in ``qgraph run --stats --json``.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -133,8 +133,7 @@ class Charts:
     ) -> Chart:
         """Return bars for layers; of many layers, those with the largest numbers, in order.
 
-        Errors are compared by their ratios, on a logarithmic scale where they are far apart;
-        amounts are not.
+        Errors with large ratios are drawn on a logarithmic scale; amounts are not.
         """
         kept = list(range(len(names)))
         caption = ""

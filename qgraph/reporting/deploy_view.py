@@ -70,7 +70,7 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
 
 
 def _closing(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the command that proves the claim again, and the next step."""
+    """Yield the command that repeats the proof, and the next step."""
     for name, mark in (("prove", "prove it again"), ("next", "next")):
         if document.get(name):
             yield f"{mark}: {document[name]}"
@@ -134,7 +134,7 @@ def _but(document: Mapping[str, Any]) -> str:
 
 
 def not_loaded(document: Mapping[str, Any]) -> str | None:
-    """Return why the target does not load the result; None if nothing is known against it."""
+    """Return why the target does not load the result; None if no rule rejects it."""
     errors = (f for f in document["findings"] if f["severity"] == "error")
     first = next((each for each in errors if each["id"] in NOT_LOADED), None)
     if first is None:

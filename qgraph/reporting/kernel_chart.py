@@ -17,11 +17,11 @@ _OTHER = "--candidate"
 
 
 def kernel_chart(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Chart:
-    """Return a row of fields for each model, a field for each layer.
+    """Return a chart with a row for each model and a field for each layer.
 
     Args:
         names: of the layers, in order.
-        rows: the kernel of each layer, ``float`` included, by what the row is called.
+        rows: the kernel of each layer, possibly ``float``, by label of the row.
     """
     return Chart(
         "Layers by kernel",

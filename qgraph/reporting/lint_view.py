@@ -112,7 +112,7 @@ def _issues(index: int, model: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def _command(path: str, rule: str, fix: Mapping[str, Any]) -> str:
-    """Return what fixes the findings of a rule in a model, with what it does."""
+    """Return the command that fixes the findings of a rule in a model, with a comment."""
     limit = "" if fix["exactness"] in ("bits", "values") else " --within 1step"
     command = f"qgraph lint {shlex.quote(path)} --select {rule} --fix{limit} -o OUT"
     return f"{command} ({fix['pass']}, {fix['exactness']})"

@@ -26,7 +26,7 @@ _MUCH_CLIPPED = 0.05
 """Clipping rates above it are highlighted."""
 
 _MOST_REASONS = 4
-"""Lines that a verdict on a runtime takes; the list of remarks has the others."""
+"""Maximum number of lines of a verdict on a runtime; other remarks are listed separately."""
 
 BARS = " ▁▂▃▄▅▆▇█"
 """Bars of growing height; the first is 0."""
@@ -83,7 +83,7 @@ def info_sections(document: Part) -> Iterator[Section]:
 
 
 def run_sections(document: Part) -> Iterator[Section]:
-    """Yield the ends of the tensors of a run, and which codes its quantizers use."""
+    """Yield the ranges of the tensors of a run, and the codes that its quantizers use."""
     columns: Columns = [
         Column("output", code=True),
         "type",
@@ -135,7 +135,7 @@ _ROLES = ("reference", "candidate")
 
 
 def _facts(document: Part) -> Iterator[str]:
-    """Yield the head of the file, a line for each fact."""
+    """Yield the facts of the file, one line each."""
     opsets = ", ".join(f"{name or 'ai.onnx'} {n}" for name, n in document["opsets"].items())
     stored, packed = (document[f"{name}_bytes"] for name in ("weight", "packed"))
     weights = f"{size(stored)} as stored, {size(packed)} with packed codes"
@@ -192,7 +192,7 @@ def _and_more(nodes: Sequence[str]) -> str:
 
 
 def _runtimes(verdicts: Sequence[Part]) -> Iterator[Section]:
-    """Yield a table of the verdicts and what decides them, and one of all other remarks."""
+    """Yield a table of the verdicts with their reasons, and one of all other remarks."""
     tones = {"yes": Tone.GOOD, "no": Tone.BAD, "unknown": Tone.OPEN}
     decided: list[Row] = []
     remarks: list[Row] = []
@@ -239,7 +239,7 @@ def _ends(values: Part, digits: int = 6) -> list[str]:
 def bars(codes: Sequence[Sequence[float]], width: int = 16) -> str:
     """Return a histogram of codes as a line of bars, from the smallest code to the largest.
 
-    What occurs at all is visible.
+    Codes that occur rarely are still visible.
     """
     if not codes:
         return ""

@@ -1,4 +1,4 @@
-"""What to do after a command: one line, most often another command."""
+"""Advice after a command: one line, usually another command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ Document = Mapping[str, Any]
 
 
 _ROUNDING_DB = 30.0
-"""Signal-to-noise ratio of outputs from which on rounding alone may be what differs."""
+"""Signal-to-noise ratio of outputs above which rounding alone may explain the difference."""
 
 
 def next_step(
     document: Document, models: Sequence[object] = (), inputs: Sequence[str] = ()
 ) -> str | None:
-    """Return the next step after a result, in one line; None if nothing follows from it.
+    """Return the next step after a result, in one line; None if there is none.
 
-    The line is a command, most often with a comment, so that all of it can be pasted.
+    The line is a command, usually with a comment, so that it can be pasted as a whole.
 
     Args:
         document: the JSON document of the result.

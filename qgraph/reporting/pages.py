@@ -24,15 +24,15 @@ _PAGES = {
     "transform": "rewrite_view.rewrite_page",
     "why": "why_view.why_page",
 }
-"""The function that makes the page, by command; its module is imported for such a report only."""
+"""The function that makes the page, by command; its module is imported when it is needed."""
 
 
 def page_of(document: Mapping[str, Any]) -> Page:
     """Return the page of a JSON report; its charts are drawn on demand.
 
     Args:
-        document: a JSON report of check, prove, convert, fold or transform. What
-            :func:`qgraph.inventory.pictures.illustrated` adds to it is drawn.
+        document: a JSON report of check, prove, convert, fold or transform. Data that
+            :func:`qgraph.inventory.pictures.illustrated` added are drawn.
 
     Raises:
         OptionError: it is no report of a command that has a page.
@@ -80,7 +80,7 @@ def html_page(document: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> object:
-    """Return a value as the page shows it, without control characters, which HTML lacks."""
+    """Return a value without control characters, which HTML does not allow."""
     from markupsafe import Markup
 
     return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value

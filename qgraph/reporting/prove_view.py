@@ -201,7 +201,7 @@ def _differing(region: Region) -> str:
 
 
 def _codes(region: Region) -> str:
-    """Return how many inputs pick another code, if fewer than differ."""
+    """Return the number of inputs that give another code, if it is less than those that differ."""
     codes, others = apart(region)
     return whole(codes) if others and not is_constant(region) else NONE
 

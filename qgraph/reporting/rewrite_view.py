@@ -137,7 +137,7 @@ def _within(bound: Mapping[str, Any]) -> str:
 
 
 def _done_before(sites: Sequence[Site]) -> str:
-    """Return how many sites have the wanted form already; empty if none has."""
+    """Return the number of sites that already had the requested form; empty if none had."""
     reasons = Counter(site["reason"] for site in sites if site["outcome"] == "kept")
     known = [(r, n) for r, n in reasons.most_common() if r and r.startswith("already ")]
     texts = (

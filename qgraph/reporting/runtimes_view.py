@@ -1,4 +1,4 @@
-"""The view of a rewrite and of runtimes: which of them changes how much, and by what."""
+"""View of the changes by the rewrite and by runtimes, with causes."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _error(error: float | None) -> Cell:
 
 
 def runtime_sentence(runtimes: Part, *, rounding: float, stopped: float) -> str:
-    """Return in one sentence where differences come from.
+    """Return one sentence about the origin of differences.
 
     Args:
-        runtimes: the part ``runtimes`` of a report of check, but for the sentence.
+        runtimes: the part ``runtimes`` of a report of check, without the sentence.
         rounding: relative errors up to it are explained by another order of summation.
-        stopped: an option has removed a difference if less than this fraction of it is left.
+        stopped: an option removes a difference if less than this fraction of it remains.
     """
     words, rewrite = _Words(rounding, stopped), runtimes["rewrite"]
     error = rewrite["error"]

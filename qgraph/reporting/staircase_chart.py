@@ -21,7 +21,7 @@ _COLOURS = (theme.REFERENCE, theme.CANDIDATE)
 _NAMES = ("reference", "candidate")
 
 _SEEN_STEPS = 40
-"""More steps than this look like a slope."""
+"""Number of steps above which a staircase looks like a slope."""
 
 _STEPS_ASIDE = 7
 _DOTS_PER_INCH = 160
@@ -195,7 +195,7 @@ def _cut(curve: Mapping[str, Any], low: float, high: float) -> dict[str, Any]:
 
 
 def differing_inputs(data: Mapping[str, Any]) -> str:
-    """Return how many inputs have another code, and how many other values."""
+    """Return the number of inputs with another code, and of those with another value."""
     number, codes = int(data["differing"]), data.get("differing_codes")
     if codes is None or codes == number:
         return f"{counted(number, 'input')} with other values"

@@ -36,7 +36,7 @@ _WITHOUT_LIMIT = frozenset(
         "never",
     }
 )
-"""Fields that limit nothing, or say nothing, where they are not stated."""
+"""Fields that are omitted if they are not stated."""
 
 
 def targets_section(profiles: Sequence[Part]) -> Section:
@@ -56,7 +56,7 @@ def targets_section(profiles: Sequence[Part]) -> Section:
 
 
 def target_sections(profile: Part) -> Iterator[Section]:
-    """Yield what is known of one target, each fact with its sources and dates."""
+    """Yield the profile of one target, each fact with its sources and dates."""
     versions = profile["versions"]
     low, high = versions["opsets"] or ("unknown", "unknown")
     limits = f"opsets {low} to {high}; IR version up to {versions['ir_version'] or 'unknown'}"
@@ -106,7 +106,7 @@ def _label(cell: Part) -> str:
 
 
 def _unknown(cell: Part, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the conditions of which nothing is known."""
+    """Yield the names of the unknown conditions."""
     for key, value in cell.items():
         if value is None and key not in _WITHOUT_LIMIT:
             yield prefix + key
@@ -131,7 +131,7 @@ def _value(value: Any) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    """Return whether a field is left out: a condition that is not known, or that is not made."""
+    """Return whether to omit a field: a condition that is unknown, or that does not exist."""
     if isinstance(value, dict):
         return all(map(_is_empty, value.values()))
     return value is None or value is False or value in ("", {}, [])

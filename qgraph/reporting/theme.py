@@ -1,6 +1,6 @@
 """Style of charts, and their embedding in pages with light and dark colours.
 
-The libraries that draw: installed as an extra, and imported when something is drawn.
+The libraries for drawing are an optional extra, and are imported when needed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def inline_svg(figure: Figure, number: int, label: str) -> str:
 
     Args:
         figure: drawn in the style of :func:`themed`.
-        number: of the chart in the page; its names must not be those of another one.
+        number: number of the chart in the page, which makes its names unique.
         label: what the chart shows, for readers that do not see it.
     """
     from html import escape
@@ -133,7 +133,7 @@ def require_drawing(what: str) -> None:
     """Raise if the libraries for pictures and pages are missing, before any work is done.
 
     Args:
-        what: the option or command that asks for them.
+        what: the option or command that needs them.
 
     Raises:
         OptionError: a library is not installed.

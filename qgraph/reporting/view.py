@@ -10,7 +10,7 @@ from typing import Any
 from qgraph.text import NONE
 
 MANY = 24
-"""Longer tables are folded in pages, and gathered on terminals."""
+"""Number of rows above which tables are folded in pages, and grouped on terminals."""
 
 
 class Tone(StrEnum):
@@ -30,7 +30,7 @@ class Column:
         name: its heading.
         number: whether its texts are aligned to the right.
         code: whether they are names of a model, which may be shortened on a terminal.
-        spare: whether a narrow terminal may leave it out.
+        spare: whether it may be omitted on a narrow terminal.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: what it says.
+        text: its text.
         tone: its colour.
-        full: the whole of a text that is shortened.
+        full: the full text, if ``text`` is shortened.
     """
 
     text: str
@@ -63,10 +63,10 @@ class Table:
     """A table of cells.
 
     Args:
-        label: what the rows are.
+        label: what the rows describe, such as ``layers``.
         columns: its columns.
         rows: a cell, or its text, for each column.
-        most: rows that people see at once; None for all.
+        most: number of rows shown without folding; None for all.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Section:
         title: the heading.
         text: sentences.
         points: remarks, one below the other.
-        tables: what belongs to it in numbers.
-        charts: the same as pictures.
-        detail: whether terminals show its tables on demand only.
+        tables: its tables.
+        charts: its charts.
+        detail: whether terminals show its tables only on demand.
     """
 
     title: str
@@ -204,14 +204,14 @@ class Issue:
         rule: id of the kind of finding, see :data:`qgraph.reporting.findings.RULES`; None if a test
             has passed.
         text: a sentence.
-        place: name of the node, output, metric or option that it is about.
+        place: name of the node, output, metric or option.
         kind: which of these it is.
-        role: which file it is found in, such as ``candidate``.
+        role: the file of the finding, such as ``candidate``.
         properties: figures for programs.
-        test: name of the test case that it is the result of; None if it is none.
-        more: what else a failed test shows.
+        test: name of its test case; None if there is none.
+        more: further text of a failed test.
         level: its severity; None for that of its kind.
-        fix: what removes it, in words; None if nothing does.
+        fix: how to fix it; None if there is no fix.
     """
 
     rule: str | None
@@ -231,15 +231,15 @@ class Page:
     """A report for people.
 
     Attributes:
-        command: what made it.
-        version: of qgraph.
-        verdict: in a word.
+        command: the command that made it.
+        version: version of qgraph.
+        verdict: one word.
         tone: of the verdict.
         sentence: the verdict in full.
         files: the models.
         facts: the most important numbers.
         sections: everything else.
-        findings: the same for scanners and test servers.
+        findings: findings for code scanners and test servers.
         closing: advice: lines after everything else.
         kinds: of the findings; none if they are among those of all other commands.
     """

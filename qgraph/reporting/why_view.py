@@ -1,4 +1,4 @@
-"""View of costs: the page of the JSON document of ``qgraph why``."""
+"""View of the costs of quantizers: the page of the JSON document of ``qgraph why``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEGEND = (
 
 
 def why_page(document: Mapping[str, Any]) -> Page:
-    """Return the page of what each quantizer of a candidate costs."""
+    """Return the page with the cost of each quantizer of a candidate."""
     costs = document["quantizers"]
     ranked = [cost for cost in costs if cost["reason"] is None]
     files = [
