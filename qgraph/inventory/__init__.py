@@ -1,1 +1,1 @@
-"""The contents of a model: its quantizers, described and compared independently of the dialect."""
+"""The contents of a model: its quantizers, described and compared independently of dialects."""

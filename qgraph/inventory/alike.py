@@ -1,7 +1,7 @@
-"""Pairs of the quantizers of two models that differ in their quantizers only.
+"""Pair the quantizers of two models that differ only in quantizers and constants.
 
-The same operators take the same operands in the same order, whatever quantizers are between them,
-and whatever the constants are. Then each quantizer has one counterpart, without a matching.
+Apart from quantizers and constants, both models have the same operators on the same operands in the
+same order. Then each quantizer has one counterpart, and no matching is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pairs_of_alike(
 ) -> list[tuple[Described, Described]] | None:
     """Return the quantizers of two models in pairs, in the order of the reference.
 
-    None if more than the quantizers differs, or if a model must be normalised to be compared.
+    None if the models have other differences, or if they must be normalised first.
     """
     others = _others(reference)
     if others is None or others != _others(candidate):
@@ -39,10 +39,10 @@ def pairs_of_alike(
 
 
 def _others(model: ir.Model) -> list[Hashable] | None:
-    """Return inputs, outputs, and the operators that belong to no quantizer for certain.
+    """Return inputs, outputs, and the operators that certainly belong to no quantizer.
 
-    None if functions, subgraphs, operators on codes or of vendors, or inputs with a default have to
-    be normalised.
+    None if functions, subgraphs, operators on codes or of vendors, or inputs with a default must be
+    normalised first.
     """
     if model.functions or settled(model) is not model:
         return None
@@ -60,12 +60,11 @@ def _others(model: ir.Model) -> list[Hashable] | None:
 
 
 class _Outline:
-    """The operators of a graph and their operands, each quantizer being one operator.
+    """The operators of a graph and their operands; each quantizer is one operator.
 
     Attributes:
-        operators: each with its operands by number. Constants have none.
-        quantizers: those that stand among them, in this order; those of constants where they are
-            first used.
+        operators: the operators, with numbers of their operands. Constants have no number.
+        quantizers: the quantizers between them, in order; those of constants at their first use.
     """
 
     def __init__(self, graph: ir.Graph, described: Sequence[Described]) -> None:

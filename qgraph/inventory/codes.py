@@ -1,4 +1,4 @@
-"""Codes of values, by the quantizer that they went through."""
+"""Codes of dequantized values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged, Recipe
 
 _MOST_LEVELS = 1 << 16
-"""Codes of formats with more levels are not counted one by one."""
+"""Maximum number of levels of formats whose codes are counted one by one."""
 
 
 def levels_of(quantizer: Quantizer) -> int | None:
-    """Return how many codes a format has; None if they are too many, or not known."""
+    """Return the number of codes of a format; None if it is too large, or not known."""
     match quantizer:
         case Affine(_, _, lo, hi):
             levels = float(hi.max()) - float(lo.min()) + 1
@@ -35,7 +35,7 @@ def levels_of(quantizer: Quantizer) -> int | None:
 
 
 def is_clipped(quantizer: Quantizer, x: Float32) -> npt.NDArray[np.bool_]:
-    """Return where the code nearest to a value lies beyond the codes of the format."""
+    """Return where the code nearest to a value is outside the format."""
     match quantizer:
         case Affine(scale, zero_point, lo, hi, rounding, recipe):
             q = x / scale

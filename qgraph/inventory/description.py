@@ -2,12 +2,12 @@
 
 One function of quantization has one description, so that descriptions can be compared:
 
-- Codes of data count from the real zero where a signed or unsigned format fits, so that ``int8``
-  with zero point 0 and ``uint8`` with zero point 128 are one; from the lowest code otherwise.
-- A FakeQuantize has the scale and zero point that its ranges stand for.
-- Of a constant input only the used codes are visible, in any type that stores them: its
-  format is the narrowest one that holds them, and how it was rounded is no longer known. Where
-  that is wider than the stored format, the format and zero point are those that are stored.
+- Codes of data are counted from the code of real zero if a signed or unsigned format fits, so
+  ``int8`` with zero point 0 and ``uint8`` with zero point 128 are equal; otherwise from the lowest
+  code.
+- A FakeQuantize has the scale and zero point of its ranges.
+- For a constant input, the format is the narrowest one for the used codes, but at most the stored
+  format, and the rounding is unknown.
 - Granularity follows the values of the scale: equal scales of all channels count as per tensor.
 """
 
@@ -39,8 +39,8 @@ _DIGITS = 12  # hexadecimal digits of a digest
 class Numbers:
     """A parameter: its smallest and largest value, and a digest of all values.
 
-    The digest is of the float32 values, each one once per stretch over which it is constant; equal
-    digests mean equal bits.
+    The digest covers the float32 values, one for each run of equal values; equal digests mean equal
+    bits.
     """
 
     low: float
@@ -61,16 +61,17 @@ class Description:
     """Description of a quantizer.
 
     Attributes:
-        name: of the value that it gives; no part of what it does.
-        of: ``data``, or ``weight`` where its input is constant.
-        format: of its codes, such as ``int4``, ``uint8 narrow``, ``e4m3`` or ``bipolar``.
+        name: name of its output; not compared.
+        of: ``weight`` if its input is constant, else ``data``.
+        format: number format of its codes, such as ``int4``, ``uint8 narrow``, ``e4m3`` or
+            ``bipolar``.
         bits: width of a code.
         granularity: granularity of the scale.
-        scale: in real units per step.
-        zero_point: code of the real zero, in steps; of constants, its fraction.
-        rounding: of values between two codes; None of constants.
-        remark: what else it does, such as ``largest value 448, saturates``.
-        reason: why it cannot be read; all else but name is None then.
+        scale: scale in real units per step.
+        zero_point: code of the real zero, in steps; for constants, its fraction.
+        rounding: rounding mode; None for constants.
+        remark: other properties, such as ``largest value 448, saturates``.
+        reason: why it cannot be read; then all other fields except name are None.
     """
 
     name: str
@@ -113,10 +114,10 @@ class Described:
     """A quantizer in a graph and its description.
 
     Attributes:
-        description: what it does.
-        x, y: the values that it takes and gives; None outside of a graph.
+        description: its description.
+        x, y: its input and output; None outside of a graph.
         node: name of its root.
-        nodes: the nodes that it is written in; none of one that cannot be read.
+        nodes: its nodes; empty if it cannot be read.
     """
 
     description: Description
@@ -242,10 +243,10 @@ def _first_code(levels: float, signed: bool) -> int | None:
 
 
 def _of_range(low: Array, high: Array, levels: int) -> tuple[Array, Array]:
-    """Return the scale and zero point of a range given by two limits; None if there are none.
+    """Return the scale and zero point of a range; None if there are none.
 
     The quotient of rounded limits may miss the scale by an ulp; its neighbours are tried. Only the
-    lower limit and the extent in float32 count, which are all that some spellings keep.
+    lower limit and the width in float32 are used, because some forms keep only these.
     """
     low, extent = np.broadcast_arrays(low, high - low)
     last = np.float32(levels - 1)
@@ -265,7 +266,7 @@ def _of_range(low: Array, high: Array, levels: int) -> tuple[Array, Array]:
 
 
 def _is_near(one: Array, other: Array) -> bool:
-    """Return whether limits are the same up to rounding errors of dialects that compute them."""
+    """Return whether limits are equal up to rounding errors of dialects that compute them."""
     return np.allclose(one, other, rtol=_NOISE, atol=0)
 
 
@@ -365,7 +366,7 @@ def _granularity(site: Site, *parameters: Array) -> str:
 
 
 def _length(shape: Sequence[int], axis: int, site: Site | None) -> int:
-    """Return the elements along an axis, with entries of blocks repeated."""
+    """Return the number of elements along an axis, with repeated block entries."""
     repeats = None if site is None else site.repeats
     if repeats is None or axis != repeats.axis or shape[axis] == 1:
         return shape[axis]
@@ -373,7 +374,7 @@ def _length(shape: Sequence[int], axis: int, site: Site | None) -> int:
 
 
 def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) -> Numbers:
-    """Return the ends of a parameter and its digest; equal values count as one.
+    """Return the smallest and largest value of a parameter and its digest.
 
     Args:
         parameter: its values; they broadcast to the data of ``site``, or are repeated.

@@ -1,6 +1,6 @@
 """Comparison of the quantizers of two models, independent of their dialects.
 
-Which quantizers of two models belong together: by what they are made of, names being a help.
+Quantizers are paired by the structure of the graphs; names are used where this is not enough.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def pairs(
 ) -> list[Pair]:
     """Pair the quantizers of a reference with those of a candidate, in the order of the reference.
 
-    First come those that give or take values which the two models compute alike, then those of one
-    name, then those that stand in the same place between others. One without a partner is paired
-    with None; of the candidate they come after what they follow there.
+    Quantizers are paired first by equal inputs or outputs, then by name, then by their neighbours.
+    A quantizer without a partner is paired with None; one of the candidate follows its predecessor
+    there.
 
     Args:
-        matching: of the two graphs that hold the quantizers; None where they have none.
+        matching: the matching of the two graphs with the quantizers; None if there is none.
         ours: of the reference, in topological order.
         theirs: of the candidate, in topological order.
     """
@@ -80,8 +80,8 @@ def _pair_by(
 ) -> None:
     """Pair the remaining quantizers that share a key.
 
-    As many on both sides go together in their order. Of more there, each takes the one that is as
-    far along in its model: values that could not be matched may stand for too many others.
+    Equal numbers on both sides are paired in order. If numbers differ, each is paired with the one
+    at the same relative position in its model, because unmatched values may share a key by chance.
     """
     groups: tuple[dict[tuple[Hashable, str | None], list[int]], ...] = (
         defaultdict(list),
@@ -170,7 +170,7 @@ class ChangeKind(StrEnum):
 class QuantizerChange:
     """A quantizer of the reference and its counterpart in the candidate; None if missing.
 
-    Names are no difference.
+    Names are not compared.
     """
 
     reference: Description | None
@@ -243,10 +243,10 @@ class ModelDifferences(Displayed):
     def to_text(self, *, is_brief: bool = False) -> str:
         """Return a line for each quantizer and each differing field, and a summary line.
 
-        The text depends on the models alone, not on where it is shown.
+        The text depends only on the models.
 
         Args:
-            is_brief: leave out the quantizers that are the same.
+            is_brief: omit equal quantizers.
         """
         lines = []
         for change in self.changes:
@@ -280,8 +280,9 @@ def diff(
 ) -> ModelDifferences:
     """Compare the quantizers of two models by their descriptions.
 
-    They are matched from the inputs of the models, by structure; names help where that ends.
-    Initializers that are inputs too count as constants, functions as what they contain.
+    Quantizers are paired by structure, starting at the inputs of the models; names are used where
+    this is not enough. Initializers that are also inputs count as constants, and functions are
+    inlined.
 
     Args:
         reference: one model.

@@ -1,4 +1,4 @@
-"""Which kernels a runtime executes for the layers of a model, read from the graph it executes."""
+"""Read the kernels of the layers of a model from the graph that a runtime executes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from qgraph.targets.layer import LAYERS
 
 @dataclass(frozen=True)
 class ExecutedKernel:
-    """What computes a layer.
+    """The executed kernel of a layer.
 
     Attributes:
         node: name of the layer in the model.
         op: its operator in the model.
-        kernel: operator, or type of layer, in the executed graph; None if it was not found there.
+        kernel: operator, or type of layer, in the executed graph; None if it was not found.
         is_integer: whether it computes on codes.
     """
 
@@ -50,9 +50,9 @@ class ExecutedGraph:
 
     Attributes:
         runtime: name and version.
-        layers: of the quantized layers of the model, in order.
+        layers: kernels of the quantized layers of the model, in order.
         kernels: number of each kind of product in the executed graph.
-        integer_nodes, float_nodes: how many of them compute on codes, and how many do not.
+        integer_nodes, float_nodes: numbers of products on codes, and of others.
     """
 
     runtime: str
@@ -63,9 +63,9 @@ class ExecutedGraph:
 
 
 def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
-    """Return which kernels a runtime executes at its default options for the layers of a model.
+    """Return the kernels that a runtime executes at its default options for a model's layers.
 
-    Nothing is computed: the graph is loaded and optimized. The model is not changed.
+    The graph is loaded and optimized, but not run. The model is not changed.
 
     Args:
         model: the model.
@@ -121,7 +121,7 @@ _ANY_LAYER, _ANY_NAME = re.compile(r"qgraph\d+layer_"), re.compile(r"qgraph(\d+l
 
 
 def _mark(model: ir.Model, layers: Sequence[FoundLayer]) -> None:
-    """Give each layer, what follows it, and all other products names that runtimes hand on."""
+    """Name layers, their following nodes, and other products, so that runtimes keep the names."""
     for node in model.graph.all_nodes():
         if node.op_type in LAYERS:
             for each in _chain(node):
@@ -153,10 +153,10 @@ _MARKS = re.compile(r"qgraph(\d+layer|\d+behind|other)_")
 
 
 def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | None]:
-    """Return the product of each layer; None for those that are not found.
+    """Return the executed product of each layer; None if it is not found.
 
-    A product has the name of its layer, or that of an operator after which it computes, too. The
-    products that are left belong to the layers that are left, if all of these are alike.
+    A product has the name of its layer, or of a following operator that it also computes. Remaining
+    products are assigned to remaining layers if all of these layers are alike.
     """
     kernels: list[RunKernel | None] = []
     for number in range(count):
@@ -181,7 +181,7 @@ def _kernel(node: str, op: str, product: RunKernel | None) -> ExecutedKernel:
 
 
 def _deepest(graph: ir.Graph) -> str:
-    """Name the node that has the most graphs inside one another, for a message."""
+    """Return the name of the node with the deepest nesting of graphs, for a message."""
     depth, node = max(((_depth(each), each) for each in graph), key=lambda pair: pair[0])
     return f"{where(node)}, graphs {depth} deep" if depth else f"graph {graph.name!r}"
 

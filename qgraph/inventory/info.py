@@ -1,6 +1,6 @@
 """Properties of the quantizers of a graph, for ``qgraph info``.
 
-The number of bytes of weights as packed codes follows from the formats of their quantizers.
+The bytes of weights as packed codes are computed from the formats of their quantizers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Packing:
 def packing_of(site: Site, opset: int) -> Packing | None:
     """Return the packing of a constant quantizer with the types of ``opset``.
 
-    None where it is packed already, or no type holds its codes.
+    None if it is packed already, or no type can represent its codes.
     """
     if site.weight is None or _is_packed(site):
         return None
@@ -68,7 +68,7 @@ def packing_of(site: Site, opset: int) -> Packing | None:
 
 
 def code_type(quantizer: Quantizer, opset: int) -> str | None:
-    """Return the narrowest ONNX type of ``opset`` that holds every code of ``quantizer``."""
+    """Return the narrowest ONNX type of ``opset`` for every code of ``quantizer``."""
     match quantizer:
         case Affine(_, zero_point, lo, hi):
             return _integer(float(lo.min()), float(hi.max()), opset, zero_point)
@@ -89,7 +89,7 @@ def code_type(quantizer: Quantizer, opset: int) -> str | None:
 def packed_bytes(model: ir.Model, sites: Iterable[Site | Refusal], opset: int) -> int:
     """Return the bytes of all weights if every constant quantizer is packed.
 
-    The rest of the model keeps its own; what only the quantizers read goes.
+    Other weights keep their size; constants that only the quantizers read are removed.
 
     Args:
         model: it is not changed.
@@ -137,7 +137,7 @@ def _integer(
 
 
 def _unused(nodes: set[ir.Node]) -> set[ir.Node]:
-    """Return ``nodes`` and all nodes before them whose outputs only they read."""
+    """Return ``nodes`` and all previous nodes whose outputs only they read."""
     gone, waiting = set(nodes), list(nodes)
     while waiting:
         for value in waiting.pop().inputs:
@@ -171,16 +171,16 @@ class QuantizerInfo:
             ``dynamic`` if its scale is computed from the data.
         format: number format of its codes, such as ``int4``, ``int4 narrow`` or ``e4m3``.
         bits: width of a code.
-        granularity: over which elements one scale reaches.
+        granularity: granularity of the scale.
         scale: smallest and largest scale, in real units per step.
         zero_point: smallest and largest zero point, in steps.
         rounding: how values between two codes are rounded.
         weight: whether its input is constant.
         weight_bytes, packed_bytes: of a constant input: bytes as stored, and as packed codes with
-            their scales and zero points; the same where it is packed already or cannot be.
-        packed_type: ONNX type of codes that are to be packed.
-        reason: why it cannot be read as a quantizer; other fields are None then, but for the
-            parameters of a QuantizeLinear or DequantizeLinear alone.
+            their scales and zero points; equal if it is packed already or cannot be packed.
+        packed_type: ONNX type of the packed codes.
+        reason: why it cannot be read as a quantizer; then other fields are None, except the
+            parameters of a single QuantizeLinear or DequantizeLinear.
     """
 
     node: str
@@ -235,7 +235,7 @@ def quantizer_info(site: Site | Refusal, opset: int) -> QuantizerInfo:
 
 
 def coded_info(tensor: CodedTensor) -> QuantizerInfo:
-    """Return what is known of codes that an operator takes or gives."""
+    """Return the properties of codes that are an input or output of an operator."""
     node = tensor.node
     scale, zero_point = tensor.scale, tensor.zero_point
     return QuantizerInfo(

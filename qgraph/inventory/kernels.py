@@ -1,4 +1,4 @@
-"""Nodes of the graph that a runtime made of a model, and their numbers."""
+"""Nodes of the executed graph of a runtime, and their counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RunKernel:
 
     Attributes:
         kind: its operator; for OpenVINO with the type that it computes in.
-        names: of the nodes of the model that it computes, as far as the runtime keeps them.
-        is_product: whether it multiplies and adds: a convolution, a matrix product.
+        names: names of the nodes of the model that it computes, as far as the runtime keeps them.
+        is_product: whether it is a convolution or a matrix product.
         on_codes: whether it computes on codes of 8 bits.
     """
 
@@ -30,8 +30,8 @@ class Kernels:
 
     Attributes:
         counts: number of nodes by kind.
-        integer_nodes: how many are products of integer codes: convolutions, matrix products.
-        float_nodes: how many are such products of floats.
+        integer_nodes: number of convolutions and matrix products of integer codes.
+        float_nodes: number of such products of floats.
     """
 
     counts: Mapping[str, int]

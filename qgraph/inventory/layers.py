@@ -28,7 +28,7 @@ from qgraph.targets.rules import type_of_codes
 
 _ATTRIBUTES = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0.0, "transB": 0.0}}
 _FURTHEST = 12
-"""Operators that are followed from a layer to the quantizer of its result."""
+"""Operators that may lie between a layer and the quantizer of its result."""
 
 _ENDS = LAYERS | {"QuantizeLinear", "DynamicQuantizeLinear"}
 
@@ -39,8 +39,8 @@ class FoundLayer:
 
     Attributes:
         node: the operator.
-        description: what it is.
-        follows: nodes between it and the quantizer of its result, and that quantizer's.
+        description: its description.
+        follows: nodes between it and the quantizer of its result, and the nodes of this quantizer.
     """
 
     node: ir.Node
@@ -53,11 +53,11 @@ def quantized_layers(
 ) -> Iterator[FoundLayer]:
     """Yield each layer whose operands are all codes of 16 bits or fewer, in topological order.
 
-    The quantizer of an operand counts through operators that only move data.
+    Operators that only move data may lie between a quantizer and the layer.
 
     Args:
         model: the model.
-        read_sites: its quantizers; None to look for them.
+        read_sites: its quantizers; None to find them.
         facts: its inferred types and shapes; None to infer them.
     """
     if read_sites is None:
@@ -119,7 +119,7 @@ def _attributes(node: ir.Node) -> dict[str, float]:
 
 
 def product_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
-    """Return what a layer does with an axis of its weights."""
+    """Return the role of an axis of the weights of a layer."""
     if rank is None:
         return ProductAxis.OTHER
     axis %= rank
@@ -139,7 +139,7 @@ def product_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
 
 
 def _data_role(node: ir.Node, axis: int, rank: int | None) -> ProductAxis:
-    """Return what a layer does with an axis of its data."""
+    """Return the role of an axis of the data of a layer."""
     if rank is None:
         return ProductAxis.OTHER
     axis %= rank
@@ -182,7 +182,7 @@ def _bias(
 
 @dataclass(frozen=True)
 class _Behind:
-    """What follows a layer."""
+    """The nodes after a layer, up to its quantizer."""
 
     y: CodedOperand | None
     operators: tuple[BehindLayer, ...]
@@ -192,7 +192,7 @@ class _Behind:
 
 
 def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
-    """Return what stands between a layer and the quantizer of its result."""
+    """Return the nodes between a layer and the quantizer of its result."""
     value, between = node.outputs[0], list[ir.Node]()
     consumers, is_output, site = 1, False, None
     while len(between) < _FURTHEST:
@@ -234,7 +234,7 @@ def _name(node: ir.Node, reader: OperandReader) -> str:
 
 
 def _is_redundant(node: ir.Node, low: float, high: float) -> bool:
-    """Return whether a quantizer for reals from ``low`` to ``high`` makes an operator redundant."""
+    """Return whether an operator is redundant before a quantizer with a given real range."""
     if node.op_type == "Identity":
         return True
     if node.op_type == "Relu":

@@ -1,7 +1,7 @@
 """Lock files: a text description of all quantizers of a model, for version control.
 
-It is TOML with a table for each quantizer and a line for each fact, so that a change of one fact
-shows as one line in a review.
+It is TOML with a table for each quantizer and a line for each fact, so a review shows a changed
+fact as one changed line.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def lock_text(model: ir.Model, *, keep_inputs: bool = False) -> str:
 def check_lock(model: ir.Model, path: Path, *, keep_inputs: bool = False) -> ModelDifferences:
     """Compare a lock file, the reference, with a model.
 
-    Names help to pair the quantizers, and are no difference.
+    Names help to pair the quantizers, and are not compared.
 
     Raises:
         QGraphError: the file cannot be read, or is no lock file.
@@ -110,7 +110,7 @@ def _table(description: Description) -> str:
 
 
 def _string(text: str) -> str:
-    """Return a TOML string; JSON's form is one, but for a character that TOML wants escaped."""
+    """Return a TOML string: the JSON form, with one more escaped character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""Which kernels ONNX Runtime executes, read from the graph that it optimized."""
+"""Read the kernels of ONNX Runtime from its optimized graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTEGER_LAYERS = frozenset(
         "QLinearMatMul",
     }
 )
-"""Operators of ONNX and ONNX Runtime that multiply and add integer codes."""
+"""Products of integer codes in ONNX and ONNX Runtime."""
 
 FLOAT_LAYERS = frozenset(
     {
@@ -43,7 +43,7 @@ FLOAT_LAYERS = frozenset(
         "RNN",
     }
 )
-"""Operators that multiply and add floats; the weights of some are codes."""
+"""Products of floats; the weights of some are codes."""
 
 
 def of_onnxruntime(path: Path) -> list[RunKernel]:
@@ -52,7 +52,7 @@ def of_onnxruntime(path: Path) -> list[RunKernel]:
 
 
 def of_graph(graph: ir.Graph) -> list[RunKernel]:
-    """Return the nodes of a graph as they are written, those of branches and loops included."""
+    """Return the nodes of a graph, including those of branches and loops."""
     return [
         RunKernel(
             node.op_type,

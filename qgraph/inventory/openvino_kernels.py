@@ -1,7 +1,7 @@
-"""Which kernels OpenVINO executes, read from the model that it compiled.
+"""Read the kernels of OpenVINO from its compiled model.
 
-As a program, this is a separate process that compiles the model in a file, and writes version and
-kernels, or the reason of its failure, to another one: OpenVINO may not return.
+Run as a program, it compiles the model in a file, and writes version and kernels, or the reason for
+a failure, to another file. It is a separate process because OpenVINO may hang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantized operands of layers: where their codes come from, and how they are written."""
+"""Read the quantized operands of layers: their codes and the form of their quantizers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MOVES = frozenset(
         *("Tile", "Transpose", "Unsqueeze", "ReduceMax", "ReduceMin"),
     }
 )
-"""Operators that move elements, or choose some."""
+"""Operators that move or select elements."""
 
 _ON_CODES = _MOVES | {"Clip", "Max", "Min", "Relu"}
 ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
-"""Operators that limit data: before a quantizer, they are no part of it here."""
+"""Operators that limit data; before a quantizer, they are not treated as part of it."""
 _MOST_LEVELS = 256
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16")
 _MIDDLES = {"UINT2": 2, "UINT4": 8, "UINT8": 128}
@@ -43,7 +43,7 @@ _NOISE = 1e-4
 
 @dataclass(frozen=True)
 class ReadOperand:
-    """An operand, and what the description of a layer has to compare.
+    """An operand, with the values that the description of a layer compares.
 
     Attributes:
         operand: its description; the axis is open.
@@ -74,7 +74,7 @@ class OperandReader:
         self._within = {node: site for site in self._ending.values() for node in site.nodes}
 
     def is_fixed(self, value: ir.Value) -> bool:
-        """Return whether a value is computed of constants only."""
+        """Return whether a value depends on constants only."""
         return value in self._fixed
 
     def sizes(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
@@ -107,7 +107,7 @@ class OperandReader:
         return None
 
     def result(self, site: Site) -> ReadOperand | None:
-        """Return what a quantizer gives: after its DequantizeLinear, real numbers are limited."""
+        """Return the result of a quantizer; limits after its DequantizeLinear are included."""
         names = [node.op_type for node in site.nodes]
         read, end = self._read(site.y), site.y.producer()
         if end is not None and end.op_type in ACTIVATIONS and "DequantizeLinear" in names:
@@ -120,9 +120,9 @@ class OperandReader:
         return replace(read, operand=replace(read.operand, written="+".join(names)))
 
     def apart(self, node: ir.Node) -> tuple[ReadOperand, tuple[float, float]] | None:
-        """Return what a QuantizeLinear gives whose DequantizeLinear stands after data movement.
+        """Return the result of a QuantizeLinear whose DequantizeLinear follows data movement.
 
-        The smallest and largest real number that its codes stand for are returned too.
+        Also returns the smallest and largest real number of its codes.
         """
         if node.op_type != "QuantizeLinear" or node in self._within:
             return None
@@ -146,7 +146,7 @@ class OperandReader:
         return replace(read, operand=replace(read.operand, written=written)), ends
 
     def reach(self, site: Site) -> tuple[float, float]:
-        """Return the smallest and largest real number that the type of the codes stands for."""
+        """Return the smallest and largest real number of the type of the codes."""
         match site.quantizer:
             case Affine(scale, zero_point, lo, hi):
                 limits = _code_limits(site)
@@ -173,7 +173,7 @@ def is_decode(node: ir.Node) -> bool:
 
 
 def _fixed(model: ir.Model) -> set[ir.Value]:
-    """Return the values that are constant, or computed of constants only.
+    """Return the values that are constant, or computed from constants only.
 
     Initializers that are inputs of the model too count as constants, as they do for conversions.
     """
@@ -190,7 +190,7 @@ def _fixed(model: ir.Model) -> set[ir.Value]:
 
 
 def _decoded(node: ir.Node) -> ReadOperand | None:
-    """Return the result of a DequantizeLinear, whatever gives its codes."""
+    """Return the result of a DequantizeLinear, for any producer of its codes."""
     codes, names = node.inputs[0], [node.op_type]
     is_direct = len(list(node.outputs[0].uses())) + node.outputs[0].is_graph_output() == 1
     while codes is not None and (maker := codes.producer()) is not None:
@@ -269,7 +269,7 @@ def _of_site(site: Site) -> ReadOperand | None:
 def _of_range(
     low: Float32, high: Float32, levels: int
 ) -> tuple[Float32, Float32, Float32, Float32]:
-    """Return scale, zero point and codes of FakeQuantize, signed where zero is in the middle."""
+    """Return scale, zero point and codes of FakeQuantize; signed if zero is in the middle."""
     with np.errstate(all="ignore"):
         scale = np.asarray((high - low) / np.float32(levels - 1), np.float32)
         zero = np.nan_to_num(-low / scale)
@@ -318,7 +318,7 @@ def _code_limits(site: Site) -> tuple[Float32, Float32] | None:
 
 
 def _moved_axis(axis: int | None, moves: list[ir.Node]) -> int | None:
-    """Return where operators move an axis; Transpose only changes it."""
+    """Return the index of an axis after operators, of which only Transpose changes it."""
     for node in moves:
         order = node.attributes.get("perm")
         if axis is None or node.op_type != "Transpose":

@@ -51,17 +51,17 @@ class Overview(Displayed):
 
     Attributes:
         ir_version, opsets, producer: from the head of the file.
-        inputs, outputs: what is fed, and what comes out.
-        overridable: how many initializers are listed as inputs too.
-        nodes: how many there are, in subgraphs and functions too.
-        operators: how many of each operator.
+        inputs, outputs: inputs that must be fed, and outputs.
+        overridable: number of initializers that are also inputs.
+        nodes: number of nodes, including subgraphs and functions.
+        operators: number of nodes of each operator.
         weight_bytes: bytes of all initializers and constants as stored.
-        packed_bytes: what is left of them when every constant quantizer is stored as packed codes,
-            as wide as its format asks for; what ``fold-weights`` gives.
+        packed_bytes: bytes if every constant quantizer is stored as packed codes of its format, as
+            ``fold-weights`` does.
         quantizers: in topological order; then those of operators on codes.
-        instead: what there is without quantizers, and what to do; None with some.
-        unsupported: how many of each operator that neither qgraph nor ONNX defines.
-        runtimes: which runtimes can load it, and why not.
+        instead: for a model without quantizers, a description and advice; otherwise None.
+        unsupported: number of nodes of each operator that neither qgraph nor ONNX defines.
+        runtimes: verdicts on runtimes, with reasons.
     """
 
     ir_version: int
@@ -104,7 +104,7 @@ class Overview(Displayed):
 def overview(model: ir.Model) -> Overview:
     """Return the contents of a model.
 
-    Initializers that are listed as inputs too count as constants, as they do for conversions.
+    Initializers that are also inputs count as constants, as for conversions.
     """
     count = len(overridable(model.graph))
     if count:

@@ -1,4 +1,4 @@
-"""Data of the pictures of a report: steps and codes, taken from the models."""
+"""Compute the data of the pictures of a report, steps and codes, from the models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MOST_BYTES = 1 << 30
-"""Weights of more bytes are not counted for a picture."""
+"""Maximum bytes of weights that are counted for a picture."""
 
 _STAIRCASES = 8
 """Maximum number of differences to draw."""
@@ -45,7 +45,7 @@ class Named:
     """The values of a model by name, and its constants.
 
     Args:
-        model: a copy that proofs are made of.
+        model: a normalised copy.
     """
 
     def __init__(self, model: NormalisedModel) -> None:
@@ -58,7 +58,7 @@ class Named:
     def function(self, entry: str, exit_: str, builder: Builder) -> Expr | None:
         """Return the value called ``exit_`` as a function of the one called ``entry``.
 
-        None where the nodes between them do not work element by element.
+        None if the nodes between them are not elementwise.
         """
         start, end = self.values.get(entry), self.values.get(exit_)
         if start is None or end is None:
@@ -134,16 +134,16 @@ def _last(region: Mapping[str, Any], side: str) -> str:
 def histograms(
     model: ir.Model, batches: Sequence[Mapping[str, Any]] = (), *, backend: str = Backend.AUTO
 ) -> list[dict[str, Any]]:
-    """Return how often the quantizers of a model use each code.
+    """Return the histograms of codes of the quantizers of a model.
 
     Args:
         model: the model.
         batches: inputs to run it on; without any, only weights are counted.
-        backend: what runs it.
+        backend: the backend that runs it.
 
     Returns:
-        What ``qgraph run --stats --json`` lists of each quantizer whose codes are counted; nothing
-        for a model that takes long to go through.
+        The entry of ``qgraph run --stats --json`` for each quantizer whose codes are counted; empty
+        for a model that takes too long.
     """
     initializers = (value.const_value for value in model.graph.initializers.values())
     if sum(tensor.nbytes for tensor in initializers if tensor is not None) > _MOST_BYTES:
@@ -191,7 +191,7 @@ def _certificate(reference: ir.Model, candidate: ir.Model) -> dict[str, Any]:
 
 
 def _attempt(make: Callable[[], T], otherwise: T) -> T:
-    """Return the result of ``make``, or None: a failing picture must not fail a report."""
+    """Return the result of ``make``; None if it fails, so that pictures cannot fail a report."""
     try:
         return make()
     except QGraphError as error:
@@ -205,11 +205,11 @@ def plot_data(
     """Return the data of a picture of a quantizer; see :func:`staircase`.
 
     Args:
-        model: where the quantizer is.
+        model: the model of the quantizer.
         node: name of one of its nodes, or of its output.
-        compare: a second model, whose quantizer in the same place is drawn too.
-        channel: number of the element of the parameters that is drawn; None for the one that shows
-            the widest difference, or the first.
+        compare: a second model, whose quantizer at the same position is drawn too.
+        channel: index of the drawn element of the parameters; None for the one with the largest
+            difference, or the first.
 
     Raises:
         OptionError: there is no such quantizer or channel.
@@ -290,10 +290,10 @@ def _function(site: Site, builder: Builder) -> Expr:
 def _pair(
     reference: ir.Model, candidate: ir.Model, site: Site, name: str
 ) -> tuple[list[Expr], tuple[float, int] | None]:
-    """Return a quantizer, its counterpart in another model, and where they differ most.
+    """Return a quantizer, its counterpart in another model, and their largest difference.
 
     Raises:
-        OptionError: the other model has the same nodes there, or nothing that can be drawn.
+        OptionError: the other model has the same nodes there, or no quantizer that can be drawn.
     """
     certificate = _certificate(reference, candidate)
     own = {*_labels(site), str(site.y.name)}

@@ -1,7 +1,7 @@
-"""Sums and means of codes over the rows of several matrices, which OpenVINO computes wrongly.
+"""Find sums and means of codes over rows of several matrices, which OpenVINO computes wrongly.
 
-These are sums over the middle one of three axes. Axes of one element do not count, and data that
-are transposed before may be stored as they were::
+These are sums over the middle one of three axes. Axes of size 1 are ignored, and a Transpose before
+the sum may be undone::
 
     ReduceMean of [N, 64, 16] over axis 1                        yes
     ReduceMean of [N, 1, 64, 16] over axis 2                     yes
@@ -25,10 +25,10 @@ from qgraph.graph.scopes import input_of
 
 _SUMS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum"})
 _DECODER = "DequantizeLinear"
-"""After FakeQuantize, OpenVINO adds floats."""
+"""Operators after which OpenVINO adds floats."""
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _BETWEEN = _MOVES | {"MaxPool", "Relu"}
-"""Operators through which codes pass, and which give no number below the lowest one."""
+"""Operators that codes pass through, whose results are not below the lowest code."""
 _AXES = 3
 
 
@@ -38,7 +38,7 @@ class RowSum:
 
     Attributes:
         node: the operator.
-        decoder: the DequantizeLinear that gives the numbers of the codes.
+        decoder: the DequantizeLinear of the codes.
     """
 
     node: ir.Node

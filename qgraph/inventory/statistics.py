@@ -1,6 +1,6 @@
 """Statistics of quantizers from the tensors of runs: used codes, clipping rate.
 
-Statistics of tensors that come by in parts: nothing is kept of them but numbers.
+Tensors are processed in parts, and only statistics are kept.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class TensorStatistics:
 
     Attributes:
         name: of the tensor.
-        dtype: numpy's name of its type; empty as long as nothing was seen.
-        shape: of all parts joined along the first axis; None where they cannot be.
-        elements, nan: how many there are, and how many of them are NaN.
-        min, max: ends of the values; None where there is no number.
+        dtype: NumPy's name of its type; empty before the first part.
+        shape: shape of all parts joined along the first axis; None if they cannot be joined.
+        elements, nan: number of elements, and of NaN.
+        min, max: smallest and largest value; None if there is no number.
     """
 
     name: str
@@ -95,20 +95,19 @@ def _joined(whole: tuple[int, ...] | None, part: tuple[int, ...]) -> tuple[int, 
 class QuantizerStatistics:
     """Statistics of one quantizer over the parts of its input and output added so far.
 
-    A value counts as clipped when the code nearest to it, in the quantizer's own rounding, lies
-    beyond the codes of the format. Codes are whole numbers; those of a float format are its
-    values.
+    A value counts as clipped if its code, by the quantizer's rounding, is outside the format. Codes
+    are whole numbers; codes of a float format are its values.
 
     Attributes:
         node, op: name and operator of the node that reports name.
         tensor: name of its output.
-        weight: whether its input is constant; it is then counted once, not at every run.
-        format, bits: of its codes; None where an operator alone knows them.
+        weight: whether its input is constant; it is then counted once, not in every run.
+        format, bits: number format of its codes; None if only the operator defines it.
         reason: why there are no statistics; None if there are.
         values: statistics of the output.
-        inputs, clipped: how many inputs were seen, and how many of them were clipped; None where
-            clipping has no meaning: signs, and codes that are stored.
-        levels: how many codes the format has; None where they are not counted.
+        inputs, clipped: number of inputs, and of clipped inputs; None if clipping has no meaning:
+            for signs, and for stored codes.
+        levels: number of codes of the format; None if they are not counted.
     """
 
     def __init__(self, site: Site | Refusal, main: ir.Graph) -> None:
@@ -210,8 +209,8 @@ class Statistics:
 
     Args:
         model: the model.
-        names: tensors of which statistics are wanted.
-        quantizers: whether they are wanted of the quantizers, too.
+        names: tensors to collect statistics of.
+        quantizers: whether to include the quantizers.
     """
 
     def __init__(

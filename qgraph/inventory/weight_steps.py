@@ -1,4 +1,4 @@
-"""The range of the codes of a weight, which is read piece by piece."""
+"""Find the range of the codes of a weight, which is read piece by piece."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from qgraph.quantizers.weights.level_table import numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 
 _PIECE = 1 << 17
-"""Elements at a time; smaller weights are quantized at once."""
+"""Number of elements at a time; smaller weights are quantized at once."""
 
 _KINDS = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", *FORMATS)
 
 _MOST_BITS = 16
-"""Bits of codes up to which a step is found again after decoding, whatever the scale."""
+"""Maximum bits of codes that can be recovered from decoded values, for any scale."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class StepRange:
     has_signs_only: bool = True
 
     def add(self, values: Array, scale: Array, offset: Array) -> None:
-        """Count in ``values / scale + offset``."""
+        """Add the steps ``values / scale + offset``."""
         steps = np.asarray(values.astype(np.float32, copy=False) / scale)
         if offset.any():
             steps += offset
@@ -49,7 +49,7 @@ class StepRange:
         self.add_whole(steps)
 
     def add_whole(self, steps: Array) -> None:
-        """Count in whole numbers."""
+        """Add whole numbers."""
         low, high = steps.min(), steps.max()
         self.low, self.high = float(np.minimum(self.low, low)), float(np.maximum(self.high, high))
         if self.has_signs_only:
@@ -64,7 +64,7 @@ def step_range(site: Site, scale: Array, offset: Array) -> StepRange | None:
     Args:
         site: the quantizer.
         scale: real units per step; one of its parameters, or broadcasts to the weight.
-        offset: is added to the steps; likewise.
+        offset: added to the steps; likewise.
     """
     steps, weight = StepRange(), site.weight
     if weight is None or not weight.size:
@@ -101,7 +101,7 @@ def _parameter(array: Array, site: Site, weight: Stream) -> Parameter:
 
 
 def _zero_point_of_codes(site: Site, weight: Stream, scale: Array, offset: Array) -> Array | None:
-    """Return the zero point if the steps of stored codes are the codes less it; None if not.
+    """Return the zero point if the steps of stored codes are the codes minus it; None if not.
 
     ``(code - zero_point) * scale``, divided by the scale, is off by less than 2**-22 of itself if
     nothing overflows, and a product of an integer that is subnormal is exact.
@@ -121,7 +121,7 @@ def _zero_point_of_codes(site: Site, weight: Stream, scale: Array, offset: Array
 
 
 def _add_codes(site: Site, weight: Stream, point: Array, collected: StepRange) -> None:
-    """Count in codes minus their zero points, until no further one can change the range."""
+    """Add codes minus their zero points, until no further code can change the range."""
     form = FORMATS[weight.kind]
     ends = form.lo - int(point.max()), form.hi - int(point.min())
     points = _parameter(point, site, weight)
@@ -138,7 +138,7 @@ def _add_codes(site: Site, weight: Stream, point: Array, collected: StepRange) -
 
 
 def _values(weight: Stream, program: ElementProgram) -> Iterator[tuple[int, Array]]:
-    """Yield the results of a program for boxes of a weight, each with its first place."""
+    """Yield the results of a program for boxes of a weight, each with its first index."""
     buffer = np.empty(_PIECE, weight.dtype)
     for start, stop in pieces([weight.shape, *program.shapes], 0, weight.size, _PIECE):
         data = weight.read(start, stop, buffer[: stop - start])
@@ -148,7 +148,7 @@ def _values(weight: Stream, program: ElementProgram) -> Iterator[tuple[int, Arra
 
 
 def narrowest_format(steps: StepRange) -> tuple[str, int | None]:
-    """Return the narrowest format that holds the integers, and its bits."""
+    """Return the narrowest format that can represent the integers, and its bits."""
     least, most = steps.low, steps.high
     if steps.has_signs_only and (least, most) == (-1, 1):
         return "bipolar", 1

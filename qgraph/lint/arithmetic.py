@@ -1,4 +1,4 @@
-"""Numbers about layers that several rules compare: biases, products of scales, largest sums."""
+"""Figures of layers for several rules: biases, products of scales, largest sums."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class BiasFacts:
-    """The bias of a layer, and what it is added to.
+    """The bias of a layer, and the figures of the products that it is added to.
 
     Attributes:
         node: the layer.
         reals: ``[channels]`` the bias in real numbers; None without a constant one.
-        decoder: what decodes it; None of a float bias.
-        codes: ``[channels]`` its codes, or those that it would get at ``product``, not rounded.
+        decoder: its DequantizeLinear; None for a float bias.
+        codes: ``[channels]`` its codes; for a float bias, unrounded codes with scale ``product``.
         product: ``[1 or channels]`` float32 product of the scales of the operands.
         exact_product: the same in float64.
-        largest_sums: ``[channels]`` the largest absolute sum of products of codes that any data
-            can give, with the bias; None if codes of weights are not stored.
+        largest_sums: ``[channels]`` the largest absolute sum of products of codes over all data,
+            with the bias; None if codes of weights are not stored.
     """
 
     node: ir.Node
@@ -46,7 +46,7 @@ class BiasFacts:
 
 
 def bias_facts(facts: ModelFacts, *, all_layers: bool = False) -> Iterator[BiasFacts]:
-    """Yield what is known of each layer on codes, with and without a bias if ``all_layers``.
+    """Yield the figures of each layer on codes with a bias, or of all layers.
 
     Layers have data and weights after DequantizeLinear, with constant scales.
     """
@@ -95,7 +95,7 @@ def _of(facts: ModelFacts, node: ir.Node) -> BiasFacts | None:
 
 
 def _has_scales_of_channels(facts: ModelFacts, node: ir.Node, w: Coder) -> bool:
-    """Return whether the scales of the weights of a layer do not lie along another axis."""
+    """Return whether weights have no scales along another axis than the output channels."""
     value = node.inputs[1]
     shape = facts.shape(value)
     if w.axis is None or shape is None or w.node.outputs[0] is not value:
@@ -116,7 +116,7 @@ def _sums(facts: ModelFacts, x: Coder, w: Coder, codes: Array | None) -> Array |
 
 
 def ulps_between(one: Array, other: Array) -> Array:
-    """Return how many float32 numbers lie between two arrays of one sign, element by element."""
+    """Return the distance in float32 numbers of two arrays of one sign, element by element."""
     with np.errstate(all="ignore"):
         spacing = np.spacing(np.abs(other).astype(np.float32)).astype(np.float64)
         return np.abs(one.astype(np.float64) - other.astype(np.float64)) / spacing
@@ -128,7 +128,7 @@ def listed(channels: Array) -> list[int]:
 
 
 def misfit(coder: Coder, shape: Sequence[Dim] | None) -> str | None:
-    """Return why scales do not fit data of a shape; None if they do, or if it is not known."""
+    """Return why scales do not fit data of a shape; None if they fit, or if it is not known."""
     scale, axis = coder.scale, coder.node.attributes.get_int("axis", 1)
     if scale is None or shape is None or not (coder.block or (scale.ndim == 1 and scale.size > 1)):
         return None

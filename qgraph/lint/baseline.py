@@ -1,4 +1,4 @@
-"""A file with known findings, which adopts the linter in a project with old models."""
+"""Baseline files with known findings, for projects with old models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Key = tuple[str, str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class LintBaseline:
-    """Known findings: how often each rule found each node, by the path of the model.
+    """Known findings: number of findings of each rule and node, by path of the model.
 
     Attributes:
         findings: number of findings by path, id and nodes.

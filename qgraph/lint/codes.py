@@ -1,4 +1,4 @@
-"""Constant codes, counted while they are read piece by piece."""
+"""Count constant codes while they are read piece by piece."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _MOST_BITS = 8
 
 @dataclass(frozen=True, eq=False)
 class CodeCounts:
-    """Which codes a constant has.
+    """Counts of the codes of a constant.
 
     Attributes:
         kind: their ONNX type.
         size: number of elements.
         low, high: smallest and largest code.
-        histogram: ``[256]`` how often each code from ``first`` on occurs; None above 8 bits.
+        histogram: ``[256]`` number of occurrences of each code from ``first`` on; None above 8
+            bits.
         first: smallest code of the type.
         reach: ``[channels]`` sum of absolute codes without zero point, for each channel.
         peak: ``[channels]`` largest of them.
@@ -44,11 +45,11 @@ class CodeCounts:
 
 
 def count_codes(codes: Stream, zero: Array | None, axis: int | None) -> CodeCounts | None:
-    """Return which codes a constant has; None if they are no integers, or there are none.
+    """Count the codes of a constant; None if they are not integers, or there are none.
 
     Args:
         codes: the constant.
-        zero: zero points: one for all, or one for each index of ``axis``; others count as 0.
+        zero: zero points: one for all, or one per index of ``axis``; other shapes count as 0.
         axis: axis of the channels; None for one channel.
     """
     form = FORMATS.get(codes.kind)

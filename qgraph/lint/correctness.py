@@ -1,4 +1,4 @@
-"""Rules about models that compute something else than was meant (QG1)."""
+"""Rules about parameters that do not compute what was intended (QG1)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scale_not_finite(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG103", "subnormal-scale", WARNING)
 def subnormal_scale(facts: ModelFacts) -> Iterator[Found]:
-    """A scale is so small that runtimes may take it for 0."""
+    """A scale is so small that runtimes may flush it to 0."""
     for node, scale, _ in scale_nodes(facts):
         size = np.abs(_reals(scale))
         small = np.flatnonzero((size > 0) & (size < _SMALLEST_NORMAL))
@@ -128,7 +128,7 @@ def fractional_zero_point(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG108", "wrong-axis", ERROR)
 def wrong_axis(facts: ModelFacts) -> Iterator[Found]:
-    """Weights of a layer have scales along the axis that is added."""
+    """Weights of a layer have scales along the summed axis."""
     for layer in facts.layers:
         weights = layer.description.w
         if weights.axis is ProductAxis.INPUT and weights.granularity == "axis":
@@ -366,7 +366,7 @@ def product_underflows(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG124", "sum-not-exact", INFO)
 def sum_not_exact(facts: ModelFacts) -> Iterator[Found]:
-    """A sum of products of codes exceeds what float32 holds."""
+    """A sum of products of codes exceeds the exact integers of float32."""
     for layer in bias_facts(facts, all_layers=True):
         reach = layer.largest_sums
         if reach is not None and _EXACT_SUM < float(reach.max()) < _INT32:

@@ -16,7 +16,7 @@ from qgraph.text import counted
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _MUCH = 0.01
 _ENOUGH = 256
-"""Values below which nothing is said of codes that are not used."""
+"""Minimum number of values for findings about unused codes."""
 
 _FEW = 16
 
@@ -100,7 +100,7 @@ def products_saturate(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG807", "constant-data", INFO, needs_data=True)
 def constant_data(facts: ModelFacts) -> Iterator[Found]:
-    """A quantizer gives one value only."""
+    """A quantizer returns only one value."""
     for seen in _seen(facts):
         if len(seen.codes) == 1 and seen.values >= _FEW:
             code = next(iter(seen.codes))
@@ -128,7 +128,7 @@ def data_on_ties(facts: ModelFacts) -> Iterator[Found]:
 
 
 def _seen(facts: ModelFacts) -> Iterator[SeenQuantizer]:
-    """Yield each quantizer that was given data."""
+    """Yield each quantizer with data."""
     observation = facts.observation
     for seen in observation.quantizers if observation is not None else ():
         if seen.values:

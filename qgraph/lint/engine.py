@@ -1,4 +1,4 @@
-"""Apply rules to a model, and gather what they find."""
+"""Apply rules to a model, and collect their findings."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from qgraph.text import counted
 from qgraph.version import head
 
 Ids = str | Iterable[str]
-"""Ids of rules, beginnings of ids such as ``QG4``, or names of rules."""
+"""Ids of rules, prefixes of ids such as ``QG4``, or names of rules."""
 
 
 @dataclass(frozen=True, repr=False)
 class LintFinding:
-    """What a rule found at one place of a model.
+    """One finding of a rule in a model.
 
     Attributes:
         rule: the rule.
         nodes: names of the nodes, the most important first; none for the model as a whole.
         message: a sentence about this case.
-        severity: how bad it is.
+        severity: its severity.
         figures: numbers about this case, by name.
         fix: the pass that removes it; None if there is none.
     """
@@ -72,9 +72,9 @@ class LintReport(Displayed):
 
     Attributes:
         model: the file and its hash.
-        findings: the worst first, then by rule and place.
+        findings: the worst first, then by rule.
         target: name or path of the profile; None for none.
-        known: findings that a baseline lists, which are left out.
+        known: findings that a baseline lists; these are not in ``findings``.
     """
 
     model: Identity
@@ -121,16 +121,16 @@ def lint(
     ignore: Ids = (),
     inputs: Sequence[Batch] = (),
 ) -> LintReport:
-    """Return what the rules find in a model.
+    """Return the findings of the rules in a model.
 
     Args:
         source: a path, an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a ``Model``; not changed.
         target: name or path of a profile; without one, rules about a target's kernels are not
-            asked.
-        select: only these rules: ids, beginnings of ids, or names. All by default.
-        ignore: not these rules.
-        inputs: arrays by input name, for each batch; the model is run on them for the rules that
-            look at data.
+            applied.
+        select: the rules to apply: ids, prefixes of ids, or names. All by default.
+        ignore: rules to skip.
+        inputs: arrays by input name, for each batch; the model is run on them for the rules about
+            data.
 
     Raises:
         ModelError: the source is no usable model.
@@ -164,7 +164,7 @@ def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:
 
 
 def _of_rule(asked: LintRule, facts: ModelFacts) -> Iterator[Found]:
-    """Yield what a rule finds; an error in one of a plugin names it."""
+    """Yield the findings of a rule; an error in a rule of a plugin names the rule."""
     try:
         yield from asked.check(facts)
     except Exception as error:
@@ -187,7 +187,7 @@ def is_asked(asked: LintRule, target: Profile | None, *, has_data: bool) -> bool
 
 
 def findings_in_order(findings: Iterable[LintFinding]) -> list[LintFinding]:
-    """Return findings, the worst first, then by id; those of one rule keep their order."""
+    """Return findings, the worst first, then by id; findings of one rule keep their order."""
     return sorted(findings, key=lambda each: (each.severity.rank, each.rule.id))
 
 
@@ -231,7 +231,7 @@ def report_of(
     """Return the JSON report about some models.
 
     Args:
-        models: what was found in each.
+        models: the findings of each model.
         target: name of the target.
         failed: errors by the path of models that could not be read.
     """

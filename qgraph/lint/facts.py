@@ -1,4 +1,4 @@
-"""What the rules know about a model, computed once: nodes, quantizers, layers, types, shapes."""
+"""Facts about a model for the rules: nodes, quantizers, layers, types, shapes."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def _is_same(one: Array | None, other: Array | None, absent: int) -> bool:
 
 
 class ModelFacts:
-    """Facts about one model; each is computed when it is first asked for, and kept.
+    """Facts about one model; each is computed once, when it is first needed.
 
     Args:
         model: the model; it is not changed.
-        target: the target that is asked about; None for none.
-        observation: values that it computes; None if it is not run.
+        target: the target; None for none.
+        observation: statistics of a run of the model; None if it is not run.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ModelFacts:
     def of(self, *names: str) -> Iterator[ir.Node]:
         """Yield the nodes of some operators, in the standard domain or that of ONNX Runtime.
 
-        :meth:`in_domain` yields those of others.
+        :meth:`in_domain` yields those of other domains.
         """
         for name in names:
             for node in self._by_operator.get(name, ()):
@@ -121,7 +121,7 @@ class ModelFacts:
         return (node for node in self._by_operator.get(name, ()) if node.domain in domains)
 
     def constant(self, value: ir.Value | None) -> Array | None:
-        """Return the array that a value always has; None if it is computed or absent."""
+        """Return the array of a constant; None if the value is computed or absent."""
         if value is None:
             return None
         if value not in self._constants:
@@ -148,7 +148,7 @@ class ModelFacts:
         return [use.node for use in value.uses()]
 
     def only_reader(self, value: ir.Value) -> ir.Node | None:
-        """Return the node that alone reads a value that is no output of the model, or None."""
+        """Return the only reader of a value; None if there are others, or it is an output."""
         uses = self.readers(value)
         return uses[0] if len(uses) == 1 and not value.is_graph_output() else None
 
@@ -156,7 +156,7 @@ class ModelFacts:
 
     @cached_property
     def found(self) -> list[Site | Refusal]:
-        """All quantizers, and what could not be read as one."""
+        """All quantizers, and the nodes that could not be read as quantizers."""
         return list(sites(self.model))
 
     @cached_property
@@ -171,7 +171,7 @@ class ModelFacts:
 
     @cached_property
     def site_ending(self) -> dict[ir.Value, Site]:
-        """The quantizer that gives each value."""
+        """The quantizer that computes each value."""
         return {site.y: site for site in self.sites}
 
     @cached_property
@@ -206,21 +206,21 @@ class ModelFacts:
         return self._coders[node]
 
     def decoder_of(self, value: ir.Value | None) -> Coder | None:
-        """Return the DequantizeLinear that gives the elements of a value, or None."""
+        """Return the DequantizeLinear whose result, possibly moved, is a value, or None."""
         source = unmoved(value)
         node = producer_of(source)
         is_coder = node is not None and node.op_type == DECODE and node.domain in _DOMAINS
         return self.coder(node) if is_coder and node is not None else None
 
     def encoder_of(self, decoder: Coder) -> Coder | None:
-        """Return the QuantizeLinear whose codes a DequantizeLinear takes directly, or None."""
+        """Return the QuantizeLinear whose codes a DequantizeLinear reads directly, or None."""
         codes = decoder.node.inputs[0]
         node = producer_of(codes)
         return self.coder(node) if node is not None and node.op_type == QUANTIZE else None
 
     @cached_property
     def pairs(self) -> list[tuple[Coder, Coder]]:
-        """Each QuantizeLinear and DequantizeLinear that follow each other directly."""
+        """Each QuantizeLinear with the DequantizeLinear that follows it directly."""
         pairs = ((self.encoder_of(decoder), decoder) for decoder in self.decoders)
         return [(encoder, decoder) for encoder, decoder in pairs if encoder is not None]
 
@@ -243,13 +243,13 @@ class ModelFacts:
     # Constant codes
 
     def stored(self, decoder: Coder) -> Stream | None:
-        """Return the constant codes of a DequantizeLinear, which are not read yet, or None."""
+        """Return the constant codes of a DequantizeLinear as a stream, or None."""
         return constant_stream(decoder.node.inputs[0])
 
     def counts(self, decoder: Coder) -> CodeCounts | None:
-        """Return the constant codes of a DequantizeLinear, counted; None if they are no integers.
+        """Return the counts of constant codes of a DequantizeLinear; None if not integers.
 
-        Channels are those of the operator that reads it, or else of its scales.
+        Channels are those of the operator that reads the result, otherwise those of the scales.
         """
         node = decoder.node
         if node not in self._counts:
@@ -259,7 +259,7 @@ class ModelFacts:
         return self._counts[node]
 
     def output_axis(self, decoder: Coder) -> int | None:
-        """Return the axis of constant codes that holds the channels of what reads them."""
+        """Return the axis of constant codes with the output channels of their reader."""
         codes = self.stored(decoder)
         value = decoder.node.outputs[0]
         reader = next((n for n in self.readers(value) if n.op_type in LAYERS), None)
@@ -274,7 +274,7 @@ class ModelFacts:
 
     @staticmethod
     def stream(value: ir.Value | None) -> Stream | None:
-        """Return the elements that a value always has, which are not read yet, or None."""
+        """Return the elements of a constant as a stream, or None."""
         return constant_stream(value)
 
     # Layers
@@ -286,7 +286,7 @@ class ModelFacts:
 
     @cached_property
     def answers(self) -> list[tuple[FoundLayer, KernelMatch | NoKernel]]:
-        """Each layer with the kernel of the target that takes it, or why none does."""
+        """Each layer with its kernel in the target, or the reason why there is none."""
         target = self.target
         if target is None:
             return []
@@ -303,12 +303,12 @@ class ModelFacts:
 
 
 def nodes_of_site(site: Site, *others: ir.Node) -> tuple[ir.Node, ...]:
-    """Return the nodes of a quantizer, the one that reports name first, and others."""
+    """Return the nodes of a quantizer, beginning with the one that reports name."""
     return tuple(dict.fromkeys((site.root, *site.nodes, *others)))
 
 
 def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[str]]]:
-    """Yield each node with constant scales, the scales, and what reads the result.
+    """Yield each node with constant scales, the scales, and the readers of the result.
 
     A pair with one scale counts as its QuantizeLinear.
     """
@@ -340,7 +340,7 @@ def _undeclared(model: ir.Model) -> dict[str, list[ir.Node]]:
 
 
 def _readable(model: ir.Model, is_changed: bool) -> ir.Model:
-    """Return the model as passes see it: itself, or else a copy."""
+    """Return the model in the form that passes read: the model itself, or a copy."""
     if not is_changed and not static_parameters(model):
         return model
     copy = model.clone()

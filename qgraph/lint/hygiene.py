@@ -1,4 +1,4 @@
-"""Rules about what a model has too much of, or states wrongly (QG7)."""
+"""Rules about superfluous or wrong parts of a model (QG7)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def duplicate_quantizer(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG703", "unused-result", INFO)
 def unused_result(facts: ModelFacts) -> Iterator[Found]:
-    """Nothing reads the result of a node."""
+    """No node reads the result of a node."""
     for node in facts.nodes:
         outputs = [value for value in node.outputs if value.name]
         if not outputs or any(value.uses() or value.is_graph_output() for value in outputs):
@@ -102,7 +102,7 @@ def constants_as_inputs(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG705", "redundant-activation", INFO)
 def redundant_activation(facts: ModelFacts) -> Iterator[Found]:
-    """A Relu or Clip stands before a quantizer that does the same."""
+    """A Relu or Clip before a quantizer has no effect."""
     for layer in facts.layers:
         for node, behind in zip(layer.follows, layer.description.behind, strict=False):
             if behind.is_redundant and node.op_type in ("Relu", "Clip"):
@@ -128,7 +128,7 @@ def idle_operator(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG707", "names-of-nodes", INFO)
 def names_of_nodes(facts: ModelFacts) -> Iterator[Found]:
-    """Nodes have no name, or one that others have too."""
+    """Nodes have no name, or the same name as others."""
     count = Counter(node.name for node in facts.original.graph)
     unnamed = sum(number for name, number in count.items() if not name)
     twice = [name for name, number in count.items() if name and number > 1]
@@ -142,7 +142,7 @@ def names_of_nodes(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG708", "stated-shape", WARNING)
 def stated_shape(facts: ModelFacts) -> Iterator[Found]:
-    """A stated type or shape is not the one that is computed."""
+    """A stated type or shape differs from the computed one."""
     for node in facts.nodes:
         for value in node.outputs:
             inferred, stated = facts.shape(value), value.shape
@@ -161,7 +161,7 @@ def stated_shape(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG709", "unused-input", INFO)
 def unused_input(facts: ModelFacts) -> Iterator[Found]:
-    """Nothing reads an input of the model."""
+    """No node reads an input of the model."""
     for value in facts.original.graph.inputs:
         if not (value.uses() or value.is_graph_output() or value.is_initializer()):
             yield Found((), f"the input {value.name!r} is not read", {"input": str(value.name)})
@@ -239,7 +239,7 @@ def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG715", "unreachable-codes", INFO)
 def unreachable_codes(facts: ModelFacts) -> Iterator[Found]:
-    """Codes of a quantizer that no code before it leads to."""
+    """Codes of a quantizer are unreachable from the codes before it."""
     for encoder in facts.encoders:
         form, path = FORMATS.get(encoder.kind), list(_elementwise_from_codes(facts, encoder))
         before = facts.coder(path[-1]) if path else None
@@ -265,7 +265,7 @@ def unreachable_codes(facts: ModelFacts) -> Iterator[Found]:
 
 
 def _elementwise_from_codes(facts: ModelFacts, encoder: Coder) -> Iterator[ir.Node]:
-    """Yield the nodes from a quantizer back to the decoded codes that it depends on alone."""
+    """Yield the nodes between decoded codes and a quantizer that depends on nothing else."""
     value, nodes = encoder.node.inputs[0], list[ir.Node]()
     while value is not None and len(nodes) < _SHARED:
         node = value.producer()

@@ -1,4 +1,4 @@
-"""Run a model on inputs, and gather what its quantizers and layers are given."""
+"""Run a model on inputs, and collect statistics of its quantizers and layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LEVELS = 1 << 16
 
 
 def observe(facts: ModelFacts, batches: Sequence[Batch]) -> Observation:
-    """Run a model on some batches, and return what was seen.
+    """Run a model on batches, and return the statistics.
 
     Raises:
         ExecutionError: an input is missing or does not fit, or a node fails.

@@ -1,4 +1,4 @@
-"""Rules about models that some runtimes, or a target, do not take (QG6)."""
+"""Rules about models that some runtimes, or a target, do not accept (QG6)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def old_opset(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG606", "foreign-quantizers", INFO)
 def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
-    """Quantizers have operators that few runtimes know."""
+    """Quantizers use operators that few runtimes support."""
     groups: dict[str, list[ir.Node]] = {}
     for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"):
         for node in facts.in_domain(name, *QONNX_DOMAINS):
@@ -106,7 +106,7 @@ def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG607", "other-rounding", INFO)
 def other_rounding(facts: ModelFacts) -> Iterator[Found]:
-    """A quantizer rounds as no QuantizeLinear does."""
+    """A quantizer has a rounding mode that QuantizeLinear lacks."""
     for site in facts.sites:
         quantizer = site.quantizer
         if site.weight is not None or not isinstance(quantizer, Affine):
@@ -176,7 +176,7 @@ def float8_zero_point(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG613", "one-block", WARNING)
 def one_block(facts: ModelFacts) -> Iterator[Found]:
-    """One scale in all, and block_size is set."""
+    """block_size is set, but there is only one scale."""
     for coder in [*facts.encoders, *facts.decoders]:
         scale = coder.scale
         if coder.block and scale is not None and scale.size == 1 and scale.ndim < 2:
@@ -203,7 +203,7 @@ def shared_decoder(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG615", "quantizers-in-branches", INFO)
 def quantizers_in_branches(facts: ModelFacts) -> Iterator[Found]:
-    """Quantizers lie in graphs of If, Loop or Scan."""
+    """Quantizers are in graphs of If, Loop or Scan."""
     inner = [coder.node for coder in facts.encoders if coder.node.graph is not facts.model.graph]
     functions = {id(function.graph) for function in facts.model.functions.values()}
     inside = [node for node in inner if id(node.graph) not in functions]
@@ -228,7 +228,7 @@ def ir_version_too_low(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG617", "lowest-code-of-weights", INFO, targets=("litert", "hls4ml", "tensorrt"))
 def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
-    """Weights use the lowest code, which symmetric kernels do not take."""
+    """Weights use the lowest code, which symmetric kernels do not accept."""
     for layer in facts.layers:
         decoder = facts.decoder_of(layer.node.inputs[1])
         counts = None if decoder is None else facts.counts(decoder)
@@ -244,7 +244,7 @@ def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG618", "unknown-operator", INFO)
 def unknown_operator(facts: ModelFacts) -> Iterator[Found]:
-    """No definition of an operator is known."""
+    """An operator has no known definition."""
     names = {(domain, name) for domain, name, _ in facts.model.functions}
     groups: dict[str, list[ir.Node]] = {}
     for node in facts.nodes:
@@ -258,7 +258,7 @@ def unknown_operator(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG619", "channel-scales-of-data", ERROR, targets=("onnxruntime*",))
 def channel_scales_of_data(facts: ModelFacts) -> Iterator[Found]:
-    """ONNX Runtime takes a kernel for one scale where data have one for each channel, and fails."""
+    """ONNX Runtime uses a kernel for one scale although data have one per channel, and fails."""
     for node in facts.of(*_ONE_SCALE):
         data = node.inputs[1:] if node.op_type == "Where" else node.inputs[:1]
         reader = facts.only_reader(node.outputs[0])
@@ -275,7 +275,7 @@ def channel_scales_of_data(facts: ModelFacts) -> Iterator[Found]:
 
 
 def _has_weights_of_8_bits(facts: ModelFacts, node: ir.Node) -> bool:
-    """Return whether weights are codes of 8 bits, or floats, which are quantized to them."""
+    """Return whether weights are 8-bit codes, or floats that the runtime quantizes to 8 bits."""
     weights = facts.decoder_of(node.inputs[1])
     return weights.kind in _BYTES if weights else facts.constant(node.inputs[1]) is not None
 
@@ -290,7 +290,7 @@ _ONE_SCALE = {
     "Sigmoid": _EARLY,
     "Where": _EARLY,
 }
-"""Operators whose kernels take one scale, and what happens with several."""
+"""Operators whose kernels accept one scale, and the effect of several scales."""
 
 
 def _ir_of(dtype: str) -> int:

@@ -4,7 +4,7 @@
     def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
         '''Two equal quantizers follow each other.'''
 
-A file of this package is a family. Ids have the number of the family in front: QG1 correctness,
+Each file of rules is a family. Ids begin with the number of the family: QG1 correctness,
 QG3 silent change, QG4 speed, QG5 size, QG6 portability, QG7 hygiene, QG8 data.
 """
 
@@ -39,10 +39,10 @@ class LintLevel(Choice):
 
 @dataclass(frozen=True)
 class LintFix:
-    """A pass that removes what a rule finds.
+    """A pass that fixes the findings of a rule.
 
     Attributes:
-        name: the pass with its options, as ``qgraph transform -p`` takes it.
+        name: the pass with its options, as for ``qgraph transform -p``.
         exactness: level of equality that it keeps: ``bits``, ``values``, or ``bounded``.
     """
 
@@ -57,7 +57,7 @@ class LintFix:
 
 @dataclass(frozen=True)
 class Found:
-    """What a rule found at one place.
+    """One finding of a rule.
 
     Attributes:
         nodes: the nodes, the most important first; none for the model as a whole.
@@ -89,13 +89,13 @@ class LintRule:
     Attributes:
         id: stable id; never given to another rule.
         name: short name.
-        severity: of its findings, unless a finding has one of its own.
-        summary: what it finds, in a line.
-        check: finds it.
-        fix: the pass that removes it; None if there is none.
-        targets: targets that it speaks of, as patterns; empty for all models.
-        needs_target: whether it is asked only if a target is given.
-        needs_data: whether it looks at values that the model computes from inputs.
+        severity: severity of its findings, unless a finding has its own.
+        summary: one-line summary.
+        check: function that yields findings.
+        fix: the pass that fixes its findings; None if there is none.
+        targets: patterns of targets to which it applies; empty for all models.
+        needs_target: whether it is applied only if a target is given.
+        needs_data: whether it uses statistics of a run.
     """
 
     id: str
@@ -110,7 +110,7 @@ class LintRule:
 
     @property
     def family(self) -> str:
-        """The family, which is the file that the rule is in."""
+        """The family: the name of the rule's module."""
         return self.check.__module__.rpartition(".")[2]
 
 

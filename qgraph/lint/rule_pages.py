@@ -1,8 +1,8 @@
 """Pages of the rules: what each finds, why it matters, what to do, and a model before and after.
 
 A page is a section of ``pages/<family>.md``. Its two models, in ONNX text without the header, are
-tests too: the rule finds the node ``here`` in the first, and nothing in the second. ``@N@`` stands
-for N numbers.
+also tests: the rule finds the node ``here`` in the first, and nothing in the second. ``@N@`` is
+    replaced by N numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = (
     '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2, '
     '"org.openvinotoolkit": 1, "com.microsoft": 1]> g '
 )
-"""What the models of pages begin with, unless they state versions of their own."""
+"""Header of the models of pages, unless they state their own versions."""
 
 _REPEATED = re.compile(r"@(\d+)@")
 _REMEDY = "**What to do.** "
@@ -42,10 +42,10 @@ class RulePage:
     """The page of a rule.
 
     Attributes:
-        id, name: of the rule.
+        id, name: id and name of the rule.
         text: Markdown, without the models.
         before, after: models in ONNX text, with and without a finding.
-        options: words beside ``before``: ``target=NAME``.
+        options: words after ``before``: ``target=NAME``.
     """
 
     id: str
@@ -62,12 +62,12 @@ class RulePage:
 
     @property
     def meaning(self) -> str:
-        """What it finds, and why it matters."""
+        """The finding, and why it matters."""
         return " ".join(p for p in self.paragraphs if not p.startswith(_REMEDY)).replace("**", "")
 
     @property
     def conditions(self) -> str | None:
-        """Where its figures come from; None if it has none."""
+        """The source of its figures; None if it has none."""
         has = any(each.startswith(_FIGURES) for each in self.paragraphs)
         text = CONDITIONS.format(command=f"{COMMAND} {self.id}")
         return f"Figures were measured {text}" if has else None
@@ -79,7 +79,7 @@ class RulePage:
 
     @property
     def paragraphs(self) -> list[str]:
-        """The text in paragraphs of one line each."""
+        """The text as a list of paragraphs."""
         return [" ".join(each.split()) for each in self.text.split("\n\n") if each.strip()]
 
 
@@ -90,13 +90,13 @@ def whole_model(text: str) -> str:
 
 
 def causes_of_rules() -> dict[str, Cause]:
-    """Return all rules by id, as the reasons that refusals have."""
+    """Return all rules by id, in the form of causes of refusals."""
     pages = ((rule, page_of_rule(rule)) for rule in RULES)
     return {r.id: Cause(r.id, r.name, page.meaning, page.remedy) for r, page in pages}
 
 
 def explained(rule: LintRule) -> Iterator[str]:
-    """Yield the page of a rule in lines for a terminal; those of models are indented."""
+    """Yield the page of a rule in lines for a terminal; models are indented."""
     page = page_of_rule(rule)
     yield f"{rule.id} {rule.name} ({rule.family}, {rule.severity})"
     for paragraph in page.paragraphs:
@@ -121,7 +121,7 @@ SILENCE = (
 
 
 def fix_of(rule: LintRule) -> str:
-    """Return a sentence about the pass that fixes what a rule finds."""
+    """Return a sentence about the pass that fixes the findings of a rule."""
     if rule.fix is None:
         return "No pass fixes it."
     how = "equal" if rule.fix.is_proved else rule.fix.exactness
@@ -145,7 +145,7 @@ def pages_of(family: str) -> dict[str, RulePage]:
 
 
 def page_of_rule(rule: LintRule) -> RulePage:
-    """Return the page of a rule; that of a plugin is the docstring of its function."""
+    """Return the page of a rule; for a plugin's rule, the docstring of its function."""
     if not rule.check.__module__.startswith("qgraph.lint."):
         return RulePage(rule.id, rule.name, inspect.getdoc(rule.check) or rule.summary, "", "")
     return pages_of(rule.family)[rule.id]

@@ -1,4 +1,4 @@
-"""Pairs of products of UINT8 and INT8 that exceed 16 bits, as processors without VNNI add them.
+"""Find pairs of products of UINT8 and INT8 that exceed 16 bits on processors without VNNI.
 
 They multiply four codes of data by four weights, and add neighbours with saturation to -32768 and
 32767 before anything else (vpmaddubsw). Neighbours are elements 2i and 2i + 1 along the axis that
@@ -16,13 +16,13 @@ from qgraph.numerics import Array
 
 _LIMITS = -32768, 32767
 _MOST_ROWS = 64
-"""Rows of data that are tried for each pair: those with the largest codes."""
+"""Number of rows of data that are tried for each pair: those with the largest codes."""
 
 _MOST_WEIGHTS = 1 << 22
 
 
 def saturation_of(facts: ModelFacts, node: ir.Node, x: Array, batch: int) -> Saturation | None:
-    """Return how the sums of a layer saturate on codes of data; None if none was found to.
+    """Return the saturation of a layer on codes of data; None if none was found.
 
     Args:
         facts: about the model.

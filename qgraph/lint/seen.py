@@ -1,4 +1,4 @@
-"""What a model computes from inputs, in numbers about each quantizer and layer."""
+"""Statistics of quantizers and layers in runs of a model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qgraph.quantizers.quantizer import Affine, Quantizer, Ranged
 
 @dataclass(frozen=True)
 class Saturation:
-    """Channels of a layer that saturate, and a case of one.
+    """Channels of a layer that saturate, and one example.
 
     Attributes:
-        channels: how many channels of the result do.
-        channel: the one with the largest sum.
-        batch, row: where the data of that case is: batch, and row of the flattened data.
-        pair: index of the first of the two elements along the axis that is added up.
+        channels: number of saturating channels of the result.
+        channel: the channel with the largest sum.
+        batch, row: batch, and row of the flattened data, of the example.
+        pair: index of the first of the two elements along the summed axis.
         codes, weights: the two codes and weights.
         total: their sum of products.
     """
@@ -37,17 +37,17 @@ class Saturation:
 
 @dataclass
 class SeenQuantizer:
-    """What a quantizer of data was given, over all batches.
+    """Statistics of the data of a quantizer, over all batches.
 
     Attributes:
         site: the quantizer.
         levels: number of its codes.
-        values: how many values there were.
-        not_finite: how many of them were NaN or infinite.
-        below, above: how many were clipped at each end.
-        ties: how many lay exactly between two codes.
+        values: number of values.
+        not_finite: number of NaN and infinite values.
+        below, above: numbers of values clipped at each limit.
+        ties: number of values exactly between two codes.
         codes: the codes that occurred.
-        low, high: ``[channels]`` range of each channel of axis 1; None of data of one axis.
+        low, high: ``[channels]`` range of each channel of axis 1; None for data with one axis.
     """
 
     site: Site
@@ -63,7 +63,7 @@ class SeenQuantizer:
     zero_is_lowest: bool = False
 
     def add(self, x: Array) -> None:
-        """Count in the data of one batch."""
+        """Add the data of one batch."""
         data = x.astype(np.float32, copy=False)
         steps = _places(self.site.quantizer, data)
         if steps is None:
@@ -95,11 +95,11 @@ class SeenQuantizer:
 
 @dataclass
 class Observation:
-    """Values of a model over some batches.
+    """Statistics of a model over some batches.
 
     Attributes:
         batches: number of batches.
-        quantizers: what each quantizer of data in the main graph was given.
+        quantizers: statistics of each quantizer of data in the main graph.
         saturated: products of codes that saturate, by their layer.
     """
 
@@ -109,7 +109,7 @@ class Observation:
 
 
 def _places(quantizer: Quantizer, x: Array) -> tuple[Array, Array, Array] | None:
-    """Return where data lies among the codes, and the first and last code."""
+    """Return the data in units of codes, and the first and last code."""
     with np.errstate(all="ignore"):
         if isinstance(quantizer, Affine):
             q = x / quantizer.scale + quantizer.zero_point

@@ -1,4 +1,4 @@
-"""Rules about models that a runtime silently computes in another way (QG3)."""
+"""Rules about silent changes by runtimes (QG3)."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG307", "residual-not-rounded", WARNING, targets=_OPENVINO)
 def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO drops the rounding of one of two quantized convolutions that an Add joins."""
+    """OpenVINO drops the rounding of one of two quantized convolutions before an Add."""
     for node in facts.of("Add"):
         sources = [value for value in node.inputs if value is not None]
         # A plain skip, which others read too, is rounded.
@@ -164,7 +164,7 @@ def sixteen_bits_removed(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG309", "weights-quantized-anew", WARNING, targets=_OPENVINO)
 def weights_quantized_anew(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO takes data of a product in float if its weights have zero points."""
+    """OpenVINO computes a product on float data if its weights have zero points."""
     for layer in facts.layers:
         weights = facts.decoder_of(layer.node.inputs[1])
         if layer.node.op_type not in ("MatMul", "Gemm") or weights is None or weights.zero is None:
@@ -187,7 +187,7 @@ def half_precision_division(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG311", "scale-of-batch", INFO)
 def scale_of_batch(facts: ModelFacts) -> Iterator[Found]:
-    """A scale is computed from the whole batch, so that rows depend on each other."""
+    """A scale is computed from the whole batch, so rows depend on each other."""
     for node in facts.of("DynamicQuantizeLinear"):
         shape = facts.shape(node.inputs[0])
         if shape and shape[0] != 1 and len(shape) > 1:
@@ -217,7 +217,7 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG313", "narrow-float", INFO, targets=_OPENVINO, needs_target=True)
 def narrow_float(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO computes float layers in bfloat16 where the processor can."""
+    """OpenVINO computes float layers in bfloat16 if the processor supports it."""
     quantized = {layer.node for layer in facts.layers}
     number = sum(node not in quantized for node in facts.products)
     if number or facts.encoders or facts.sites:
@@ -227,7 +227,7 @@ def narrow_float(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG314", "ties-of-add", INFO, targets=_ORT)
 def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
-    """A quantized Add meets exact ties, which ONNX Runtime rounds otherwise."""
+    """A quantized Add has exact ties, which ONNX Runtime rounds to the other code."""
     for node in facts.of("Add"):
         operands = [facts.decoder_of(value) for value in node.inputs]
         behind = _quantizer_after(facts, node)
@@ -247,7 +247,7 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG315", "signed-codes-joined", ERROR, targets=_OPENVINO)
 def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO takes INT8 codes between a Concat and a convolution for UINT8."""
+    """OpenVINO reads INT8 codes between a Concat and a convolution as UINT8."""
     for layer in facts.of("Conv"):
         if not facts.is_quantized(layer.inputs[1]):
             continue
@@ -264,7 +264,7 @@ def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG316", "rows-of-codes-added", ERROR, fix=LintFix("float-sums", "bits"), targets=_OPENVINO)
 def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO adds codes over the middle one of three axes wrongly, but for the first matrix."""
+    """OpenVINO adds codes over the middle of three axes wrongly, except for the first matrix."""
     sums = facts.of("GlobalAveragePool", "ReduceMean", "ReduceSum")
     for each in row_sums(sums, facts.shape):
         text = f"{each.node.op_type} over rows of codes: all matrices but the first may be wrong"
@@ -273,7 +273,7 @@ def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG317", "windows-beyond-padding", WARNING, targets=_OPENVINO)
 def windows_beyond_padding(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO pools the last windows that ceil_mode adds otherwise than ONNX defines."""
+    """OpenVINO computes the last windows that ceil_mode adds differently from ONNX."""
     for node in facts.of("AveragePool", "MaxPool"):
         get = partial(_attribute, node)
         axes = rounded_up(get, facts.shape(node.inputs[0])) or []
@@ -310,7 +310,7 @@ def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:
 
 
 def _meet_ties(ratios: list[float]) -> bool:
-    """Return whether whole multiples of some ratios can add up to a half and a whole number."""
+    """Return whether whole multiples of some ratios can add up to a half-integer."""
     near = [Fraction(ratio).limit_denominator(_MOST_PARTS) for ratio in ratios]
     if any(abs(float(f) - r) > 1e-6 * abs(r) for f, r in zip(near, ratios, strict=True)):
         return False
@@ -320,7 +320,7 @@ def _meet_ties(ratios: list[float]) -> bool:
 
 
 def _is_codes_for_runtime(facts: ModelFacts, value: ir.Value | None) -> bool:
-    """Return whether ONNX Runtime sees that a value is decoded codes: Flatten hides them."""
+    """Return whether ONNX Runtime recognises a value as decoded codes: Flatten hides them."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == DECODE:
             return True
@@ -340,7 +340,7 @@ def _after_moves(facts: ModelFacts, node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
-    """Return the layer whose quantized result a value is, with activations between at most."""
+    """Return the layer whose quantized result is a value, possibly after activations."""
     source = unmoved(value)
     site = None if source is None else facts.site_ending.get(source)
     data = None if site is None else site.x
@@ -352,7 +352,7 @@ def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Nod
 
 
 def _concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
-    """Return the Concat that gives a value, before activations and moves of data."""
+    """Return the Concat before a value, across activations and data movement."""
     source = unmoved(value)
     while source is not None and (node := source.producer()) is not None:
         if node.op_type not in _ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""Rules about models that are larger than they must be (QG5)."""
+"""Rules about models that are larger than necessary (QG5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qgraph.text import size as bytes_text
 
 WARNING, INFO = LintLevel.WARNING, LintLevel.INFO
 _FEW = 64
-"""Elements below which nothing is gained."""
+"""Minimum number of elements of constants for a finding."""
 
 _FEW_BYTES = 1 << 10
 _TYPES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
@@ -46,7 +46,7 @@ def unpacked_weights(facts: ModelFacts) -> Iterator[Found]:
 
 
 def _with_reader(facts: ModelFacts, node: ir.Node) -> tuple[ir.Node, ...]:
-    """Return a node and those that read its result."""
+    """Return a node and the readers of its result."""
     return (node, *dict.fromkeys(facts.readers(node.outputs[0])))
 
 
@@ -109,7 +109,7 @@ def unused_codes(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG504", "duplicate-weights", INFO)
 def duplicate_weights(facts: ModelFacts) -> Iterator[Found]:
-    """Two constants hold the same elements."""
+    """Two constants have the same elements."""
     groups: dict[tuple[str, tuple[int, ...]], list[ir.Value]] = {}
     for owner in owners(facts.model):
         for value in owner.initializers.values() if isinstance(owner, ir.Graph) else ():
@@ -164,7 +164,7 @@ def equal_scales(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG507", "double-constants", INFO)
 def double_constants(facts: ModelFacts) -> Iterator[Found]:
-    """Constants of 64-bit floats."""
+    """A constant has 64-bit floats."""
     for owner in owners(facts.model):
         for value in owner.initializers.values() if isinstance(owner, ir.Graph) else ():
             tensor = value.const_value

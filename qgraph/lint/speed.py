@@ -1,4 +1,4 @@
-"""Rules about models that run slower than they could (QG4)."""
+"""Rules about models that run slower than necessary (QG4)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def slower_form(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG403", "batch-norm-behind-layer", WARNING, fix=_FOLD_BN)
 def batch_norm_behind_layer(facts: ModelFacts) -> Iterator[Found]:
-    """BatchNormalization stands between a quantized layer and its quantizer."""
+    """A BatchNormalization is between a quantized layer and its quantizer."""
     taken = {layer.node for layer, answer in facts.answers if isinstance(answer, KernelMatch)}
     for layer, node in _behind(facts, "BatchNormalization"):
         if layer.node in taken:
@@ -75,7 +75,7 @@ def scaling_behind_layer(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG405", "activation-beside-range", INFO, fix=LintFix("merge-activation", "values"))
 def activation_beside_range(facts: ModelFacts) -> Iterator[Found]:
-    """Relu or Clip stands before a quantizer whose range does not contain it."""
+    """A Relu or Clip is before a quantizer whose range exceeds it."""
     for layer in facts.layers:
         for node, behind in zip(layer.follows, layer.description.behind, strict=False):
             is_open = layer.description.y is not None and not behind.is_redundant
@@ -87,7 +87,7 @@ def activation_beside_range(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG406", "wrapped-quantizer", WARNING, fix=LintFix("plain-pairs", "near"))
 def wrapped_quantizer(facts: ModelFacts) -> Iterator[Found]:
-    """A quantizer has float operators around it that a plain pair does without."""
+    """A quantizer has float operators around it that a plain pair does not need."""
     for site in facts.sites:
         names = [node.op_type for node in site.nodes]
         if site.weight is None and QUANTIZE in names and DECODE in names:
@@ -104,7 +104,7 @@ def wrapped_quantizer(facts: ModelFacts) -> Iterator[Found]:
     fix=LintFix("repack{to=int8,activations=false}", "values"),
 )
 def packed_weights_of_layer(facts: ModelFacts) -> Iterator[Found]:
-    """Weights of a layer on codes are stored in a type that its kernels do not take."""
+    """Weights of a layer on codes are stored in a type that its kernels do not accept."""
     for layer in facts.layers:
         decoder = facts.decoder_of(layer.node.inputs[1])
         if decoder is not None and decoder.kind in _PACKED and facts.stored(decoder) is not None:
@@ -200,7 +200,7 @@ def constant_chain(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG414", "quantizer-inside-unit", INFO)
 def quantizer_inside_unit(facts: ModelFacts) -> Iterator[Found]:
-    """A quantizer parts a layer from the activation that kernels compute with it."""
+    """A quantizer separates a layer from the activation that kernels fuse with it."""
     for layer in facts.layers:
         reader = facts.only_reader(layer.node.outputs[0])
         site = None if reader is None else facts.site_of.get(reader)
@@ -249,7 +249,7 @@ def flatten_before_product(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG417", "product-and-sum", INFO, fix=LintFix("canonical-operators", "bounded"))
 def product_and_sum(facts: ModelFacts) -> Iterator[Found]:
-    """A MatMul and the Add of a constant are no Gemm."""
+    """A MatMul and the Add of a constant could be a Gemm."""
     for layer in facts.layers:
         if layer.node.op_type == "MatMul" and layer.description.bias is not None:
             shape = facts.shape(layer.node.inputs[0])
@@ -260,7 +260,7 @@ def product_and_sum(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG418", "mean-of-map", INFO, fix=LintFix("canonical-operators", "bounded"))
 def mean_of_map(facts: ModelFacts) -> Iterator[Found]:
-    """A ReduceMean over a whole map is no GlobalAveragePool."""
+    """A ReduceMean over a whole map could be a GlobalAveragePool."""
     for node in facts.of("ReduceMean"):
         shape = facts.shape(node.inputs[0])
         axes = facts.constant(input_of(node, 1))
@@ -283,7 +283,7 @@ def integer_conv(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG420", "small-blocks", WARNING)
 def small_blocks(facts: ModelFacts) -> Iterator[Found]:
-    """Blocks of weights are smaller than kernels take."""
+    """Blocks of weights are smaller than kernels accept."""
     for decoder in facts.decoders:
         if 0 < decoder.block < 16 and facts.stored(decoder) is not None:
             reader = next((n for n in facts.readers(decoder.node.outputs[0])), None)
@@ -295,7 +295,7 @@ def small_blocks(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG422", "blocks-along-outputs", WARNING)
 def blocks_along_outputs(facts: ModelFacts) -> Iterator[Found]:
-    """Blocks of weights lie along the output channels, not along what is added."""
+    """Blocks of weights are along the output channels, not along the summed axis."""
     for decoder in facts.decoders:
         shape = facts.shape(decoder.node.outputs[0])
         reader = next((n for n in facts.readers(decoder.node.outputs[0])), None)
