@@ -39,8 +39,7 @@ _DIGITS = 12  # hexadecimal digits of a digest
 class Numbers:
     """A parameter: its smallest and largest value, and a digest of all values.
 
-    The digest covers the float32 values, one for each run of equal values; equal digests mean equal
-    bits.
+    The digest covers the float32 values, one per run of equal values; equal digests: equal bits.
     """
 
     low: float
@@ -63,8 +62,7 @@ class Description:
     Attributes:
         name: name of its output; not compared.
         of: ``weight`` if its input is constant, else ``data``.
-        format: number format of its codes, such as ``int4``, ``uint8 narrow``, ``e4m3`` or
-            ``bipolar``.
+        format: number format of its codes, such as ``int4``, ``uint8 narrow`` or ``e4m3``.
         bits: width of a code.
         granularity: granularity of the scale.
         scale: scale in real units per step.
