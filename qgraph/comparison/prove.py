@@ -50,8 +50,8 @@ _ELEMENTS = 1 << 19
 """Maximum number of elements of an input at a time, unless one sample has more."""
 
 _SHARE_OF_RANDOM = 4
-"""Out of this number of runs, one uses random inputs; the others push values towards a "
-  "difference."""
+"""Out of this number of runs, one uses random inputs; the others push values towards a
+difference."""
 
 
 def prove(

@@ -28,8 +28,8 @@ from qgraph.ops.operator import Operator, operator_of
 _NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
 
 _REACHES = (1.25, 16.0, 256.0, 65536.0)
-"""Distances in steps: above a value within the limits of a quantizer there is a threshold within "
-  "the first one; above a value below the limits, within a later one."""
+"""Distances in steps: above a value within the limits of a quantizer there is a threshold within
+the first one; above a value below the limits, within a later one."""
 
 _RELATIVE_REACHES = tuple(2.0**-power for power in range(10, -2, -1))
 """Relative distances for floating-point quantizers, whose steps grow with the values."""

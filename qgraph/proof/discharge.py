@@ -34,8 +34,8 @@ _ENTRIES = 4
 """Number of entries to try, in order of distance."""
 
 _MOST_OPERATIONS = 48
-"""Limit of operations on all inputs, summed over regions and channels: about a minute in two "
-  "threads."""
+"""Limit of operations on all inputs, summed over regions and channels: about a minute in two
+threads."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,8 +73,8 @@ _PAIRS = [
 ]
 _REALS = (None, "FLOAT", "FLOAT16", "BFLOAT16")
 _MOST_ROUNDINGS = 3
-"""Maximum number of roundings of a quantizer: to the grid of its data, to codes, of codes to "
-  "codes."""
+"""Maximum number of roundings of a quantizer: to the grid of its data, to codes, of codes to
+codes."""
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
 
 

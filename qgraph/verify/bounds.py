@@ -130,8 +130,7 @@ class BoundCheck:
     def _settled(self, value: ir.Value, rounding: TracedRounding) -> Ideal | None:
         """Return the codes of the reference that correspond to a rounding of the candidate.
 
-        Codes that the certificate pairs count as equal for later segments, even if the checker has
-        no bound for them.
+        Codes that the certificate pairs are equal for later segments, even without a bound.
         """
         for segment in (s for s in self._exits if s.ends[1] is value):
             for own in self._one.roundings.get(segment.ends[0], ()):

@@ -26,8 +26,7 @@ from qgraph.verify.shapes import code_range, merged, shape_of
 Sides = tuple[Reading, Reading]
 Fields = dict[str, Any]
 _Recomputed = tuple[Fields, bool, bool]
-"""Recomputed fields; whether the entries -0 and +0 have different results; whether signs of "
-  "zeros may differ."""
+"""Recomputed fields; whether -0 and +0 have different results; whether the sign of 0 may differ."""
 
 _STATED = frozenset(
     {"reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries"}

@@ -210,8 +210,8 @@ QDQ_SINCE: Mapping[str, int] = MappingProxyType(
         "FLOAT6E3M2": 28,
     }
 )
-"""First opset in which QuantizeLinear and DequantizeLinear accept codes of a type (INT32: only "
-  "the latter)."""
+"""First opset in which QuantizeLinear and DequantizeLinear accept codes of a type (INT32: only the
+latter)."""
 
 IR_SINCE: Mapping[ir.DataType, int] = MappingProxyType(
     {

@@ -101,8 +101,8 @@ def asks_for_shapes(node: ir.Node, source: int, target: int) -> bool:
 
 
 CEILING = 21
-"""Default limit of the opset: INT4 needs it, and all runtimes that read quantized models support "
-  "it."""
+"""Default limit of the opset: INT4 needs it, and all runtimes that read quantized models support
+it."""
 
 SIGNED_CODES_SINCE = 21
 """Opset since which QuantizeLinear states the type of its codes."""

@@ -39,8 +39,8 @@ class _Root:
 
 
 Found = Callable[[Atom, RoundedData], Combination | None]
-"""Returns the codes that both models have for a rounding of moved data; None if there are none "
-  "yet."""
+"""Returns the codes that both models have for a rounding of moved data; None if there are none
+yet."""
 
 
 class MovingAtoms(Atoms):

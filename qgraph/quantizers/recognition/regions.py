@@ -35,8 +35,8 @@ from qgraph.reasons import Undecidable
 _LARGEST_CONSTANT = 1 << 22
 """Maximum number of elements of a constant operand that is a parameter, not data."""
 _MOST_NODES = 800
-"""Maximum number of nodes of a region: two per binade of a minifloat of 8 exponent bits, and "
-  "more."""
+"""Maximum number of nodes of a region: two per binade of a minifloat of 8 exponent bits, and
+more."""
 _MOST_PARAMETERS = 1 << 16
 
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min")

@@ -37,8 +37,8 @@ _STEP = 0.96
 _HIGHEST = 1.05
 _LOWEST = {2: 0.2}
 _USUAL_LOWEST = 0.4
-"""Range of candidate scales, relative to the scale of the extreme values; fewer bits allow more "
-  "clipping."""
+"""Range of candidate scales, relative to the scale of the extreme values; fewer bits allow more
+clipping."""
 
 _POWERS = (0.5, 2.0)
 
