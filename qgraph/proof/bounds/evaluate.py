@@ -28,6 +28,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.events import Operand, Pending, Settle
 from qgraph.proof.bounds.quantity import Quantity, constant, holds_numbers
+from qgraph.proof.bounds.repeated import expect_no_repeats
 from qgraph.proof.bounds.rule import NodeCall, rule_of
 from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
@@ -238,6 +239,7 @@ class Evaluation:
         )
 
     def _results(self, node: ir.Node) -> Sequence[Operand]:
+        expect_no_repeats(node, self.executed)
         call, rule = self._call(node), rule_of(node)
         if rule is not None:
             results = rule(call)
