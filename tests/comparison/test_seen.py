@@ -92,9 +92,9 @@ def test_certificates_hold_what_was_seen(far):
     assert Certificate.from_json(document).regions == certificate.regions
     assert verify(document, *far) == "bounded"
     (stated,) = [r["bound"] for r in document["regions"] if r["reference_value"] == "p"]
-    # runs may show other differences on another machine
+    # The checker leaves this bound to the prover, which must find the same difference.
     stated["seen"]["difference"] -= 1
-    assert verify(document, *far) == "bounded"
+    assert verify(document, *far) == "undecided"
     del stated["seen"]
     assert bound_of(Certificate.from_json(document)).seen is None
 
