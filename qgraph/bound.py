@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qgraph.errors import Choice, OptionError, meant, member, require, shown
@@ -261,7 +262,13 @@ class Bounding:
             raise OptionError(f"order is {shown(self.order)}, expected any or chunk:N.")
         if self.accumulate not in ("own", "float32"):
             raise OptionError(f"accumulate is {shown(self.accumulate)}, expected own or float32.")
-        for name, (low, high) in self.ranges.items():
+        wanted = "lowest and highest number by name of input, such as {'x': (-1, 1)}"
+        require(self.ranges, Mapping, "ranges", wanted)
+        for name, ends in self.ranges.items():
+            require(ends, tuple | list, f"range of {shown(name)}", "two numbers")
+            if len(ends) != 2 or not all(isinstance(end, Real) for end in ends):
+                raise OptionError(f"range of {shown(name)} is {ends!r}, expected two numbers.")
+            low, high = ends
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise OptionError(
                     f"range of {shown(name)}: {low:g} to {high:g}, expected two finite numbers, "

@@ -302,3 +302,22 @@ def test_threads_may_share_a_model(model: qgraph.Model) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda x: model.run({"x": x}, backend="numpy")["y"], batches))
     assert all((y == x).all() for x, y in zip(batches, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: qgraph.Bounding(ranges=3), r"ranges is 3 \(int\), expected lowest"),
+        (lambda: qgraph.Bounding(ranges={"x": 3}), r"range of 'x' is 3 \(int\), expected two"),
+        (lambda: qgraph.Bounding(ranges={"x": ("a", 1)}), "range of 'x' is .*, expected two"),
+        (lambda: qgraph.Timing(threads="2"), "threads is '2', expected a whole number"),
+        (lambda: qgraph.Timing(rounds=None), "rounds is None .*, expected a whole number"),
+        (lambda: qgraph.Inputs(seed=None), "seed is None .*, expected a whole number"),
+        (lambda: qgraph.Inputs(seed=int), "seed is .*, expected a whole number"),
+        (lambda: qgraph.deploy(EXAMPLE, "tensorrt", keep=(1,)), "keep is 1 .*, expected patterns"),
+        (lambda: qgraph.convert(EXAMPLE, "qdq", output="a\0"), "no file can have this name"),
+    ],
+)
+def test_options_of_wrong_types_are_told(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        call()

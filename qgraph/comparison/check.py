@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,8 +87,10 @@ class Inputs:
         """Check the types."""
         require(self.feeds, Mapping | None, "inputs", WANTED)
         require(self.shapes, Mapping | None, "shapes", "sizes by the names of inputs")
-        for name in ("random", "seed", "batch", "probes"):
-            require(getattr(self, name), SupportsIndex | None, name, "a whole number")
+        for name in ("seed", "probes"):
+            require(getattr(self, name), Integral, name, "a whole number")
+        for name in ("random", "batch"):
+            require(getattr(self, name), Integral | None, name, "a whole number, or None")
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}, expected a number that is not negative.")
 

@@ -73,7 +73,7 @@ def read_lock(path: Path) -> list[Description]:
         raise QGraphError(
             f"{path}: cannot be read ({plain_message(error)}), expected a lock file. {remedy}"
         ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise QGraphError(
             f"{path}: is not TOML ({plain_message(error)}), expected a lock file. {remedy}"
         ) from error

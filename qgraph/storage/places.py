@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgraph.errors import OptionError, QGraphError
+from qgraph.errors import OptionError, QGraphError, shown
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
@@ -34,7 +34,12 @@ def is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool
 
 def key_of(path: str | os.PathLike[str]) -> tuple[int, int, str]:
     """Return what two paths have in common exactly if :func:`is_same` holds for them."""
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except ValueError as error:
+        raise OptionError(
+            f"{shown(os.fspath(path))}: no file can have this name ({error}). Choose another name."
+        ) from error
     name, status = "", _status(real)
     if status is None:
         name, status = _folded(real), _status(os.path.dirname(real))

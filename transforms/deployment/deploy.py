@@ -108,6 +108,8 @@ def deploy(
     """
     require(keep, str | list | tuple, "keep", "patterns of names of layers, such as ['conv*']")
     patterns = [keep] if isinstance(keep, str) else list(keep)
+    for pattern in patterns:
+        require(pattern, str, "keep", "patterns of names of layers, such as ['conv*']")
     named, model = profile_of(target), load(source)
     profile = for_this_processor(named)
     runtime = TargetRuntime(profile)

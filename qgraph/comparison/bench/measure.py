@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn, Self, TextIO, cast
@@ -82,6 +83,7 @@ class Timing:
     def __post_init__(self) -> None:
         member(BenchRuntime, self.runtime, "runtime")
         for name in ("threads", "batch", "rounds"):
+            require(getattr(self, name), Integral, name, "a whole number")
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}, expected at least 1.")
 
