@@ -312,6 +312,10 @@ def test_threads_may_share_a_model(model: qgraph.Model) -> None:
         (lambda: qgraph.Bounding(ranges={"x": ("a", 1)}), "range of 'x' is .*, expected two"),
         (lambda: qgraph.Timing(threads="2"), "threads is '2', expected a whole number"),
         (lambda: qgraph.Timing(rounds=None), "rounds is None .*, expected a whole number"),
+        (
+            lambda: qgraph.plot(EXAMPLE, "/x", channel="1"),
+            "channel is '1', expected a whole number",
+        ),
         (lambda: qgraph.Inputs(seed=None), "seed is None .*, expected a whole number"),
         (lambda: qgraph.Inputs(seed=int), "seed is .*, expected a whole number"),
         (lambda: qgraph.deploy(EXAMPLE, "tensorrt", keep=(1,)), "keep is 1 .*, expected patterns"),

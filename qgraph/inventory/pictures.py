@@ -6,11 +6,12 @@ import difflib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from qgraph.errors import OptionError, QGraphError, UnsupportedError
+from qgraph.errors import OptionError, QGraphError, UnsupportedError, require
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import fixed_sizes
@@ -215,6 +216,7 @@ def plot_data(
         OptionError: there is no such quantizer or channel.
         UnsupportedError: the quantizer has no definition over single values.
     """
+    require(channel, Integral | None, "channel", "a whole number, or None")
     site = _site(model, node)
     if compare is None:
         functions = [_function(site, Builder())]

@@ -28,7 +28,7 @@ from qgraph.comparison.why.scores import Scores
 from qgraph.comparison.why.switches import with_switches
 from qgraph.comparison.why.tally import CodeTally
 from qgraph.effort import is_over, require_time
-from qgraph.errors import OptionError, UnsupportedError, member
+from qgraph.errors import OptionError, UnsupportedError, member, shown
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
@@ -79,6 +79,8 @@ def why(
         UndecidedError: the time limit was reached in the first batch. If it is reached later, the
             report is on the batches before.
     """
+    if not callable(progress):
+        raise OptionError(f"progress is {shown(progress)}, expected a function of two numbers.")
     inputs = Inputs.of(inputs)
     if labels is not None and inputs.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
