@@ -266,7 +266,8 @@ class Bounding:
         require(self.ranges, Mapping, "ranges", wanted)
         for name, ends in self.ranges.items():
             require(ends, tuple | list, f"range of {shown(name)}", "two numbers")
-            if len(ends) != 2 or not all(isinstance(end, Real) for end in ends):
+            numbers: tuple[Any, ...] = tuple(ends)
+            if len(numbers) != 2 or not all(isinstance(end, Real) for end in numbers):
                 raise OptionError(f"range of {shown(name)} is {ends!r}, expected two numbers.")
             low, high = ends
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
