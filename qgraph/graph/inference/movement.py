@@ -269,6 +269,8 @@ def blocks_of_pixels(call: Call) -> list[Fact]:
 def shape_in(call: Call, index: int) -> Shape:
     """Return the elements of an operand that is a shape; unknown elements are None."""
     operand = call[index]
+    if operand.dtype is not None and not operand.dtype.is_integer():
+        raise Unknown
     if operand.items is not None and operand.items.ndim == 1:
         return tuple(operand.items)
     sizes = operand.sizes

@@ -289,3 +289,17 @@ def test_wanted_sizes_stand_for_themselves_where_a_0_keeps_a_0(
         }}""")
     )
     assert known["y"] == f"FLOAT[{shape}]"
+
+
+@pytest.mark.parametrize("operator", ["Reshape", "Expand", "Tile"])
+@pytest.mark.parametrize("kind", ["double", "float"])
+def test_sizes_that_are_no_integers_leave_the_shape_open(operator, kind):
+    """Such models violate the definition; the rest of them is still read."""
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2,3] x) => (float[a,b] y) <{kind}[2] s = {{3, 2}}> {{
+            y = {operator} (x, s)
+            z = Neg (x)
+        }}"""
+    )
+    assert facts(model) == {"y": "?[...]", "z": "FLOAT[2, 3]"}
