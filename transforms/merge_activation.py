@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import constant_expression, limits_of
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
@@ -271,29 +271,14 @@ def _bounds(node: ir.Node) -> list[Float32]:
     """Return the constant limits of a node's result; none if it does more than limit data."""
     if node.domain:
         return []
-    if node.op_type == "Relu":
-        return [np.zeros((), np.float32), _NONE]
-    if node.op_type == "Clip":
-        limits: list[ir.Value | Float32 | None] = list([*node.inputs[1:3], None, None][:2])
-        for index, name in enumerate(("min", "max")):
-            if name in node.attributes:
-                limits[index] = np.asarray(node.attributes[name].as_float(), np.float32)
-        return _singles(limits, (-_NONE, _NONE))
+    if node.op_type in ("Relu", "Clip"):
+        return [np.asarray(end, np.float32) for end in limits_of(node) or ()]
     if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
-        value = node.inputs[1 - _data(node)]
-        ends = _singles([value], (_NONE,)) if value is not None else []
-        if not ends or constant_expression(node.inputs[_data(node)]) is not None:
+        end = constant_expression(node.inputs[1 - _data(node)])
+        if end is None or end.size != 1 or np.isnan(end).any():
             return []
-        return [*ends, _NONE] if node.op_type == "Max" else [-_NONE, *ends]
+        if constant_expression(node.inputs[_data(node)]) is not None:
+            return []
+        single = np.asarray(end, np.float32).reshape(())
+        return [single, _NONE] if node.op_type == "Max" else [-_NONE, single]
     return []
-
-
-def _singles(ends: list[ir.Value | Float32 | None], missing: tuple[Float32, ...]) -> list[Float32]:
-    """Return limits as single numbers; none if one is not constant, NaN or an array."""
-    singles = []
-    for value, default in zip(ends, missing, strict=True):
-        array = constant_expression(value) if isinstance(value, ir.Value) else value
-        if value is not None and (array is None or array.size != 1 or np.isnan(array).any()):
-            return []
-        singles.append(default if array is None else np.asarray(array, np.float32).reshape(()))
-    return singles

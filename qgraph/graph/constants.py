@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ModelError, where
+from qgraph.graph.scopes import input_of
 from qgraph.graph.streaming import Stream, stream_of
 from qgraph.graph.tensors import elements
 from qgraph.numerics import Array
@@ -156,6 +157,25 @@ def array_of(value: ir.Value | None) -> Array | None:
     if drafted and value is not None:
         return None if value.const_value is None else value.const_value.numpy()
     return constant_expression(value)
+
+
+def limits_of(node: ir.Node) -> tuple[float, float] | None:
+    """Return the limits of a Clip or Relu; None if one is not a known single number.
+
+    A limit that is absent is infinite.
+    """
+    if node.op_type == "Relu":
+        return 0.0, math.inf
+    limits = []
+    for index, (name, missing) in enumerate((("min", -math.inf), ("max", math.inf)), start=1):
+        value = input_of(node, index)
+        limit = array_of(value)
+        if value is None:
+            limit = np.asarray(node.attributes.get_float(name, missing))  # opset 10 and earlier
+        if limit is None or limit.size != 1 or (limit != limit).any():
+            return None
+        limits.append(float(limit.reshape(())))
+    return limits[0], limits[1]
 
 
 def _follow(value: ir.Value) -> Stream | None:

@@ -137,6 +137,33 @@ def test_executed_kernels_are_those_of_the_optimized_graph() -> None:
     assert [node.name for node in model.graph if node.op_type == "Conv"] == ["first", "second"]
 
 
+@pytest.mark.parametrize(
+    ("opset", "clip", "name"),
+    [
+        (13, "Clip (r, zero, six)", "Clip (data)"),
+        (10, "Clip <min = 0.0, max = 6.0> (r)", "Clip"),
+    ],
+)
+def test_a_clip_whose_limits_are_computed_or_attributes_is_not_redundant(
+    opset: int, clip: str, name: str
+) -> None:
+    """The quantizer behind it reaches up to 127.5, and nobody knows the computed limit."""
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
+    net (float[2,2] x, float six) => (float[2,2] y)
+    <float s = {{0.5}}, uint8 z = {{0}}, int8[2,2] w = {{1, 2, 3, 4}}, int8 n = {{0}},
+     float zero = {{0}}> {{
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear (w, s, n)
+        r = MatMul (d, v)
+        k = {clip}
+        qk = QuantizeLinear (k, s, z)
+        y = DequantizeLinear (qk, s, z)
+    }}"""
+    (layer,) = (each.description for each in quantized_layers(ir.from_onnx_text(text)))
+    assert layer.behind == (BehindLayer(name),)
+
+
 def test_a_quantizer_whose_codes_are_moved_is_that_of_the_layer() -> None:
     found = quantized_layers(ir.from_onnx_text(BODY_OF_MOVED))
     (layer,) = (each.description for each in found)

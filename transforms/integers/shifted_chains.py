@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.constants import constant_expression, constant_stream
+from qgraph.graph.constants import constant_expression, constant_stream, limits_of
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
 from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of, remove_constant
@@ -186,11 +186,8 @@ def _limits(encode: ir.Node, type_name: str) -> tuple[tuple[float, float], bool]
     users = list(encode.outputs[0].consumers())
     if len(users) != 1 or users[0].op_type != "Clip":
         return (form.lo, form.hi), False
-    ends = [form.lo, form.hi]
-    for index in (1, 2):
-        bound = constant_expression(input_of(users[0], index))
-        ends[index - 1] = ends[index - 1] if bound is None else float(bound)
-    return (max(ends[0], form.lo), min(ends[1], form.hi)), True
+    low, high = limits_of(users[0]) or (form.lo, form.hi)
+    return (max(low, form.lo), min(high, form.hi)), True
 
 
 def code_chains(model: Model) -> Iterator[CodeChain]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant_expression, constant_stream
+from qgraph.graph.constants import constant_expression, constant_stream, limits_of
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import producer_of
@@ -161,16 +161,8 @@ def _reads(node: ir.Node) -> bool:
 
 def _bounds(clip: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of a Clip on codes; None if they are computed."""
-    bounds = [-np.inf, np.inf]
-    for index, value in enumerate(clip.inputs[1:3]):
-        if value is None:
-            continue
-        bound = constant_expression(value)
-        if bound is None or bound.size != 1:
-            return None
-        bounds[index] = float(bound.astype(np.float64).reshape(()))
-    limit = 2**31 - 1
-    return max(bounds[0], -limit), min(bounds[1], limit)
+    bounds, limit = limits_of(clip), 2**31 - 1
+    return bounds and (max(bounds[0], -limit), min(bounds[1], limit))
 
 
 def _aligned(parameter: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import array_of
+from qgraph.graph.constants import array_of, limits_of
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.numerics import Array
 
@@ -65,13 +65,13 @@ def _producer(node: ir.Node) -> ir.Node | None:
 
 def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
     """Return the codes beyond which a node has a constant result; None if they are not known."""
-    codes, ends = decode.inputs[0], _limits(node)
+    codes, ends = decode.inputs[0], limits_of(node)
     parameters = [None if value is None else array_of(value) for value in decode.inputs[1:]]
     if codes is None or codes.dtype not in _TYPES or any(a is None for a in parameters):
         return None
     scale, zero = (*(a for a in parameters if a is not None), np.zeros((), codes.dtype.numpy()))[:2]
     is_one = zero.size > 0 and bool((zero == zero.reshape(-1)[0]).all())
-    if ends is None or not is_one or not (scale > 0).all():
+    if ends is None or ends[0] > ends[1] or not is_one or not (scale > 0).all():
         return None
     steps, start = scale.astype(np.float64), int(zero.reshape(-1)[0])
     # Products of codes and float32 are exact, quotients are not.
@@ -80,19 +80,6 @@ def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
     kind = np.iinfo(codes.dtype.numpy())
     outer = float(first.min()) + start, float(last.max()) + start
     return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in outer]
-
-
-def _limits(node: ir.Node) -> tuple[float, float] | None:
-    """Return the limits of a Relu or Clip; None if they are not known."""
-    if node.op_type == "Relu":
-        return 0.0, np.inf
-    ends = [-np.inf, np.inf]
-    for index, value in enumerate(node.inputs[1:3]):
-        end = None if value is None else array_of(value)
-        if value is not None and (end is None or end.size != 1 or np.isnan(end).any()):
-            return None
-        ends[index] = ends[index] if end is None else float(end.reshape(()))
-    return (ends[0], ends[1]) if ends[0] <= ends[1] else None
 
 
 def _insert(graph: ir.Graph, decode: ir.Node, ends: Sequence[Array]) -> None:
