@@ -285,6 +285,7 @@ def test_patterns_select_names(patterns, selected):
     assert [name for name in ("a", "b|c", "d[0]") if selects(patterns, name)] == selected
 
 
+@pytest.mark.slow
 def test_one_quantizer_beyond_the_limit_costs_no_other():
     proto = onnx.parser.parse_model("""<ir_version: 10,
          opset_import: ["": 20, "qonnx.custom_op.general": 1]>
