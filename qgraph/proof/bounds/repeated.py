@@ -2,6 +2,9 @@
 
 ``x + c`` has the shape ``[1, 2]`` for ``x: [1, 2]`` and ``c: [1]``, and ``[2, 1, 2]`` for
 ``c: [2, 1, 1]``. As a function of elements it may be the same.
+
+A product of one channel may be repeated for the channels of another product, to which it is added:
+the sum has the shape of that product.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from qgraph.reasons import DO_NOT_FIT, Undecidable
 
 _OF_TWO_CODES = frozenset({"QLinearAdd", "QLinearMul"})
 _OF_ALL = frozenset(NUMPY) - {"Gather"} | {"Mean", "Sum"}
+
+_CHANNEL_FIRST = frozenset({"Conv", "ConvInteger", "ConvTranspose"})
+_CHANNEL_LAST = frozenset({"Gemm", "MatMul", "MatMulInteger"})
 
 _Size = int | ir.SymbolicDim
 
@@ -40,7 +46,8 @@ def expect_no_repeats(node: ir.Node, array_of: Callable[[ir.Value], Array | None
         return
     known = [list(reversed(shape.dims)) for shape in shapes if shape is not None]
     columns = list(zip_longest(*known, fillvalue=1))
-    if len(known) < len(shapes) or any(_repeat(array, columns) for array in constants):
+    channels = _channels_added(node, [v for v, array in arrays.items() if array is None])
+    if len(known) < len(shapes) or any(_repeat(array, columns, channels) for array in constants):
         name = node.name or node.outputs[0].name
         raise Undecidable(DO_NOT_FIT(f"constants of {node.op_type} {name!r} may repeat its data"))
 
@@ -55,14 +62,45 @@ def _broadcast(node: ir.Node) -> Sequence[ir.Value | None]:
     return () if operator is None or operator.schema.standard else node.inputs
 
 
-def _repeat(array: Array, columns: Sequence[Sequence[_Size]]) -> bool:
-    """Return whether a constant may repeat data, whose sizes are given from the last axis on."""
+def _channels_added(node: ir.Node, data: Sequence[ir.Value]) -> int | None:
+    """Return the axis, from the last one, along which a product of one channel may be repeated.
+
+    None if the data is no such product, or if the result is not only added to products of the same
+    operator that have its sizes.
+    """
+    maker, result = data[0].producer(), node.outputs[0]
+    if len(data) > 1 or maker is None or maker.domain or data[0].shape is None:
+        return None
+    if result.shape is None or result.is_graph_output() or not result.uses():
+        return None
+    for reader, index in result.uses():
+        other = reader.inputs[1 - index] if reader.op_type == "Add" and not reader.domain else None
+        product = None if other is None else other.producer()
+        if product is None or (product.domain, product.op_type) != ("", maker.op_type):
+            return None
+        if other is None or other.shape != result.shape:
+            return None
+    if maker.op_type in _CHANNEL_FIRST:
+        return len(data[0].shape) - 2
+    return 0 if maker.op_type in _CHANNEL_LAST else None
+
+
+def _repeat(array: Array, columns: Sequence[Sequence[_Size]], channels: int | None) -> bool:
+    """Return whether a constant may repeat data.
+
+    Args:
+        array: the constant.
+        columns: sizes of the data, from the last axis on.
+        channels: the axis along which data may be repeated, from the last one; None for none.
+    """
     if array.ndim > len(columns):
         return True
     for axis, (size, sizes) in enumerate(zip(reversed(array.shape), columns, strict=False)):
         if size == 1 or size in sizes:
             continue
         if set(sizes) == {1}:
+            if axis == channels:
+                continue
             return True
         # where an open size is 1, numbers that differ along the axis show in the function
         along = array.ndim - 1 - axis

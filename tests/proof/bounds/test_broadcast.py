@@ -200,3 +200,30 @@ def test_constants_that_differ_along_an_open_axis_are_bounded():
         for two in ("2", "2.05")
     )
     assert qgraph.prove(one, other, within="1step").verdict == "bounded"
+
+
+CHANNELS = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[1,2,4,4] x) => (int8 y)
+    <float s = {{0.05}}, int8 z = {{3}}, float t = {{0.5}}, float[1,2,1,1] one = {{1, 1}},
+     float[3,2,1,1] w = {{1, 2, 3, 4, 5, 6}}, float[3,1,1] c = {{2, 2, 2}}, float two = {{2}}> {{
+        a = DequantizeLinear (x, s, z)
+        p = Conv (a, one)
+        q = Mul (p, {})
+        {}
+        y = QuantizeLinear (u, t, z)
+    }}"""
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_bounded"),
+    [
+        ("v = Conv (a, w) u = Add (v, q)", True),  # the sum has three channels in both models
+        ("u = Add (q, q)", False),
+        ("u = Add (q, two)", False),
+        ("v = Conv (a, w) e = Add (v, q) u = Sub (e, q)", False),
+    ],
+)
+def test_one_channel_is_repeated_only_for_a_product_of_several(tail, is_bounded):
+    models = [ir.from_onnx_text(CHANNELS.format(factor, tail)) for factor in ("c", "two")]
+    verdict = str(qgraph.prove(*models, within="1step").verdict)
+    assert (verdict in ("proved", "bounded")) is is_bounded

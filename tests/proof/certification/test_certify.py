@@ -746,10 +746,9 @@ class TestFaultsOfOtherTypes:
             )
             for op, bound, scale in (("Max", -128, scales[0]), ("Min", 127, scales[1]))
         )
-        found = qgraph.prove(ours, theirs)
-        assert found.verdict == "different"
-        # the first scale is 1 in one model and 2 in the other, and codes reach -128
-        assert found.regions[0].bound.absolute >= 128
+        # The first scale is 1 in one model and 2 in the other. A constant that adds an axis to its
+        # data has no bound, so the difference is not shown.
+        assert qgraph.prove(ours, theirs).verdict == "undecided"
 
     def test_and_so_they_are_behind_a_reshape(self):
         constants = (
