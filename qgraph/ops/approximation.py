@@ -1,6 +1,7 @@
-"""What is executed in place of numbers that are meant, and how far the two lie apart.
+"""Error bounds of floating-point execution, compared with real arithmetic.
 
-What is meant is a function in real arithmetic. What is executed are floating-point numbers::
+A value has an ideal number, a function in real arithmetic (``meant``), and an executed
+floating-point number::
 
     |executed - meant| <= absolute + relative * |meant|
 
@@ -8,8 +9,8 @@ Each operation rounds once: an exact result y becomes y * (1 + e) with |e| <= u,
 of the smallest subnormal number. An operation is exact if its result is a whole number of units
 that its type represents: sums of codes times a power of two.
 
-The prover and the checker of bounds both use this arithmetic. Neither the functions meant nor the
-operators are defined here. ``tests/ops/test_approximation.py`` compares it with fractions.
+The prover and the checker of bounds both use this arithmetic. This module defines neither the ideal
+functions nor the operators. ``tests/ops/test_approximation.py`` compares it with fractions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SLACK = 2.0**-44
 """Relative error of float64 numbers that are results of at most 2**8 operations."""
 
 FEW_NUMBERS = 4096
-"""Of larger constants one bound is kept for all numbers, since arrays take much memory."""
+"""Larger constants have one bound for all elements, to save memory."""
 
 ZERO: Float64 = np.zeros(())
 
@@ -43,10 +44,10 @@ class FloatType:
     """The rounding of a floating-point type.
 
     Attributes:
-        name: of the type.
+        name: name of the type.
         unit: largest relative error of one operation.
         tiny: largest error of a result that is subnormal.
-        whole: all integers up to this one are numbers of the type.
+        whole: the type represents all integers up to this one.
         largest: the largest number.
         chunk: the number of terms of a sum that are added in sequence, before the chunks are added
             in sequence; None for any order.
@@ -60,7 +61,7 @@ class FloatType:
     chunk: int | None = None
 
     def roundings(self, counts: Float64) -> Float64:
-        """Return the largest number of roundings that a term of a sum goes through.
+        """Return the largest number of roundings of a term of a sum.
 
         Args:
             counts: number of terms.
@@ -71,11 +72,11 @@ class FloatType:
         return np.asarray(np.minimum(counts, depth))
 
     def represents(self, unit: Float64 | None, reach: Float64) -> bool:
-        """Return whether all multiples of a unit are numbers of the type.
+        """Return whether the type represents all multiples of a unit.
 
         Args:
             unit: powers of two, infinite for 0; None if it is not known.
-            reach: magnitude up to which they are.
+            reach: largest magnitude of the multiples.
         """
         if unit is None:
             return False
@@ -92,7 +93,7 @@ ARITHMETIC = {
 
 
 def coarsest(kinds: Sequence[FloatType]) -> FloatType:
-    """Return an arithmetic that is off at least as far as each of several; float32 for none."""
+    """Return an arithmetic whose errors are at least those of each given one; float32 for none."""
     if not kinds:
         return FLOAT32
     return FloatType(
@@ -105,7 +106,7 @@ def coarsest(kinds: Sequence[FloatType]) -> FloatType:
 
 
 def product(one: Float64, other: Float64) -> Float64:
-    """Return the product, where 0 times infinity is 0."""
+    """Return the product; 0 times infinity is 0."""
     with np.errstate(invalid="ignore"):
         result = np.asarray(one * other)
     if np.isnan(result).any():
@@ -114,7 +115,7 @@ def product(one: Float64, other: Float64) -> Float64:
 
 
 def largest_of(low: Float64, high: Float64) -> Float64:
-    """Return the largest magnitude between two ends."""
+    """Return the largest magnitude in a range."""
     return np.maximum(np.abs(low), np.abs(high))
 
 
@@ -134,7 +135,7 @@ class Meant(Protocol):
 
     @property
     def offset(self) -> Float64:
-        """What is added."""
+        """The constant term."""
 
     @property
     def range(self) -> tuple[Float64, Float64]:
@@ -156,12 +157,12 @@ class Approximation(Generic[F]):
     """A tensor of one model. All arrays broadcast to it.
 
     Attributes:
-        meant: the function in real arithmetic.
+        meant: the ideal function, in real arithmetic.
         low, high: its range.
-        absolute, relative: the error of execution, see above.
+        absolute, relative: error of execution, see above.
         unit: powers of two of which the executed numbers of data are multiples; None if not known.
         value: the executed numbers of a constant, float64; None for data.
-        factors: for a constant of codes, scales and whole numbers whose product is meant.
+        factors: for a constant: codes, scales and integers whose product is the ideal number.
     """
 
     meant: F
@@ -181,7 +182,7 @@ class Approximation(Generic[F]):
 
         Args:
             value: the executed numbers.
-            meant: the numbers in real arithmetic, as a function that is an offset alone.
+            meant: the ideal numbers, as a function with an offset only.
             factors: see above.
 
         Raises:
@@ -197,7 +198,7 @@ class Approximation(Generic[F]):
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is executed is what is meant, and multiples of a unit."""
+        """Whether executed and ideal numbers are equal, and multiples of a unit."""
         return self.unit is not None and not (self.absolute.any() or self.relative.any())
 
     @property
@@ -223,7 +224,7 @@ class Approximation(Generic[F]):
 
     @property
     def largest(self) -> Float64:
-        """The largest magnitude of what is meant."""
+        """The largest magnitude of the ideal numbers."""
         return largest_of(self.low, self.high)
 
     @property
@@ -233,12 +234,12 @@ class Approximation(Generic[F]):
 
     @property
     def reach(self) -> Float64:
-        """The largest magnitude of what is executed."""
+        """The largest magnitude of the executed numbers."""
         return self.largest + self.error
 
 
 def _apart(value: Float64, numbers: Float64) -> Float64:
-    """Return how far constants lie apart; of many, the largest distance alone."""
+    """Return the distances of constants; for large constants, only the largest distance."""
     if value.size <= FEW_NUMBERS or numbers.shape != value.shape:
         return np.asarray(np.abs(value - numbers))
     flat = value.reshape(-1), numbers.reshape(-1)
@@ -251,11 +252,11 @@ _BLOCK = 1 << 15
 
 
 def rounded(exact: A, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> A:
-    """Return the result of an operation, or of several, that round an exact result.
+    """Return the result of one or more operations that round an exact result.
 
     Args:
-        exact: the exact result on executed operands, its error that of the operands.
-        arithmetic: of the result.
+        exact: the exact result on executed operands; its error is that of the operands.
+        arithmetic: arithmetic of the result.
         times: number of roundings.
 
     Raises:
@@ -276,7 +277,7 @@ def rounded(exact: A, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> A:
 
 
 def sum_of(a: A, b: A, sign: float = 1.0) -> A:
-    """Return the exact sum of two executed operands; a difference for the sign -1."""
+    """Return the exact sum of two executed operands, or their difference for the sign -1."""
     meant = a.meant.plus(b.meant, sign)
     low, high = meant.range
     granule = None if a.granule is None else b.granule
@@ -294,7 +295,7 @@ def multiple_of(a: A, factor: Float64, executed: Float64) -> A:
 
     Args:
         a: the operand.
-        factor: the constant meant.
+        factor: the ideal constant.
         executed: the constant as executed.
     """
     meant = a.meant.times(factor)

@@ -1,7 +1,7 @@
 """Operators that are defined by a graph of standard operators.
 
-A definition writes the graph. It is executed as the kernel, inserted by ``lower-vendor-operators``,
-and unfolded in proofs, so that all three agree.
+A definition writes the graph. The executor runs this graph, ``lower-vendor-operators`` inserts it,
+and proofs compare it, so that all three agree.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Write = Callable[[Draft, ir.Node], Operand | Sequence[Operand]]
 Run = Callable[[dict[ir.Value, Any]], None]
 
 _OPSET = 13
-"""Definitions use the forms that operators have since this opset."""
+"""Definitions use operators of this opset."""
 
 
 @dataclass(frozen=True)
 class Composite:
-    """An operator and the graph that it stands for.
+    """An operator and the graph that defines it.
 
     Attributes:
-        keys: the domains and names under which files contain it.
+        keys: its domains and names in files.
         define: ``define(draft, node)`` writes the graph for one node and returns its outputs. It
-            raises ValueError for a node that it does not describe.
-        remark: in what the graph and the operator differ; None if in nothing.
-        is_defined: whether there is a graph; otherwise ``define`` gives the reason and a way out.
+            raises ValueError for a node that it does not define.
+        remark: how the graph and the operator differ; None if they are equal.
+        is_defined: whether there is a graph; otherwise ``define`` gives the reason and a remedy.
     """
 
     keys: tuple[OpKey, ...]
@@ -47,10 +47,10 @@ class Composite:
     is_defined: bool = True
 
     def write(self, draft: Draft, node: ir.Node) -> Operand:
-        """Write the graph for ``node``, and return what takes the place of its first output.
+        """Write the graph for ``node``, and return the value that replaces its first output.
 
         Raises:
-            OperatorError: the node is not one that the definition describes.
+            OperatorError: the definition does not cover the node.
         """
         draft.needs(_OPSET)
         try:
@@ -94,19 +94,19 @@ def composite(
 
 
 def composite_of(node: ir.Node) -> Composite | None:
-    """Return the operator that ``node`` is, or None if it has no graph here."""
+    """Return the operator of ``node``; None if it has no graph here."""
     if not _BY_KEY:
         _BY_KEY.update((key, entry) for entry in COMPOSITES for key in entry.keys)
     return _BY_KEY.get(OpKey.of(node))
 
 
 def region_of(node: ir.Node) -> Region:
-    """Return the region that is ``node`` alone; several inputs are no parameters."""
+    """Return the region of ``node`` only; it may have several inputs that are not parameters."""
     return Region(ir.Value(name=""), node.outputs[0], (node,))
 
 
 def differing(models: Sequence[ir.Model], wanted: Callable[[ir.Node], object]) -> frozenset[OpKey]:
-    """Return the operators of wanted nodes that not all models have equally often."""
+    """Return the operators of wanted nodes whose number differs between the models."""
     counts = [Counter(OpKey.of(n) for n in nodes_of(m.graph) if wanted(n)) for m in models]
     keys = {key for each in counts for key in each}
     return frozenset(key for key in keys if len({each[key] for each in counts}) > 1)
@@ -128,8 +128,8 @@ def write_out(
 ) -> None:
     """Replace nodes of ``model`` by their graphs, in place; its opset is raised if needed.
 
-    Nodes that their definition does not describe stay, and all if the opset cannot be raised. So do
-    those whose graph needs an opset above ``limit``.
+    Nodes stay if their definition does not cover them or needs an opset above ``limit``; all nodes
+    stay if the opset cannot be raised.
     """
     editor = Editor(model)
     drafts = []
@@ -155,12 +155,12 @@ def write_out(
 
 
 class CompositeKernel:
-    """Computes a node by its graph, which is written anew for each form of its inputs.
+    """Computes a node by its graph, which is written for each form (type and shape) of its inputs.
 
     Args:
-        node: of an operator with a graph.
-        entry: that operator.
-        prepare: returns what computes a standard node and adds its outputs to what is known.
+        node: node of an operator with a graph.
+        entry: the operator.
+        prepare: returns a function that computes a standard node and stores its outputs.
     """
 
     def __init__(self, node: ir.Node, entry: Composite, prepare: Callable[[ir.Node], Run]) -> None:

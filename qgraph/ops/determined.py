@@ -1,4 +1,4 @@
-"""Whether operands determine the results of a node, to the last bit, and the sign of zero."""
+"""Whether operands determine the results of a node to the last bit, with the sign of zero."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_exact(node: ir.Node) -> bool:
 
 
 def is_random(node: ir.Node, imports: Imports) -> bool:
-    """Return whether a node may give different results for equal operands."""
+    """Return whether a node may compute different results from equal operands."""
     index = _TRAINING_INPUT.get(OpKey.of(node))
     if index is None:
         return node.op_type in _RANDOM.get(node.domain, ())
@@ -66,7 +66,7 @@ CHOOSING = frozenset({"Clip", "Max", "Min", "Relu"})
 
 
 def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
-    """Return whether a node chooses between -0 and +0, as Max does; ONNX leaves the choice open.
+    """Return whether a node, such as Max, selects -0 or +0; ONNX does not define which.
 
     Args:
         node: any node.

@@ -1,7 +1,7 @@
 """Computing one node: the kernel of its operator, applied to arrays.
 
-Quantizers have kernels of their own, standard operators fast ones where they are needed; onnx's
-reference implementation computes the rest.
+Quantizers and some standard operators have kernels here; onnx's reference implementation computes
+all other operators.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ values are keys by identity, so equal names do no harm."""
 logger = logging.getLogger(__name__)
 
 _OPSET_OF_DEFINITIONS = 23
-"""Newer than all operators that definitions of composite operators write."""
+"""An opset above that of all operators in definitions of composite operators."""
 
 
 def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
@@ -62,7 +62,7 @@ def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
 
 
 def _step(node: ir.Node) -> Callable[[Environment], None]:
-    """Return what computes a node that a definition has written."""
+    """Return a function that computes a node of a definition."""
     return NodeStep(node, kernel_for(node, {"": _OPSET_OF_DEFINITIONS})).run
 
 
@@ -100,8 +100,8 @@ class NodeStep:
 
     Attributes:
         node: the node.
-        reads: the values that it needs.
-        outputs: the values that it computes; outputs without a name are left out.
+        reads: its operands.
+        outputs: its outputs that have names.
     """
 
     def __init__(self, node: ir.Node, kernel: Kernel) -> None:
@@ -154,7 +154,7 @@ def compute(node: ir.Node, imports: Imports, environment: Environment) -> Any:
 
 
 def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) -> Array:
-    """Return the value of ``y`` when ``x`` is ``data``, by quantizers and primitives alone.
+    """Return ``y`` for ``x`` equal to ``data``, with kernels of quantizers and primitives only.
 
     Raises:
         UnsupportedError: a node is neither a quantizer nor a primitive, or has an operand that is
@@ -206,7 +206,7 @@ def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
         opset_imports: domains and versions that apply to the node.
 
     Raises:
-        UnsupportedError: onnx does not know the operator.
+        UnsupportedError: onnx does not define the operator.
     """
     version = opset_imports.get(node.domain)
     if node.domain == MICROSOFT:
@@ -232,8 +232,7 @@ def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
 class _Evaluator:
     """A model of one node, evaluated by onnx's reference implementation.
 
-    It is built at the first call and for each new set of input types, which the operators that
-    onnx expands into functions depend on.
+    It is built for each new set of input types, because functions of onnx depend on the types.
     """
 
     def __init__(self, node: ir.Node, version: int) -> None:
@@ -296,16 +295,16 @@ def _flattening(node: ir.Node, version: int) -> Kernel:
 
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
-"""Operators that sum products of two operands, and add a third operand."""
+"""Operators that sum products of two operands and add a third operand."""
 
 SUMMING = _PRODUCTS | {"ReduceSum"}
-"""Operators of which :func:`is_any_order_exact` can tell whether the order matters."""
+"""Operators that :func:`is_any_order_exact` covers."""
 
 _SUMMED_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def is_any_order_exact(node: ir.Node, kernel: Kernel, operands: Sequence[Array | None]) -> bool:
-    """Return whether a node of ``SUMMING`` computes the same in whatever order it adds.
+    """Return whether a node of ``SUMMING`` has the same result for every order of additions.
 
     A sum of floating-point numbers depends on the order of its additions, which a processor
     chooses, unless no addition rounds. All terms are multiples of a unit. If their magnitudes add
@@ -317,7 +316,7 @@ def is_any_order_exact(node: ir.Node, kernel: Kernel, operands: Sequence[Array |
     Args:
         node: the node.
         kernel: its kernel.
-        operands: what the kernel takes.
+        operands: the operands of the kernel.
     """
     if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return False
@@ -339,7 +338,7 @@ def is_any_order_exact(node: ir.Node, kernel: Kernel, operands: Sequence[Array |
 
 
 def _unit_exponent(array: Array) -> int:
-    """Return the exponent of a power of two that all elements are multiples of."""
+    """Return an exponent such that all elements are multiples of this power of two."""
     numbers = array[array != 0].astype(np.float64)
     if not numbers.size:
         return 0

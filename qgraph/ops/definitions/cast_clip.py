@@ -1,6 +1,6 @@
 """Cast and Clip: the same numbers in another type, and numbers limited to a range.
 
-Quantizers are put together from them in many exporters.
+Many exporters build quantizers from them.
 """
 
 from __future__ import annotations

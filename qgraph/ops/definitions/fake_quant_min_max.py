@@ -1,4 +1,4 @@
-"""FakeQuantWithMinMaxVars of TensorFlow, which tf2onnx leaves as it is unless it has 8 bits."""
+"""FakeQuantWithMinMaxVars of TensorFlow, which tf2onnx converts only if it has 8 bits."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ from qgraph.ops.operator import operator
 
 _MOST_LEVELS = 1 << 24
 _LITTLE = 1 << 12
-"""Elements up to which looking at the ranges costs more than it saves."""
+"""Number of elements up to which a check of the ranges costs more than it saves."""
 _LONGEST_TABLE = 1 << 22
 _TWO = 2
 
 
 class Arithmetic(Choice):
-    """Whose float operations a FakeQuantize stands for."""
+    """The runtime whose float operations define a FakeQuantize."""
 
     REFERENCE = "reference"
     """Those of its definition, which are those of OpenVINO's reference kernel."""
@@ -80,9 +80,9 @@ class PluginSteps:
 
     Attributes:
         count: number of levels.
-        low, high: ends of the input range, float32.
+        low, high: limits of the input range, float32.
         rate, shift: ``q = round(clamp(x) * rate + shift)``.
-        fused_shift: the shift where that is one operation.
+        fused_shift: the shift if multiplication and addition are fused.
         step, bottom: ``y = q * step + bottom``.
         first, last: smallest and largest ``q``, over all channels.
     """
@@ -102,10 +102,10 @@ class PluginSteps:
         """Return every ``q * step + bottom``, ``[last - first + 1, *channels]``.
 
         Args:
-            fused: whether it is rounded once.
+            fused: whether multiplication and addition are rounded once.
 
         Raises:
-            ValueError: there are too many to look at each.
+            ValueError: there are too many levels.
         """
         shape = np.broadcast_shapes(self.step.shape, self.bottom.shape, self.rate.shape)
         if (self.last - self.first + 1) * math.prod(shape) > _LONGEST_TABLE:
@@ -122,10 +122,10 @@ class PluginSteps:
 def plugin_steps(
     input_low: Array, input_high: Array, output_low: Array, output_high: Array, levels: int
 ) -> PluginSteps:
-    """Return the constants that the plugin computes from the ranges, in float32.
+    """Return the float32 constants that the plugin computes from the ranges.
 
     Raises:
-        ValueError: it computes NaN with them, or not always the same function.
+        ValueError: its result is NaN, or depends on the shape of the data.
     """
     low, high, bottom, above = (
         np.asarray(end, np.float32) for end in (input_low, input_high, output_low, output_high)
@@ -179,7 +179,7 @@ def define_plugin(op: Any, x: Any, steps: PluginSteps) -> Any:
 
 
 def plugin_codes(x: Array, steps: PluginSteps) -> tuple[Array, bool]:
-    """Return the codes that OpenVINO gives to a constant, and whether it fuses operations.
+    """Return the codes that OpenVINO computes for a constant, and whether it fuses operations.
 
     It computes constants with one of two other kernels, by the axes along which ranges vary: none
     or the second of data of two axes or more, with fused operations both before and after the
@@ -267,7 +267,7 @@ class RangeStages:
         return cls((il, width, ih, ol, height, oh), levels - 1, has_top)
 
     def place(self, y: Array, x: Array, *arrays: Array) -> None:
-        """Write where data lies in the input range, in units of the levels."""
+        """Write the position of data in the input range, in levels."""
         low, width, high, *_ = arrays
         above = x > high if self.has_top else None
         np.subtract(x, low, out=y)
@@ -284,7 +284,7 @@ class RangeStages:
         np.minimum(y, y.dtype.type(self.last + self.has_top), out=y)
 
     def value(self, y: Array, *arrays: Array) -> None:
-        """Write where a level lies in the output range."""
+        """Write the value of a level in the output range."""
         *_, low, height, high = arrays
         last = y.dtype.type(self.last)
         above = y > last if self.has_top else None

@@ -31,10 +31,10 @@ SCHEMA = OpSchema(
 _FINEST_EXPONENT = -149.0
 
 _MOST_MANTISSA_BITS = 5
-"""Number of mantissa bits for which levels change at numbers whose lower half is zero."""
+"""Number of mantissa bits up to which levels change only at numbers whose lower half is zero."""
 
 _FINEST_STEP = -120
-"""So do those whose smallest step is a normal number; twice that step is used below."""
+"""The same applies if the smallest step is a normal number; twice that step is used below."""
 
 
 def define(
@@ -116,7 +116,7 @@ class FloatStages:
 
     @property
     def by_upper_half(self) -> bool:
-        """Whether the grid is coarse, and one for all data.
+        """Whether the grid is coarse and the same for all data.
 
         Where a half is added before rounding, the number next to a tie may become the tie.
         """

@@ -73,7 +73,7 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
 
 
 def _spread(draft: Draft, table: ir.Value, size: int, length: int) -> ir.Value:
-    """Return parameters of blocks along the last axis, one for each of ``length`` elements."""
+    """Return the parameters of blocks for each of ``length`` elements of the last axis."""
     blocks = np.arange(length, dtype=np.int64) // size
     return draft.node("Gather", [table, blocks], {"axis": -1}, dtype=table.dtype)
 

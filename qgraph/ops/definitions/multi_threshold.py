@@ -1,4 +1,4 @@
-"""MultiThreshold of QONNX: how many thresholds a number reaches."""
+"""MultiThreshold of QONNX: the number of thresholds that a value reaches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qgraph.ops import pieces
 from qgraph.ops.composite import composite
 
 _CHANNELS_OF_RANK = {2: 1, 3: 2, 4: 1}
-"""Axis of the channels where the node names no layout: NC, NWC and NCHW."""
+"""Axis of the channels if the node names no layout: NC, NWC and NCHW."""
 
 
 @composite("MultiThreshold", "qonnx.custom_op.general", "finn.custom_op.general", "finn")

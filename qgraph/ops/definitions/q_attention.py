@@ -12,7 +12,7 @@ from qgraph.ops.composite import composite
 
 _LOWEST = np.finfo(np.float32).min
 _MASKED = -10000.0
-"""What is added to the scores of keys that are masked, unless an attribute says otherwise."""
+"""Default number that is added to the scores of masked keys."""
 
 _OPSET_OF_TRIANGLES = 14
 _WHOLE_NUMBERS = (ir.DataType.INT32, ir.DataType.INT64)
@@ -75,7 +75,7 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
 
 
 def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
-    """Return what is added to the scores of each key, ``[batch, 1, 1, S]``; None without a mask."""
+    """Return the addend of the scores of each key, ``[batch, 1, 1, S]``; None without a mask."""
     mask = pieces.given(node, 5)
     if mask is None:
         return None
@@ -92,7 +92,7 @@ def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
 
 
 def _future_mask(draft: Draft, node: ir.Node, scores: ir.Value) -> Operand | None:
-    """Return what is added to the scores of later keys, ``[S, S]``; None if they count."""
+    """Return the addend of the scores of later keys, ``[S, S]``; None if they are not masked."""
     if node.attributes.get_int("unidirectional", 0) == 0:
         return None
     length = pieces.sizes_of(node, 0)[1]

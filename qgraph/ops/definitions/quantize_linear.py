@@ -37,10 +37,10 @@ SCHEMA = OpSchema(
 
 
 def resolve(node: ir.Node) -> dict[str, ir.DataType]:
-    """Return the type of the codes, which the zero point has where it is present.
+    """Return the type of the codes: that of the zero point if it is present.
 
-    Raises: ValueError if the graph does not tell the type of the zero point, or the division is not
-        one of float32.
+    Raises: ValueError if the graph does not contain the type of the zero point, or the division is
+    not in float32.
     """
     steps.require_float32("data", steps.element_type(node.inputs[0]))
     require_float32_scale(node)
@@ -238,10 +238,10 @@ DEQUANTIZE_SCHEMA = OpSchema(
 
 
 def resolve_dequantize(node: ir.Node) -> dict[str, Any]:
-    """Refuse what the definition in float32 does not say.
+    """Refuse nodes that the definition in float32 does not cover.
 
-    Raises: ValueError if the result is not float32, or int32 codes are shifted: their difference
-        is one of integers.
+    Raises: ValueError if the result is not float32, or int32 codes have a zero point, which is
+    subtracted in integers.
     """
     require_float32_scale(node)
     result = ir.DataType(node.attributes.get_int("output_dtype", 0))

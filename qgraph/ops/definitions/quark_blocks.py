@@ -32,13 +32,13 @@ _HALF_AWAY, _HALF_UP, _HALF_EVEN = range(3)
 
 
 class BlockFormat(NamedTuple):
-    """How codes of a block stand for its numbers.
+    """The format of the codes of a block.
 
     Attributes:
-        kind: narrowest ONNX type that has all codes.
+        kind: narrowest ONNX type that represents all codes.
         unit: value of a code of 1 where the largest magnitude in the block has exponent 0.
-        axis: along which the blocks lie; negative from the back.
-        size: elements of a block.
+        axis: axis of the blocks; negative axes count from the last.
+        size: number of elements of a block.
     """
 
     kind: str
@@ -143,10 +143,10 @@ def bfp_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
 
 
 def _in_parts(draft: Draft, node: ir.Node, form: tuple[int, int, int], bits: int) -> Coded:
-    """Return what makes numbers of blocks whose parts have shifts of their own.
+    """Return a function that rounds blocks whose parts have their own shifts.
 
     Args:
-        draft: is appended to.
+        draft: the graph that is extended.
         node: a BFPQuantizeDequantize.
         form: sizes of a block and of a part, and the largest shift.
         bits: of the mantissa.
@@ -181,9 +181,9 @@ def _in_parts(draft: Draft, node: ir.Node, form: tuple[int, int, int], bits: int
 def _in_blocks(
     draft: Draft, node: ir.Node, coded: Coded, default: int, *, spoils: bool = False
 ) -> Operand:
-    """Return what ``coded`` makes of the data and the power of two below each block's largest.
+    """Return ``coded`` of the data and of the power of two below each block's largest.
 
-    Infinities and NaN stay; with ``spoils`` they make NaN of their whole block.
+    Infinities and NaN stay; with ``spoils`` their whole block becomes NaN.
     """
     draft.needs(pieces.OPSET_OF_AXES)
     sizes, dtype = pieces.sizes_of(node, 0), pieces.dtype_of(node, 0)
@@ -212,7 +212,7 @@ def _top_exponent(grid: Minifloat) -> int:
 
 
 def _rounded(draft: Draft, v: Operand, mode: int) -> Operand:
-    """Return whole numbers as Quark rounds, with its signs of zeros."""
+    """Return integers rounded as in Quark, with its signs of zeros."""
     op = draft.op
     if mode == _HALF_EVEN:
         below = op.Floor(v)

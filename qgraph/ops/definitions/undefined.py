@@ -1,4 +1,4 @@
-"""Operators that tools write, and of which no graph is known to be equal."""
+"""Operators without a known equivalent graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNDEFINED = {
     "ExtendedLSTM": (("com.amd.quark",), _QUARK),
     "ExtendedInstanceNormalization": (("com.amd.quark",), _QUARK),
 }
-"""For each operator, its domains and the reason why there is no graph."""
+"""The domains of each operator, and why it has no graph."""
 
 
 def _refusal(reason: str) -> Callable[[Draft, ir.Node], Operand]:
