@@ -203,7 +203,7 @@ def _encoding(trace: Trace, node: ir.Node) -> tuple[Executed, Executed]:
     parameters = []
     for value in (*node.inputs[1:], None)[:2]:
         array = NOTHING if value is None else trace.of(value).numbers
-        is_plain = array.ndim <= min(rank, 1) and not (ints("block_size", 0) or ints("precision", 0))
+        is_plain = array.ndim <= min(rank, 1) and not ints("block_size", 0) + ints("precision", 0)
         need(is_plain, f"a {node.op_type} in blocks, or of another precision")
         axes = (-1, *(1,) * (rank - 1 - ints("axis", 1) % rank)) if array.size > 1 else ()
         parameters.append(fixed(array.reshape(axes)))
