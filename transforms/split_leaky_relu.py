@@ -69,6 +69,8 @@ class SplitLeakyRelu(Transform):
         """Split each such layer, and report it."""
         for plan in carry_out(model, functools.partial(self._plan, model), report):
             carry_over(plan.layer, plan.first)
+            # a layer without a name is known by its result
+            plan.first.outputs[0].name = plan.layer.outputs[0].name
 
     def _plan(self, model: Model, editor: Editor) -> Iterator[_Maximum | SiteReport]:
         facts, limit = infer(model.ir), ceiling(model.ir, self.opset)

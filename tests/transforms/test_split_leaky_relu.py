@@ -160,6 +160,16 @@ def test_onnx_runtime_computes_both_layers_on_codes(name, behind, tmp_path):
     assert model.to_proto() == once
 
 
+@pytest.mark.runtime
+def test_a_layer_without_a_name_is_known_by_its_result():
+    pytest.importorskip("onnxruntime")
+    model = network("gemm")
+    (gemm,) = model.nodes("Gemm")
+    gemm.name = ""
+    (layer,) = qgraph.deploy(model, "onnxruntime-cpu").layers
+    assert (layer.node, layer.kernel) == ("c", "QGemm")
+
+
 @pytest.mark.parametrize("target", ["openvino-cpu", "tensorrt"])
 def test_other_targets_keep_leaky_relu(target):
     model = network("conv")
