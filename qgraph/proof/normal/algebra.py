@@ -38,7 +38,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.proof.normal.rewriter import Rewriter, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import sizes_of
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -20,7 +20,8 @@ import onnx_ir as ir
 from qgraph.graph.scopes import input_of
 from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, write
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, has_elements, sizes_of, static_count
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import Sizes, has_elements, sizes_of, static_count
 
 ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK"}) | {
     "Hardmax",

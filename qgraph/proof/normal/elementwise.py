@@ -27,7 +27,8 @@ from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
 from qgraph.proof.normal.movements import is_constant_along
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, is_single, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import Sizes, is_single, sizes_of
 
 MoveValue = Callable[[ir.Value], "ir.Value | None"]
 """Returns an operand that is not constant after the movement; None if there is none."""

@@ -57,7 +57,8 @@ from qgraph.proof.normal.movements import (
     write,
 )
 from qgraph.proof.normal.reading import read
-from qgraph.proof.normal.rewriter import Rewriter, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import sizes_of
 
 
 def write_movements(graph: Rewriter, node: ir.Node) -> bool:

@@ -35,7 +35,8 @@ from qgraph.proof.functions.narrow import NARROW_BITS, all_values
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, has_elements, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import Sizes, are_equal, has_elements, sizes_of
 from qgraph.reasons import Undecidable
 
 _MOST_CHANNELS = 1 << 12

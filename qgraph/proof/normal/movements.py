@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, are_equal, have_equal_counts, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import Sizes, are_equal, have_equal_counts, sizes_of
 
 Written = tuple[str, Sequence[object], dict[str, object]]
 """The operator, other operands and attributes of a movement."""

@@ -28,7 +28,8 @@ from qgraph.proof.normal.movements import (
     Selection,
     Tiling,
 )
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.sizes import Sizes, sizes_of
 
 _MOST_INDICES = 1 << 14
 
