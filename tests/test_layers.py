@@ -65,6 +65,7 @@ def test_every_component_has_one_layer() -> None:
     assert set(ordered) - existing <= PLANNED
 
 
+@pytest.mark.slow
 def test_imports_go_down(imports: list[Import]) -> None:
     assert len(imports) > 500
     assert [str(each) for each in imports if each.is_upward] == []

@@ -37,7 +37,7 @@ def pair(write):
     "arguments",
     [("info", "M"), ("check", "M", "M"), ("diff", "M", "M"), ("lint", "M"), ("why", "M", "M"),
      ("targets",), ("passes",), ("run", "M", "--stats"), ("prove", "M", "M"),
-     ("bench", "M", "--runtime", "numpy")],
+     pytest.param(("bench", "M", "--runtime", "numpy"), marks=pytest.mark.slow, id="bench")],
     ids=lambda a: a[0],
 )  # fmt: skip
 def test_csv_has_the_rows_of_the_json_document(qgraph, model, arguments):

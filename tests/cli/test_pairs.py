@@ -24,6 +24,7 @@ def folders(write, tmp_path: Path) -> tuple[Path, Path]:
     return ours, theirs
 
 
+@pytest.mark.slow
 def test_models_of_the_same_name_are_proved(qgraph, folders, tmp_path):
     proofs = tmp_path / "proofs"
     found = qgraph("prove", *folders, "--certificate", proofs, "--junit", proofs)

@@ -247,6 +247,7 @@ def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
     assert "opset=20 limits what is written" in caplog.text
 
 
+@pytest.mark.slow
 def test_quantizers_that_stand_behind_one_another_keep_no_layer_in_float():
     """The second one does nothing; exporters put one behind each operator."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>

@@ -74,6 +74,7 @@ def test_codes_below_zero_need_no_relu_if_there_are_none():
     assert not qgraph.prove(*models, within="1step").beyond
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["r = Relu (a)", "r = LeakyRelu (a)"])
 def test_limits_that_are_none_are_told_apart(other):
     """Where the other model keeps negative codes, some differ by their whole range."""
