@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness
-from qgraph.graph.constants import constant_expression, limits_of
+from qgraph.graph.constants import clip_limits, constant_expression
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
@@ -272,7 +272,7 @@ def _bounds(node: ir.Node) -> list[Float32]:
     if node.domain:
         return []
     if node.op_type in ("Relu", "Clip"):
-        return [np.asarray(end, np.float32) for end in limits_of(node) or ()]
+        return [np.asarray(end, np.float32) for end in clip_limits(node) or ()]
     if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
         end = constant_expression(node.inputs[1 - _data(node)])
         if end is None or end.size != 1 or np.isnan(end).any():

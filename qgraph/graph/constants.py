@@ -159,7 +159,7 @@ def array_of(value: ir.Value | None) -> Array | None:
     return constant_expression(value)
 
 
-def limits_of(node: ir.Node) -> tuple[float, float] | None:
+def clip_limits(node: ir.Node) -> tuple[float, float] | None:
     """Return the limits of a Clip or Relu; None if one is not a known single number.
 
     A limit that is absent is infinite.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression, limits_of
+from qgraph.graph.constants import clip_limits, constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import input_of, node_name, nodes_of, owners
@@ -235,5 +235,5 @@ def _name(node: ir.Node, reader: OperandReader) -> str:
 
 def _is_redundant(node: ir.Node, low: float, high: float) -> bool:
     """Return whether an operator is redundant before a quantizer with a given real range."""
-    ends = limits_of(node) if node.op_type in ("Clip", "Relu") else None
+    ends = clip_limits(node) if node.op_type in ("Clip", "Relu") else None
     return node.op_type == "Identity" or (ends is not None and ends[0] <= low and ends[1] >= high)

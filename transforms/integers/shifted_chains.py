@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.constants import constant_expression, constant_stream, limits_of
+from qgraph.graph.constants import clip_limits, constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
 from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of, remove_constant
@@ -186,7 +186,7 @@ def _limits(encode: ir.Node, type_name: str) -> tuple[tuple[float, float], bool]
     users = list(encode.outputs[0].consumers())
     if len(users) != 1 or users[0].op_type != "Clip":
         return (form.lo, form.hi), False
-    low, high = limits_of(users[0]) or (form.lo, form.hi)
+    low, high = clip_limits(users[0]) or (form.lo, form.hi)
     return (max(low, form.lo), min(high, form.hi)), True
 
 

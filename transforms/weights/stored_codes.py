@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant_expression, constant_stream, limits_of
+from qgraph.graph.constants import clip_limits, constant_expression, constant_stream
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import producer_of
@@ -161,7 +161,7 @@ def _reads(node: ir.Node) -> bool:
 
 def _bounds(clip: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of a Clip on codes; None if they are computed."""
-    bounds, limit = limits_of(clip), 2**31 - 1
+    bounds, limit = clip_limits(clip), 2**31 - 1
     return bounds and (max(bounds[0], -limit), min(bounds[1], limit))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import array_of, limits_of
+from qgraph.graph.constants import array_of, clip_limits
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.numerics import Array
 
@@ -65,7 +65,7 @@ def _producer(node: ir.Node) -> ir.Node | None:
 
 def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
     """Return the codes beyond which a node has a constant result; None if they are not known."""
-    codes, ends = decode.inputs[0], limits_of(node)
+    codes, ends = decode.inputs[0], clip_limits(node)
     parameters = [None if value is None else array_of(value) for value in decode.inputs[1:]]
     if codes is None or codes.dtype not in _TYPES or any(a is None for a in parameters):
         return None
