@@ -17,7 +17,7 @@ from qgraph.transforms.deployment import saturation
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 net (float[5,64] x) => (float[5,8] y)
-<float s = {0.05}, uint8 z = {0}, float t = {0.01}, int8 o = {0}, float u = {1}> {
+<float s = {0.05}, uint8 z = {0}, float t = {0.01}, int8 o = {0}, float u = {4}> {
     q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
     v = DequantizeLinear (w, t, o)  [product] m = MatMul (d, v)
     n = QuantizeLinear (m, u, z)    y = DequantizeLinear (n, u, z)
@@ -58,12 +58,59 @@ def test_what_is_deployed_without_vnni_is_right_on_every_processor(target, tmp_p
     assert str(result.certificate.verdict) == "proved"
     assert not [text for text in result.to_json()["conditions"] if "saturate," in text]
     model.save(path)
-    x = np.random.default_rng(1).uniform(0, 6, (5, 64)).astype(np.float32)
+    x = np.random.default_rng(1).uniform(6, 13, (5, 64)).astype(np.float32)
     codes = np.clip(np.rint(x / np.float32(0.05)), 0, 255)
     weights = onnx.numpy_helper.to_array(proto.graph.initializer[-1]).astype(float)
-    exact = np.clip(np.rint(codes @ weights * (0.05 * 0.01)), 0, 255)
-    assert len(np.unique(exact)) > 10
-    steps = np.abs(np.rint(in_runtime(path, x, TARGETS[target])) - exact)
+    exact = np.clip(np.rint(codes @ weights * (0.05 * 0.01 / 4)), 0, 255)
+    assert len(np.unique(exact)) > 5
+    assert exact.max() < 255
+    steps = np.abs(np.rint(in_runtime(path, x, TARGETS[target]) / 4) - exact)
+    assert steps.max() <= 1
+
+
+WRITTEN = {
+    "FakeQuantize": """v = org.openvinotoolkit.FakeQuantize <levels = 255> (f, l, h, l, h)
+        d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, g, k, g, k)""",
+    "QuantizeLinear": """c = QuantizeLinear (f, t, o)       v = DequantizeLinear (c, t, o)
+        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)""",
+    "zero point": """v = DequantizeLinear (e, t, p)
+        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)""",
+}
+"""Forms of weights of 8 bits other than symmetric stored codes."""
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    ("target", "written"),
+    [(target, form) for target in TARGETS for form in WRITTEN if target > "op" or form[0] != "F"],
+)
+def test_weights_in_other_forms_do_not_saturate(target, written, tmp_path):
+    """Real weights are from 0.4 to 0.6 with the zero point, else from 1.07 to 1.27."""
+    text = f"""<ir_version: 8, opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[5,64] x) => (float[5,8] y)
+        <float s = {{0.05}}, uint8 z = {{0}}, float t = {{0.01}}, int8 o = {{0}}, int8 p = {{67}},
+         float u = {{4}}, float l = {{-1.27}}, float h = {{1.27}}, float g = {{0}},
+         float k = {{12.75}}> {{
+            {WRITTEN[written]}
+            [product] m = MatMul (d, v)
+            n = QuantizeLinear (m, u, z)    y = DequantizeLinear (n, u, z)
+        }}"""
+    proto, path = onnx.parser.parse_model(text), tmp_path / "out.onnx"
+    codes = np.random.default_rng(0).integers(107, 128, (64, 8)).astype(np.int8)
+    real = codes * np.float32(0.01)
+    for name, array in (("f", real), ("e", codes)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, f"{target}@x86-64-no-vnni")
+    assert not [text for text in result.to_json()["conditions"] if "saturate," in text]
+    model.save(path)
+    x = np.random.default_rng(1).uniform(6, 13, (5, 64)).astype(np.float32)
+    data = np.clip(np.rint(x / np.float32(0.05)), 0, 255)
+    weights = codes - 67.0 * (written == "zero point")
+    exact = np.clip(np.rint(data @ weights * (0.05 * 0.01 / 4)), 0, 255)
+    assert len(np.unique(exact)) > 5
+    assert exact.max() < 255
+    steps = np.abs(np.rint(in_runtime(path, x, TARGETS[target]) / 4) - exact)
     assert steps.max() <= 1
 
 

@@ -51,7 +51,7 @@ from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_l
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
-from qgraph.transforms.deployment.saturation import condition, for_this_processor
+from qgraph.transforms.deployment.saturation import condition, for_this_processor, unstored
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
 
@@ -131,6 +131,7 @@ def deploy(
         or marked_slower(reference, profile)
         or is_misread(reference, profile)
         or failing(reference, profile)
+        or unstored(reference, profile)
         or runtime.refuses(reference)
     ):
         how = reference, profile, request, patterns
@@ -215,7 +216,7 @@ def _gaining(
             for each, model in zip((before, after), models, strict=True)
         ]
         is_idle = left[1] >= left[0] and slower[1] >= slower[0]
-        is_idle = is_idle and misread[1] >= misread[0]
+        is_idle = is_idle and misread[1] >= misread[0] and not unstored(reference, profile)
         if _worse(before, after) or is_idle:
             note = attempt.obstacle or "no form has more layers in integer kernels"
             return unchanged_layers(reference, profile, request, note)

@@ -10,15 +10,19 @@ the kernels multiply these exactly. Where they do not, the layer is left in floa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+
+import onnx_ir as ir
 
 from qgraph.graph.scopes import producer_of
+from qgraph.inventory.description import descriptions
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.saturation import saturates
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import ExplainedReason
+from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.unmet import SATURATES
 from qgraph.text import counted
@@ -26,6 +30,8 @@ from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.repack import CodeTarget, Repack
 from qgraph.transforms.weights.stored_codes import stored_codes
+
+_WITHOUT = (ZeroPoint.NONE, ZeroPoint.ZERO)
 
 
 def for_this_processor(profile: Profile) -> Profile:
@@ -90,15 +96,42 @@ def _wide(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
     ]
     if not layers:
         return
-    wide = {
-        stored.decode
+    spans = {
+        stored.decode: stored.source.survey()
         for stored in stored_codes(model)
-        if stored.stream.kind in rule.w and _is_wide(stored.source.survey(), rule.largest)
+        if stored.stream.kind in rule.w
     }
+    narrow = {decode for decode, span in spans.items() if not _is_wide(span, rule.largest)}
+    others = _narrow(model, rule) if _unstored(layers, spans) else set[ir.Value]()
     for layer in layers:
-        weights = layer.node.inputs[1]
-        if not layer.description.w.is_constant or producer_of(unmoved(weights)) in wide:
+        weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
+        is_narrow = producer_of(weights) in narrow or weights in others
+        # codes are multiplied as they are stored, before zero points are subtracted
+        if not (is_narrow and operand.is_constant and operand.zero in _WITHOUT):
             yield layer
+
+
+def unstored(model: Model, profile: Profile) -> bool:
+    """Return whether sums of weights may saturate that are no stored codes, as of FakeQuantize."""
+    decodes = {stored.decode for stored in stored_codes(model)} if profile.saturating else set()
+    return any(_unstored(list(_wide(model, rule)), decodes) for rule in profile.saturating)
+
+
+def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:
+    """Return whether a quantizer computes the weights of a layer, not a DequantizeLinear alone."""
+    return any(
+        layer.description.w.is_constant
+        and producer_of(unmoved(layer.node.inputs[1])) not in decodes
+        for layer in layers
+    )
+
+
+def _narrow(model: Model, rule: SaturatingProducts) -> set[ir.Value]:
+    """Return the weights whose used codes are within the safe range, counted from real zero."""
+    bits = rule.largest.bit_length()
+    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
+    constants = (each for each in descriptions(model.ir) if each.description.of != "data")
+    return {each.y for each in constants if each.y is not None and each.description.format in safe}
 
 
 def _is_wide(span: NumberRange, largest: int) -> bool:
