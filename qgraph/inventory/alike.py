@@ -71,7 +71,7 @@ class _Outline:
         self.operators: list[Hashable] = []
         self.quantizers: list[Described] = []
         self._numbers: dict[ir.Value, int] = {}
-        self._weights = {each.y: each for each in described if each.description.of == "weight"}
+        self._weights = {each.y: each for each in described if each.description.of != "data"}
         within = {node: each for each in described for node in each.nodes}
         for value in graph.inputs:
             self._number(value)

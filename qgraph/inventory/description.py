@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
+from qgraph.inventory.operands import is_bias
 from qgraph.inventory.weight_steps import narrowest_format, step_range
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import IntFormat
@@ -61,7 +62,7 @@ class Description:
 
     Attributes:
         name: name of its output; not compared.
-        of: ``weight`` if its input is constant, else ``data``.
+        of: ``bias`` for the constant bias of a layer, ``weight`` for other constants, or ``data``.
         format: number format of its codes, such as ``int4``, ``uint8 narrow`` or ``e4m3``.
         bits: width of a code.
         granularity: granularity of the scale.
@@ -284,7 +285,7 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
     y, factor = _scaled_once_more(site)
     if factor is not None:
         site = replace(site, meaning=site.quantizer, repeats=None)
-    known = replace(known, name=str(y.name), of="weight", rounding=None)
+    known = replace(known, name=str(y.name), of="bias" if is_bias(y) else "weight", rounding=None)
     scale, zero_point = _scale_of(site), _zero_point_of(site)
     with np.errstate(all="ignore"):
         offset = zero_point - np.floor(zero_point)

@@ -33,7 +33,8 @@ def pairs(
 ) -> list[Pair]:
     """Pair the quantizers of a reference with those of a candidate, in the order of the reference.
 
-    Quantizers are paired first by equal inputs or outputs, then by name, then by their neighbours.
+    Quantizers are paired first by equal inputs or outputs, then by name, constants by the name of
+    the operator that reads them, then by their neighbours.
     A quantizer without a partner is paired with None; one of the candidate follows its predecessor
     there.
 
@@ -68,6 +69,13 @@ def _keys(matching: Matching | None) -> Iterator[Key]:
     yield lambda described, _: described.description.name
     yield lambda described, _: described.node or None
     yield lambda described, _: None if described.x is None else described.x.name
+    yield lambda described, _: None if described.description.of == "data" else _reader(described.y)
+
+
+def _reader(value: ir.Value | None) -> Hashable:
+    """Return the only reader of a value by its name, and which operand the value is."""
+    uses = [] if value is None else list(value.uses())
+    return (uses[0].node.name, uses[0].idx) if len(uses) == 1 and uses[0].node.name else None
 
 
 def _class(matching: Matching, side: MatchedModel, value: ir.Value | None) -> Hashable:
@@ -115,7 +123,7 @@ def _pair_by_place(
     ours: Sequence[Described], theirs: Sequence[Described], partners: dict[int, int]
 ) -> None:
     """Pair the remaining quantizers between the same two neighbours, if equally many."""
-    for of in ("data", "weight"):
+    for of in ("data", "weight", "bias"):
         # By place, the place of the reference that it is paired with.
         paired = (
             {here: here for here in partners},

@@ -20,7 +20,7 @@ from qgraph.ops.operator import is_defined
 from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
-from qgraph.targets.layer import CodedOperand, Granularity, ZeroPoint
+from qgraph.targets.layer import LAYERS, CodedOperand, Granularity, ZeroPoint
 from qgraph.targets.rules import type_of_codes
 
 _MOVES = frozenset(
@@ -170,6 +170,12 @@ class OperandReader:
 def is_decode(node: ir.Node) -> bool:
     """Return whether a node is the DequantizeLinear of ONNX or of ONNX Runtime."""
     return node.op_type == "DequantizeLinear" and is_defined(node)
+
+
+def is_bias(constant: ir.Value) -> bool:
+    """Return whether only layers read a constant, as their bias."""
+    uses = list(constant.uses())
+    return bool(uses) and all(use.idx == 2 and use.node.op_type in LAYERS for use in uses)
 
 
 def _fixed(model: ir.Model) -> set[ir.Value]:

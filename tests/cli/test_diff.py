@@ -13,7 +13,7 @@ from qgraph import load
 from qgraph.inventory import differences
 from qgraph.inventory.differences import ChangeKind, ModelDifferences
 from qgraph.model import Source
-from qgraph.transforms import ConvertDialect
+from qgraph.transforms import ConvertDialect, QuantizeBias, WidenCodes
 from tests.cli.conftest import QUANT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,6 +172,29 @@ def test_a_weight_has_the_format_of_the_codes_that_occur(models):
         weights = [c.candidate for c in found.changes if c.candidate.of == "weight"]
         assert {weight.format for weight in weights} == {kind}
         assert found.is_same
+
+
+def test_a_deployed_layer_keeps_its_weights_and_gains_a_bias():
+    """Weights of codes up to 3 are multiplied by 16, so they need 7 bits."""
+    model = load(ir.from_onnx_text(LAYER))
+    deployed = model.clone()
+    deployed.apply(WidenCodes(), QuantizeBias())
+    found = diff(model, deployed)
+    ours = {str(each.kind): each for each in found.changes if each.kind is not ChangeKind.SAME}
+    assert sorted(ours) == ["added", "changed"]
+    assert ours["added"].candidate.of == "bias"
+    changed = ours["changed"]
+    assert (changed.reference.of, changed.candidate.of) == ("weight", "weight")
+    assert (changed.reference.format, changed.candidate.format) == ("int3", "int7")
+
+
+LAYER = """<ir_version: 10, opset_import: ["": 21]>
+net (float[1,2,4,4] x) => (float[1,1,3,3] y)
+<float s = {0.5}, uint8 z = {0}, int8[1,2,2,2] w = {1, 2, 3, -3, 3, 2, 1, 0}, float[1] b = {0.7}> {
+    q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+    v = DequantizeLinear (w, s)     [conv] c = Conv (d, v, b)
+    p = QuantizeLinear (c, s, z)    y = DequantizeLinear (p, s, z)
+}"""
 
 
 def test_models_of_other_interfaces_are_compared_by_name(qgraph, model, write):
