@@ -85,6 +85,15 @@ def test_a_model_that_the_runtime_refuses_is_named(tmp_path):
         bench([path], Timing(rounds=1))
 
 
+def test_an_option_that_the_runtime_refuses_is_told(product):
+    pytest.importorskip("openvino")
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "session.disable_quant_qdq": "1"}
+    with pytest.raises(OptionError, match="openvino refuses the option session"):
+        bench([product], Timing("openvino", rounds=1, options=settings))
+    with pytest.raises(OptionError, match="NumPy has no session options"):
+        bench([product], Timing("numpy", rounds=1, options=settings))
+
+
 def test_integer_kernels_are_counted_in_branches_too(tmp_path):
     inner = onnx.parser.parse_model(PRODUCT).graph
     branches = {"then_branch": inner, "else_branch": inner}

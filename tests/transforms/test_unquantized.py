@@ -58,6 +58,21 @@ def test_such_a_product_is_explained(deployment):
         deployment.explained("nothing")
 
 
+EINSUM = """<ir_version: 10, opset_import: ["": 21]>
+net (float[2,2] x) => (float[2,2] y, float[2,2] t)
+<float s = {0.5}, uint8 z = {0}, int8[2,2] w = {1, 2, 3, 4}> {
+    c = QuantizeLinear (x, s, z)    d = DequantizeLinear (c, s, z)
+    e = DequantizeLinear (w, s)     [coded] y = Einsum <equation = "ij,jk->ik"> (d, e)
+    [plain] t = Einsum <equation = "ij,jk->ik"> (x, e)
+}"""
+
+
+def test_an_einsum_of_quantized_data_is_named():
+    found = deploy(ir.from_onnx_text(EINSUM), "tensorrt")
+    (note,) = [each for each in found.notes if "Einsum" in each]
+    assert note.startswith("coded: profiles do not describe Einsum of quantized data")
+
+
 WIDE = """<ir_version: 10, opset_import: ["": 21]>
 net (float[2,4] x) => (float[2,2] y)
 <float s = {0.5}, uint16 z = {100}, float t = {0.25}, uint8 c = {7},

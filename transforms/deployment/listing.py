@@ -26,7 +26,7 @@ from qgraph.transforms.deployment.attempts import Attempt
 from qgraph.transforms.deployment.forms import Left
 from qgraph.transforms.deployment.pipeline import as_pairs
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
-from qgraph.transforms.deployment.unquantized import unquantized
+from qgraph.transforms.deployment.unquantized import einsum_note, unquantized
 from qgraph.transforms.drafts.choice import label
 
 KERNELS = (
@@ -155,7 +155,7 @@ def listed(
     floats = unquantized(plain, read, {layer.description.node for layer in layers})
     ends = paired_layers(layers, list(quantized_layers(attempt.model.ir)))
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
-    notes: list[str] = []
+    notes = [*filter(None, [einsum_note(plain, read)])]
     refusal = None
     try:
         (after, kinds), run = _kernels(result, runtime, run=True), profile.executed is not None

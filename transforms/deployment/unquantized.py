@@ -45,6 +45,23 @@ def unquantized_note(reasons: Mapping[str, str]) -> str | None:
     return f"not quantized, so in float and not listed: {'; '.join(shown)}{more}"
 
 
+def einsum_note(model: Model, sites: Sequence[Site]) -> str | None:
+    """Return a sentence about each Einsum whose operands are quantized; None if there is none."""
+    coded = {site.y for site in sites}
+    names = [
+        node_name(node)
+        for node in model.nodes("Einsum")
+        if not any(_reason(value, coded) for value in node.inputs)
+    ]
+    if not names:
+        return None
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"{', '.join(names[:_SHOWN])}{more}: profiles do not describe Einsum of quantized data, so "
+        "it is not listed, and may run on codes or in float; export MatMul"
+    )
+
+
 def _reason(operand: ir.Value | None, coded: Collection[ir.Value]) -> str | None:
     """Return why an operand is not the result of a quantizer; None if it is."""
     while operand is not None and operand not in coded:

@@ -183,6 +183,8 @@ def bench(
     require(models, list | tuple, "models", "a list of paths and models")
     if not models:
         raise OptionError("There is no model to time, expected one or more.")
+    if timing.options and chosen is BenchRuntime.NUMPY:
+        raise OptionError("NumPy has no session options, expected none. Leave them out.")
     if importlib.util.find_spec(chosen) is None:
         raise UnsupportedError(f"{chosen} is not installed. Install it: pip install {chosen}.")
     with ExitStack() as stack:
@@ -275,6 +277,11 @@ class _Timer:
         if "failure" in self._start:
             self._close()
             reason = " ".join(str(self._start["failure"]).split())
+            if refused := next((key for key in timing.options if key in reason), None):
+                raise OptionError(
+                    f"{timing.runtime} refuses the option {refused}={timing.options[refused]} "
+                    f"({reason}). Leave it out, or give one of this runtime."
+                )
             raise ExecutionError(
                 f"{self._name}: {timing.runtime} does not run it ({reason}). Convert it first, as "
                 f"by 'qgraph convert --to qdq', or see 'qgraph check --runtimes'."
