@@ -17,7 +17,6 @@ import logging
 import os
 import platform
 import re
-import secrets
 import shutil
 import stat
 import time
@@ -213,7 +212,7 @@ class Scratch:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        token = secrets.token_hex(4)
+        token = os.urandom(4).hex()
         self.path = target.with_name(f"{_prefix(target)}{os.getpid()}-{token}.qgraph")
         self._descriptor: int | None = None
 

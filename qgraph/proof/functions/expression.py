@@ -181,7 +181,7 @@ class Builder:
 
     def _unique(self, e: Expr) -> Expr:
         value = e.value
-        constant = None if value is None else (value.dtype.str, value.shape, value.tobytes())
+        constant = None if value is None else (value.dtype.char, value.shape, value.tobytes())
         key = (e.op, tuple(map(id, e.inputs)), e.attributes, e.dtype, constant)
         return self._known.setdefault(key, e)
 
@@ -241,12 +241,12 @@ def in_order(roots: Iterable[Expr]) -> list[Expr]:
         stack = [root]
         while stack:
             expression = stack[-1]
-            pending = [o for o in expression.inputs if id(o) not in ordered]
-            if pending:
-                stack += reversed(pending)
-                continue
-            ordered.setdefault(id(expression), expression)
-            stack.pop()
+            waiting = len(stack)
+            if id(expression) not in ordered:
+                stack += [o for o in reversed(expression.inputs) if id(o) not in ordered]
+            if len(stack) == waiting:
+                ordered[id(expression)] = expression
+                stack.pop()
     return list(ordered.values())
 
 

@@ -65,6 +65,8 @@ def layout_of(data: OpenShape | None, *parameters: Array) -> Layout | None:
             the end.
         parameters: arrays that broadcast to the data.
     """
+    if not any(parameter.shape for parameter in parameters):
+        return Layout(None, 0, ())
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     varying = [axis for axis, size in enumerate(joint) if size != 1]
     if not varying:
