@@ -12,7 +12,7 @@ from qgraph import conditions as kinds
 from qgraph.bound import Bound, Bounding, is_within
 from qgraph.conditions import Condition
 from qgraph.deprecated import renamed
-from qgraph.display import Displayed
+from qgraph.display import Displayed, Fields
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Division
 from qgraph.exactness import Exactness, Verdict, difference
@@ -108,7 +108,7 @@ class Demonstration:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RegionVerdict(Verdict):
+class RegionVerdict(Verdict, Fields):
     """Two values that should be equal, and the verdict on them, given equal entries.
 
     For constants, the input of the witness is the index of the element.

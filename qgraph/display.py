@@ -1,4 +1,4 @@
-"""Base class of objects with a one-line ``repr`` and a page in notebooks."""
+"""Base classes of objects with a one-line ``repr`` and a page in notebooks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,25 @@ class Displayed:
         """Return a page for notebooks; None if the libraries that draw are not installed."""
         page: str | None = importlib.import_module("qgraph.notebook").page_in_frame(self)
         return page
+
+
+class Fields:
+    """Object that notebooks show as a table of the fields of its report."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a report."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """Return a table with a row for each field that has a value."""
+        import html
+
+        rows = (
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self.to_json().items()
+            if value is not None
+        )
+        return f"<table>{''.join(rows)}</table>"
 
 
 class _CallablePackage(ModuleType):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from qgraph.display import Fields
 from qgraph.errors import Choice, member
 from qgraph.text import amount, counted, example
 
@@ -202,7 +203,7 @@ class PartFinding:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Fields):
     """Result of the checker for a whole certificate.
 
     Attributes:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
+from qgraph.display import Fields
 from qgraph.errors import OptionError, closest, shown
 
 
@@ -52,7 +53,7 @@ class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
 
 
 @dataclass(frozen=True)
-class Cause:
+class Cause(Fields):
     """Why sites are refused, or comparisons undecided.
 
     Attributes:
@@ -66,6 +67,10 @@ class Cause:
     name: str
     meaning: str
     remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return its attributes."""
+        return dict(vars(self))
 
     def __call__(self, text: str) -> ExplainedReason:
         """Return the text of a reason that has this cause."""

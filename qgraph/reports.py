@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from qgraph.deprecated import renamed
-from qgraph.display import Displayed
+from qgraph.display import Displayed, Fields
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.deferred import SizeSummary
@@ -30,7 +30,7 @@ class SiteStatus(Choice):
 
 
 @dataclass(frozen=True, repr=False)
-class SiteReport:
+class SiteReport(Fields):
     """Report on one quantizer or tensor that a pass visited.
 
     Attributes:

@@ -230,6 +230,25 @@ def test_notebooks_show_pages(model: qgraph.Model) -> None:
         assert "\n" not in repr(thing)
 
 
+def test_notebooks_show_findings_and_differences(model: qgraph.Model) -> None:
+    """These need no library that draws."""
+    report = qgraph.convert(changed := model.clone(), to="onnx")
+    certificate = qgraph.prove(model, changed)
+    things = (
+        report.sites[0],
+        certificate.regions[0],
+        qgraph.verify(certificate, model, changed),
+        qgraph.lint(model)[0],
+        qgraph.diff(model, changed),
+        qgraph.explain("QG101"),
+    )
+    for thing in things:
+        page = thing._repr_html_()
+        assert page.startswith(("<table>", "<pre>"))
+        assert "\n" not in repr(thing)
+    assert "<th>id</th><td>QG101</td>" in things[-1]._repr_html_()
+
+
 def test_notebooks_show_text_without_the_libraries_that_draw(
     model: qgraph.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

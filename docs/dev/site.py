@@ -32,6 +32,11 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Leave the script of another host out, so that no page needs a network."""
+    return re.sub(r'<script src="https://[^"]*"></script>', "", output)
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Leave links to files outside of the folder of the pages out; the site does not have them."""
     depth = page.file.src_uri.count("/") + 1

@@ -5,6 +5,7 @@ Quantizers are paired by the structure of the graphs; names are used where this 
 
 from __future__ import annotations
 
+import html
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -247,6 +248,10 @@ class ModelDifferences(Displayed):
             "summary": {str(kind): len(self.of_kind(kind)) for kind in ChangeKind},
             "notes": list(self.notes),
         }
+
+    def _repr_html_(self) -> str:
+        """Return the text for notebooks."""
+        return f"<pre>{html.escape(self.to_text())}</pre>"
 
     def to_text(self, *, is_brief: bool = False) -> str:
         """Return a line for each quantizer and each differing field, and a summary line.

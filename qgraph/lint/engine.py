@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qgraph.certificate import Identity
-from qgraph.display import Displayed
+from qgraph.display import Displayed, Fields
 from qgraph.errors import OptionError, QGraphError, meant, require, shown, unexpected
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.observation import Batch, observe
@@ -29,7 +29,7 @@ Ids = str | Iterable[str]
 
 
 @dataclass(frozen=True, repr=False)
-class LintFinding:
+class LintFinding(Fields):
     """One finding of a rule in a model.
 
     Attributes:

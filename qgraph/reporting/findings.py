@@ -239,7 +239,7 @@ def junit_report(document: Mapping[str, Any]) -> str:
     Servers tell tests apart by their class, so the path of the candidate is part of that.
 
     Args:
-        document: a JSON report of check or prove.
+        document: a JSON report of check, lint or prove.
 
     Raises:
         OptionError: it is no such report.
@@ -271,7 +271,9 @@ def junit_report(document: Mapping[str, Any]) -> str:
             level = finding.level or kinds[finding.rule].level
         if finding.rule is None or level is Severity.NOTE:
             continue
-        outcome = "failure" if level is Severity.ERROR else "error"
+        # An undecided proof is an error of the test; a warning of lint is a failure like others.
+        is_failure = level is Severity.ERROR or page.command == "lint"
+        outcome = "failure" if is_failure else "error"
         count[f"{outcome}s"] += 1
         attributes = {"message": printable(finding.text), "type": finding.rule}
         ET.SubElement(case, outcome, attributes).text = printable(finding.more)

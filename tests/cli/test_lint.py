@@ -57,6 +57,17 @@ def test_a_folder_is_one_report(qgraph, folder: Path) -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "1", "0")
 
 
+def test_a_warning_is_a_failure_of_a_test_and_no_error(qgraph, folder: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[N,4] x) => (float[N,4] y)
+        <float s = {-0.1}, uint8 z = {128}> {
+            [bad] c = QuantizeLinear (x, s, z)    [one] y = DequantizeLinear (c, s, z) }"""
+    proto = ir.serde.serialize_model(ir.from_onnx_text(text))
+    Path("trap.onnx").write_bytes(proto.SerializeToString())
+    assert qgraph("lint", "trap.onnx", "--select", "QG104", "--junit", "r.xml").status == 1
+    suite = ET.parse("r.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "1", "0")
+
+
 def test_a_model_that_cannot_be_read_is_named_and_the_others_are_linted(qgraph, folder) -> None:
     Path("sub/broken.onnx").write_bytes(b"nothing")
     outcome = qgraph("lint", ".", "--report", "r.json")
