@@ -170,6 +170,7 @@ def test_public_functions_have_few_parameters_and_docstrings() -> None:
             assert len(inspect.signature(found).parameters) <= 8, name
 
 
+@pytest.mark.slow
 def test_a_script_that_uses_all_of_it(tmp_path: Path) -> None:
     shown = user_script(str(EXAMPLE), tmp_path).splitlines()
     assert shown[0].startswith("<Report: ")

@@ -124,6 +124,7 @@ def errors(text: str | None) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_equal_models_pass(failures):
     passed = {name for name, text in failures.items() if text is None}
     assert "test_equal" in passed

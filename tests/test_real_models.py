@@ -30,7 +30,7 @@ def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
     return {value.name: noise.astype(np.float32)}
 
 
-@pytest.mark.cases(fast=6)
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -66,7 +66,7 @@ def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path,
         np.testing.assert_array_equal(found[key], value)
 
 
-@pytest.mark.cases(fast=7, slow=24)
+@pytest.mark.cases(fast=4, slow=24)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     "step",
@@ -136,7 +136,7 @@ def text(model: Model) -> str:
     return onnx.printer.to_text(proto)
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=2)
 def test_stripped_portable_model_is_the_original(models, tmp_path, model_name):
     original, model = load(models / f"{model_name}.onnx"), load(models / f"{model_name}.onnx")
     original.apply()

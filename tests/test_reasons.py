@@ -235,6 +235,7 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
             yield from texts_of(node)
 
 
+@pytest.mark.slow
 def test_messages_name_passes_as_the_command_line_takes_them():
     """``-p fold-weights``, not ``fold-weights``, so that a remedy can be pasted."""
     names = {transforms.describe(kind).name for kind in transforms.TRANSFORMS}

@@ -68,6 +68,7 @@ WRITERS = [
 ]
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(("arguments", "options", "other"), WRITERS)
 def test_no_output_takes_the_place_of_a_file_that_is_read(qgraph, files, arguments, options, other):
     before = everything(files)
@@ -186,6 +187,7 @@ def status_without_reader(*arguments):
     return done.returncode
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_said_by_the_status():
     assert status_without_reader("explain", "QG001") == 141
 

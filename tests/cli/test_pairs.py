@@ -66,6 +66,7 @@ def test_a_model_without_a_counterpart_is_an_error(qgraph, folders, side):
     assert found.out == ""
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_read_does_not_stop_the_others(qgraph, folders):
     (folders[1] / "a.onnx").write_text("this is no model")
     found = qgraph("prove", *folders)

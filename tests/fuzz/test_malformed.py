@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.onnx"))
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("number", range(24))
 def test_a_malformed_model(number, tmp_path, monkeypatch, capsys):
     chance = random.Random(f"0 {number}")

@@ -61,6 +61,7 @@ def saturated(mode: str) -> ir.Model:
     return ir.from_onnx_text(SATURATED.format(rounding=ROUNDINGS[mode]))
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.runtime
 @pytest.mark.parametrize("mode", ROUNDINGS)
 @pytest.mark.parametrize("dialect", ["qonnx", "qdq", "openvino"])

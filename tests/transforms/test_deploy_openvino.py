@@ -155,6 +155,7 @@ JOINED = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "between", ["i = Relu (j)", "h = QuantizeLinear (j, s, z) i = DequantizeLinear (h, s, z)"]
 )

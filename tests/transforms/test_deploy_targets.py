@@ -182,6 +182,7 @@ UNITS = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("kind", "zero"), [("int8", "0"), ("uint8", "128")])
 @pytest.mark.parametrize("limited", ["r = Relu (c)", "r = Clip (c, low, high)"])
 def test_qnn_gets_limits_between_quantizers_of_their_own(kind, zero, limited):

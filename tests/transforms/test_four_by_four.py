@@ -101,6 +101,7 @@ def test_there_and_back(models, model_name, there, back):
     assert_equal(model, path, models)
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("to", ["qdq", "onnx"])

@@ -356,6 +356,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("body", "_name", "reason"), REFUSED)
 def test_operators_that_let_no_scale_through(check_pass, body, _name, reason):
     text = graph(body, f"{LINEAR}, float c = {{1}}", data="7, 3")

@@ -70,6 +70,7 @@ def data(model: Model) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(5).normal(0, 3, shape).astype(np.float32)}
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", CASES)
 def test_codes_stay_within_the_bound(name):
     before = network(name)
@@ -130,6 +131,7 @@ def test_patterns_choose_layers():
 LIMITED = "m = Clip (p, zero, most) y = DequantizeLinear (m, t, u)"
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("name", "behind"),

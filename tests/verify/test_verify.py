@@ -52,6 +52,7 @@ def written(to: str = "qdq") -> dict[str, Any]:
     return dict(json.loads(_written(to)))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx"])
 def test_a_certificate_holds_for_its_models(to):
     assert verify(written(to), *converted(to)) == "proved"
@@ -122,6 +123,7 @@ def tampered(document: dict, what: str) -> None:
             act["candidate_value"] = "nowhere"
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     "what",
     [
@@ -143,7 +145,7 @@ def test_a_changed_certificate_does_not_hold(what):
         verify(changed, ours, theirs)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("where", ["scale", "weight", "rounding", "relu"])
 def test_a_certificate_does_not_hold_for_other_models(where):
     ours, theirs = converted("onnx")

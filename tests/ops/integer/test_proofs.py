@@ -174,7 +174,7 @@ def test_changed_constants_are_never_proved(case, name):
     assert seen[ProofVerdict.DIFFERENT] + seen[ProofVerdict.UNDECIDED] >= 3
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("form", SumForm)
 @pytest.mark.parametrize("name", ["QLinearAdd", "QLinearMul"])
 def test_operators_on_pairs_of_codes_are_proved_and_verified(case, name, form, scales):
@@ -223,6 +223,7 @@ THEIRS = (
 )
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("k", "weight", "s", "verdict"),
     [

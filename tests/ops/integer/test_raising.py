@@ -237,6 +237,7 @@ def test_what_saturation_does_not_do_is_refused(options, reason):
     assert reason in site.reason
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", ["QLinearAdd", "QLinearMul"])
 def test_pairs_of_codes_are_tried_out(case, ort, name, scales):

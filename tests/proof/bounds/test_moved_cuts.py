@@ -108,7 +108,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES)
 def test_codes_that_are_moved_on_other_sides_of_rounding_are_bounded(move, ours, theirs):
     pair = tuple(model(form, move, first=first) for form, first in (ours, theirs))

@@ -260,6 +260,7 @@ def test_what_no_output_depends_on_is_no_segment():
     assert [region.reference_value for region in found.regions] == ["q1", "a1"]
 
 
+@pytest.mark.slow
 def test_outputs_of_unknown_shape_say_so():
     """onnx and its reference implementation disagree about the sizes of this pool."""
     sums = "m = Conv (a, w) n = Mul (m, f)", "n = Conv (a, v)"

@@ -172,7 +172,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_models_are_different(name):
     constants = (

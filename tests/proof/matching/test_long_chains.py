@@ -96,6 +96,7 @@ QUANT = (
 )
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("branch", ["d", "e"])
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_branches_are_proved_where_they_are_joined(count: int, branch: str) -> None:
@@ -132,6 +133,7 @@ def test_what_comes_before_unlike_operators_is_compared_by_its_names() -> None:
     }
 
 
+@pytest.mark.slow
 def test_branches_that_are_truth_values_are_undecided() -> None:
     body = "{ a = LessOrEqual (x, l) b = LessOrEqual (x, m) c = And (a, b) y = Where (c, x, z) }"
     numbers = "<float l = {L}, float m = {M}, float z = {0}> "

@@ -68,7 +68,7 @@ def points(scales: np.ndarray = SCALES) -> np.ndarray:
     return halves[:, None] * scales
 
 
-@pytest.mark.cases(fast=14)
+@pytest.mark.cases(fast=7)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [

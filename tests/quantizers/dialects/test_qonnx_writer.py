@@ -94,7 +94,7 @@ def test_pairs(check_writer, near, text, ops):
     assert entry.spelling == "+".join(ops)
 
 
-@pytest.mark.cases(fast=6)
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [
@@ -248,6 +248,7 @@ FIRST = "x, s, z, i, b"
 SECOND = "x, s, z, i, o, b"
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("mode", ["ROUND", "FLOOR", "CEIL", "UP", "DOWN"])
 @pytest.mark.parametrize("inputs", [FIRST, SECOND])
 @pytest.mark.parametrize("zero_point", [0, 3])

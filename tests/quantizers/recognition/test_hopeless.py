@@ -81,6 +81,7 @@ def test_a_search_goes_on_before(steps: list[Step]) -> None:
     assert not is_hopeless(steps)
 
 
+@pytest.mark.slow
 def test_what_is_hopeless_ends_no_quantizer() -> None:
     draw = random.Random(0)
     hopeless = read = 0

@@ -85,6 +85,7 @@ def converted(
     return ir.load(out), any(isinstance(tensor, DeferredTensor) for tensor in tensors)
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("to", ["qonnx", "openvino"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_model(
