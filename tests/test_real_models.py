@@ -30,7 +30,7 @@ def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
     return {value.name: noise.astype(np.float32)}
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=15)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -81,7 +81,7 @@ def test_check_in_onnx_runtime_finds_both_equal(models, model_name, step):
     check(path, model, Inputs(random=8), backend="ort").raise_if_different()
 
 
-@pytest.mark.cases(fast=5)
+@pytest.mark.cases(fast=5, slow=14)
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
@@ -103,6 +103,7 @@ def test_onnx_runtime_computes_the_same(models, tmp_path, assert_same_rows, mode
         assert_same_rows(have, want, atol=5e-6 * np.abs(want).max())
 
 
+@pytest.mark.cases(fast=5, slow=9)
 @pytest.mark.runtime
 @pytest.mark.sums
 def test_portable_model_runs_in_onnx_runtime(models, tmp_path, assert_same_rows, model_name):
@@ -136,7 +137,7 @@ def text(model: Model) -> str:
     return onnx.printer.to_text(proto)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=8)
 def test_stripped_portable_model_is_the_original(models, tmp_path, model_name):
     original, model = load(models / f"{model_name}.onnx"), load(models / f"{model_name}.onnx")
     original.apply()

@@ -59,6 +59,7 @@ def codes(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "numpy"])
 def test_models_are_timed_and_their_kernels_named(runtime, product, codes):

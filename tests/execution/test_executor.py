@@ -279,7 +279,7 @@ def test_operators_that_onnx_defines_as_functions_run() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_standard_operators_give_what_onnx_publishes_for_them() -> None:
     from onnx.backend.test.case.node import collect_testcases
 

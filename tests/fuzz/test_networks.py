@@ -103,7 +103,7 @@ def faults(seed: int, specs: Sequence[str], runtime: Any, *, prove: bool = False
 
 
 @pytest.mark.runtime
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=15)
 @pytest.mark.parametrize("part", range(len(PASSES)))
 def test_each_pass_alone(part):
     runtime = pytest.importorskip("onnxruntime")

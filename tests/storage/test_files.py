@@ -800,7 +800,7 @@ print(deaths)
 """
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
     "where", ["inline", "external", pytest.param("safetensors", marks=pytest.mark.slow)]
 )
@@ -829,7 +829,7 @@ sys.exit("saved without room")
 """
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(("limit", "where"), [(3000, "external"), (10, "external"), (99, "inline")])
 def test_without_room_the_old_file_stands_alone(stored: Path, limit: int, where: str) -> None:
     before = {path.name: path.read_bytes() for path in stored.parent.iterdir()}

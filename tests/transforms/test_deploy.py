@@ -138,6 +138,7 @@ def repeated(document, folder: Path) -> tuple[str, int]:
     return json.loads((folder / "again.json").read_text())["verdict"], status
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_w1a2_bipolar"])
 def test_the_command_that_is_printed_repeats_the_verdict(name, models, tmp_path):

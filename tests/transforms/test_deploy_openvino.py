@@ -47,6 +47,7 @@ def integer_products(path: Path) -> int:
     return found
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_layers_run_in_integers(name, models, tmp_path):

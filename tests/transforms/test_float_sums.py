@@ -93,6 +93,7 @@ def test_axes_that_are_an_attribute_are_read():
     assert report.count(SiteStatus.CHANGED) == 1
 
 
+@pytest.mark.cases(fast=0, slow=5)
 @pytest.mark.slow
 @pytest.mark.runtime
 @pytest.mark.parametrize(("kind", "point"), POINTS)

@@ -70,6 +70,7 @@ def feeds(model: Model, models: Path) -> dict[str, Array]:
     return {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
 
 
+@pytest.mark.cases(fast=4, slow=8)
 @pytest.mark.sums
 @pytest.mark.parametrize(
     "name",

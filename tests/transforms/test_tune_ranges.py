@@ -89,7 +89,7 @@ def test_the_helper_orders_floats():
     assert np.signbit(keys_to_floats(keys)).tolist() == [True, True, False, False, False]
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=9)
 @pytest.mark.parametrize("high", [3.0, 0.1, 127.0, 1e-6, 2.7e20])
 @pytest.mark.parametrize("levels", [256, 16, pytest.param(65536, marks=pytest.mark.slow), 4])
 def test_symmetric_ranges_are_widened_at_the_lower_end(check_pass, high, levels):

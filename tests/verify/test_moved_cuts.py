@@ -21,7 +21,7 @@ def document(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     return dict(json.loads(json_text(proof.to_json())))
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=9)
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES)
 def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
     pair = model(ours[0], move, first=ours[1]), model(theirs[0], move, first=theirs[1])

@@ -205,7 +205,7 @@ def tried(name: str, count: int) -> Tried:
     return result
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=7)
 @pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize(
     "count",

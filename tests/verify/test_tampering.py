@@ -186,7 +186,7 @@ def survivors(
     return count, found
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("name", MAKERS)
 def test_few_of_all_changes(name):
     models = MAKERS[name]()
@@ -198,6 +198,7 @@ def test_few_of_all_changes(name):
     assert set(found) <= HARMLESS[name]
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_eighth_of_all_changes(name):
@@ -314,6 +315,7 @@ def claims_no_more(changed: dict[str, Any], document: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(
     "count",
@@ -323,6 +325,7 @@ def test_no_mutant_of_a_file_is_accepted(name, count, tmp_path, monkeypatch):
     assert accepted(name, count, tmp_path, monkeypatch) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("name", "to"),
@@ -341,7 +344,7 @@ def test_changes_in_certificates_of_real_models(real_models: dict[str, Path], na
     assert found == []
 
 
-@pytest.mark.cases(fast=0, slow=20)
+@pytest.mark.cases(fast=0, slow=10)
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx", "qonnx", "folded"])
 def test_certificates_of_all_models_hold(real_models: dict[str, Path], model_name, to):
     model = qgraph.load(real_models[model_name])

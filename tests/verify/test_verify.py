@@ -218,7 +218,7 @@ def test_an_undecided_certificate_is_not_refuted():
     assert verify(document, *pair) == "undecided"
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 @pytest.mark.parametrize("name", ["brev_cnn_fp8e4m3", "nncf_cnn_w4a4", "brev_cnn_w4a4_trunc"])
 def test_certificates_of_real_models_hold(real_models, name, to):

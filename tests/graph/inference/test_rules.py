@@ -68,7 +68,7 @@ def test_rules_agree_with_executions() -> None:
     compare(0, 1, 0, every=4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rules_agree_with_many_executions() -> None:
     compare(1, 12, 1)
 

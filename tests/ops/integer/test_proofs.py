@@ -107,7 +107,7 @@ def text(source: str) -> Model:
     return load(onnx.parser.parse_model(source))
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=7)
 @pytest.mark.parametrize("name", SUMS)
 def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
     """The common form, by itself: run in NumPy against the kernel, on all seeds."""
@@ -174,7 +174,7 @@ def test_changed_constants_are_never_proved(case, name):
     assert seen[ProofVerdict.DIFFERENT] + seen[ProofVerdict.UNDECIDED] >= 3
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.parametrize("form", SumForm)
 @pytest.mark.parametrize("name", ["QLinearAdd", "QLinearMul"])
 def test_operators_on_pairs_of_codes_are_proved_and_verified(case, name, form, scales):

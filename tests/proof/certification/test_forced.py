@@ -106,6 +106,7 @@ def test_equal_models_are_never_different(name):
     assert verify(found.to_json(), *pair) == found.verdict
 
 
+@pytest.mark.cases(fast=0, slow=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_models_of_float32_are_never_different(name):

@@ -132,7 +132,7 @@ def cases() -> Iterator[tuple[str, Function, Function | None]]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_primitive_computes_what_numpy_does():
     names = set()
     for name, function, open_where in cases():

@@ -95,6 +95,7 @@ def test_some_mutants_of_each_pair(base):
     assert outcomes["different, oracle True"] >= 1
 
 
+@pytest.mark.cases(fast=0, slow=5)
 @pytest.mark.parametrize(
     "every",
     [

@@ -15,6 +15,7 @@ from tests.verify.checking import verify
 EQUAL, MISSES = 60, 60
 
 
+@pytest.mark.cases(fast=0, slow=20)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(EQUAL))
 def test_moved_functions_are_proved(seed):

@@ -68,7 +68,7 @@ def points(scales: np.ndarray = SCALES) -> np.ndarray:
     return halves[:, None] * scales
 
 
-@pytest.mark.cases(fast=7)
+@pytest.mark.cases(fast=7, slow=24)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [
@@ -250,6 +250,7 @@ def test_random_quantizers(check_writer, near, count):
         check_writer(text, "openvino", near(steps[:, None] * scale.astype(np.float64), 3))
 
 
+@pytest.mark.cases(fast=5, slow=9)
 def test_real_models_become_fake_quantize(real_models, model_name):
     """Every quantizer is written, but minifloats on data, and those whose grid is too fine."""
     model = load(real_models[model_name])

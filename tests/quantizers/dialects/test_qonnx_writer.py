@@ -269,6 +269,7 @@ def test_trunc_in_both_versions(mode, inputs, zero_point):
         assert verdict.reaches(Exactness.VALUES), (draft.spelling, verdict)
 
 
+@pytest.mark.cases(fast=5, slow=9)
 def test_real_models_become_qonnx(real_models, model_name):
     """Every quantizer is written, and the network computes the same."""
     model = load(real_models[model_name])

@@ -240,7 +240,7 @@ QUANTIZERS = {
 MORE = NUMBERS + ", float n = {-0.7}, float[3, 1] t = {0.5, 0.3, 2}"
 
 
-@pytest.mark.cases(fast=14)
+@pytest.mark.cases(fast=14, slow=23)
 @pytest.mark.parametrize(
     ("name", "to"), list(itertools.product(QUANTIZERS, DIALECT_NAMES)), ids=str
 )
