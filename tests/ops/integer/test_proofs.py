@@ -171,7 +171,7 @@ def test_changed_constants_are_never_proved(case, name):
                     }
                     ours, theirs = computed(made.model, feeds), computed(mutant, feeds)
                     assert np.array_equal(ours, theirs), (seed, key)
-    assert seen[ProofVerdict.DIFFERENT] + seen[ProofVerdict.UNDECIDED] >= 3
+    assert seen.total() - seen[ProofVerdict.PROVED] >= 3
 
 
 @pytest.mark.cases(fast=1, slow=6)
