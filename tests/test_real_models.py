@@ -50,6 +50,7 @@ def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
         np.testing.assert_array_equal(found[key], value)
 
 
+@pytest.mark.cases(fast=2)
 def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path, model_name):
     path = models / f"{model_name}.onnx"
     original, model = load(path), load(path)

@@ -48,6 +48,7 @@ def fails(qgraph, folder):
     return check
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -67,6 +68,7 @@ def test_a_file_that_is_no_model(fails, tmp_path, command, content, message):
     fails(command, path, message)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_that_is_cut_short(qgraph, folder, model, command):
     """At any byte: an error of exit status 3, never a traceback, never a file."""
@@ -129,6 +131,7 @@ def test_numbers_beyond_all_memory_are_usage(qgraph, model, words, message):
     assert message in found.error
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     ("fault", "message"),
@@ -214,6 +217,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("command", RUNNING)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_quantizer_does_not_run(fails, write, command, fault):
@@ -250,6 +254,7 @@ def pair(scale: str, zero_point: str, attributes: str = "") -> str:
         }}"""
 
 
+@pytest.mark.cases(fast=12)
 @pytest.mark.parametrize("command", ["info", "convert", "fold", "diff", "lock", "prove"])
 @pytest.mark.parametrize(
     "text",

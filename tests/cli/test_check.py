@@ -47,6 +47,7 @@ def test_different_models_are_1_and_the_first_divergence_is_named(qgraph, pair):
     assert "The first tensor that differs is 'a' by up to 0.25, which Add" in found.out
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(
     ("options", "status"),
     [
@@ -70,6 +71,7 @@ def test_tolerances(qgraph, pair, options, status):
     assert found.out.splitlines()[-1].startswith(verdict)
 
 
+@pytest.mark.slow
 def test_a_headline_says_what_differs_within_the_tolerance(qgraph, pair, tmp_path, read_json):
     """The outputs hold 512 and 256 values, and those of 'y' differ by steps of 0.5."""
     files = [tmp_path / f"r.{kind}" for kind in ("md", "html", "json")]

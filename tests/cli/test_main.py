@@ -65,6 +65,7 @@ def test_version(qgraph):
     assert qgraph("--version") == (0, f"qgraph {__version__}\n", "")
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["convert", "--help"], ["nothing"]]
 )

@@ -55,6 +55,7 @@ def test_a_pass_that_is_out_of_time_leaves_the_model_in_memory(step, message):
     assert model.to_proto() == before
 
 
+@pytest.mark.slow
 def test_why_returns_the_batches_that_were_run(qgraph, tmp_path, monkeypatch):
     """The time ends after two of six batches; their rows are scored as without the others."""
     with np.load(EXAMPLES / "digits_test.npz") as data:

@@ -43,6 +43,7 @@ def all_values(model: Model, kind: ir.DataType) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(x[:, None, None], (1 << 16, 3, 1)))
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(
     ("body", "to"),

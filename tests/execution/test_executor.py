@@ -422,6 +422,7 @@ def test_real_models_give_what_their_framework_gave(
     assert_same_rows(y, data["y"], atol=1e-4)
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.sums
 @pytest.mark.parametrize(("name", "accuracy"), ACCURACY.items())
 def test_real_models_classify_as_well_as_they_did(models: Path, name: str, accuracy: float) -> None:

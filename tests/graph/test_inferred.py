@@ -84,6 +84,7 @@ def test_reading_leaves_the_model_as_it_is():
     assert ir.to_proto(model) == before
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("to", ["qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize(
     ("body", "shape"),

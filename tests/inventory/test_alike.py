@@ -70,6 +70,7 @@ def test_models_with_other_inputs_or_outputs_are_not_alike(header: str) -> None:
     assert names(model_of(REFERENCE), model_of(body, header)) is None
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize(
     "seed", [6, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(7, 60))]

@@ -106,6 +106,7 @@ def test_quantizers(name: str, cut: Callable[[], None], hostile_inputs: Any) -> 
         assert same(CALLS[name](x, scales(shape)), whole), shape
 
 
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_other_types(dtype: Any, cut: Callable[[], None], hostile_inputs: Any) -> None:
     x, s = data(hostile_inputs, dtype), scales((5, 1, 1)).astype(dtype)

@@ -191,6 +191,7 @@ def test_attributes_of_another_type_are_refused(
             model_of(name, domain, wrong, arrays)
 
 
+@pytest.mark.cases(fast=10)
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v['operator']}-{v['tool']}")
 def test_kernels_give_what_other_tools_give(vector: dict[str, Any]) -> None:
     arrays = [

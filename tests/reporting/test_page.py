@@ -327,6 +327,7 @@ def test_resources_are_packaged() -> None:
     assert packed == others != set()
 
 
+@pytest.mark.slow
 def test_a_report_does_not_fail_for_want_of_a_picture(
     files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

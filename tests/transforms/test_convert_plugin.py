@@ -208,6 +208,7 @@ def test_openvino_computes_constants_by_that_formula(seed):
     np.testing.assert_array_equal(found[:-1], constant_formula(weight, ends, levels))
 
 
+@pytest.mark.slow
 def test_recorded_vectors(golden):
     """What the plugin gave once, to one step, for conversions that keep to it."""
     with np.load(golden / "fakequantize_cpu.npz") as archive:

@@ -70,6 +70,7 @@ def test_to_qdq_is_exact(check_pass, mode, zero_point, signed):
     assert "Quantize" in "".join(node.op_type for node in model.ir.graph)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("mode", "ops"),
     [

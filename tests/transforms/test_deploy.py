@@ -103,6 +103,7 @@ def test_a_refused_request_changes_nothing(network):
     assert model.to_proto() == before
 
 
+@pytest.mark.slow
 def test_the_command_writes_model_report_and_certificate(network, tmp_path, capsys):
     out, report, proof = (tmp_path / name for name in ("out.onnx", "r.json", "c.json"))
     command = ["deploy", str(network), "--target", "onnxruntime-cpu"]
@@ -237,6 +238,7 @@ def test_the_example_runs_in_integers_and_can_be_timed():
     assert times["integer_nodes"] == len(found.layers)
 
 
+@pytest.mark.slow
 def test_layers_beside_an_lstm_become_integer(tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[4,2,6] x) => (float[n,m] y)

@@ -234,6 +234,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_minifloats(tmp_path, kind):
     numbers, opset = FORMATS[kind]
@@ -256,6 +257,7 @@ SCALES = {
 }
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("kind", SCALES)
 def test_scales_of_the_smallest_type_that_has_them(tmp_path, kind):
     scales = SCALES[kind].reshape(ROWS, 3)

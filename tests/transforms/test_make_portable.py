@@ -148,6 +148,7 @@ def test_nodes_keep_operator_domain_attributes_and_inputs(check_pass):
         assert [v.name for v in after.inputs] == [v.name for v in before.inputs]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("source", [ONE, TWO, TRUNCS, BRANCH, CALLED, OLD % "Relu"])
 def test_stock_runtime_executes_the_model(check_pass, source):

@@ -53,6 +53,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", CASES)
 def test_limits_are_the_codes_of_the_ends(check_pass, name):
@@ -77,6 +78,7 @@ def test_limits_are_the_codes_of_the_ends(check_pass, name):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", CASES)
 def test_data_are_limited_between_two_quantizers(check_pass, name):
     nodes, stored, ends = CASES[name]

@@ -88,6 +88,7 @@ def test_real_models_load_after_every_pass(path: Path) -> None:
     assert faults(path, SPECS) == {}
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", SMALL)
 def test_small_models_load_after_passes(shared: Path, name: str) -> None:

@@ -71,6 +71,7 @@ def test_every_value_stays(check_pass, low, high, levels, ops):
     assert node.name == "node"
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("low", "high", "levels"), [(-0.73, 1.21, 256), (0, 2, 14), (-1, 1, 15)])
 @pytest.mark.parametrize("kind", [CodeOrigin.SIGNED, CodeOrigin.UNSIGNED])
 def test_codes_are_whole_numbers_of_the_right_range(check_pass, low, high, levels, kind):
@@ -83,6 +84,7 @@ def test_codes_are_whole_numbers_of_the_right_range(check_pass, low, high, level
     np.testing.assert_allclose(codes_of(model, x), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("low", "high", "levels", "lowest"),
     [

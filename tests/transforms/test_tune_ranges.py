@@ -133,6 +133,7 @@ def test_asymmetric_ranges_move_as_little_as_possible(levels):
         assert moved <= 0.504 * scale
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("low", "high", "levels"),
     [(-0.73, 1.21, 256), (-1.0, 1.0, 256), (-0.3, 6.1, 16), (-5.0, 0.02, 255), (-0.004, 2.4, 16)],

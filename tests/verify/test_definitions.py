@@ -93,6 +93,7 @@ CASES = {  # data, parameters, operator, what it stands for, conditions, planted
 # s * t / u = 0.0625; s / (u * 4) = 0.0625; s / u = 0.25 and t / u = 0.125, 7 - 3 * 0.25 = 6.25
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_is_its_definition(name):
     x, parameters, operator, written, needed, faults = CASES[name]

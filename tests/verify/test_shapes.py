@@ -37,6 +37,7 @@ def disagreements(path: Path) -> tuple[int, list[str]]:
     return both, wrong
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_both_readings_agree_on_real_models(models: Path, name: str) -> None:
     both, wrong = disagreements(models / f"{name}.onnx")

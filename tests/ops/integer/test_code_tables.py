@@ -124,6 +124,7 @@ def run(case: Any) -> Any:
     return Executor(case.model).run(case.feeds)["y"]
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", BUILDERS)
 def test_onnx_runtime_has_the_same_codes(node_case, ort, name):

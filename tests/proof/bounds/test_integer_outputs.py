@@ -54,6 +54,7 @@ def test_a_bound_beside_the_range_of_int64_is_beyond_the_limit():
     assert qgraph.prove(*pair, within="1step").beyond
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("body", ["Add (x, {})", "Sub (x, {})", "Mul (x, {})", "Div (x, {})"])
 def test_integers_that_may_wrap_around_have_no_bound(name, body, monkeypatch):

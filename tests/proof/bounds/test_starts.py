@@ -115,6 +115,7 @@ def long_sum(arithmetic: str, terms: int, end: str) -> ir.Model:
     return model
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("end", ["Identity", "QuantizeLinear"])
 @pytest.mark.parametrize("reference", ["FLOAT16", "FLOAT"])
 def test_sums_of_too_many_terms_are_named(reference, end):

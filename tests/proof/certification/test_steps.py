@@ -30,6 +30,7 @@ def test_codes_that_go_on_in_float64_are_proved():
     assert (found.verdict, found.exactness) == (ProofVerdict.PROVED, "values")
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     "body",
     [

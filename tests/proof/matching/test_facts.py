@@ -131,6 +131,7 @@ CAST = """s = Shape (x) n = Gather (s, first) q = Cast <to = {}> (n) l = Cast <t
     c = Concat <axis = 0> (l, rest) y = Reshape (x, c)"""
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize(
     ("rows", "to", "is_kept"),
     [

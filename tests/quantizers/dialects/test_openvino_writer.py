@@ -118,6 +118,7 @@ def test_quantizers(check_writer, near, text, ops):
     assert node.attributes["levels"].as_int() != REMOVED
 
 
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("signed", [0, 1])
 def test_the_levels_are_the_codes(bits, signed):

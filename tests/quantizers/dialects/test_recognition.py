@@ -48,6 +48,7 @@ NUMBERS = """float s = {0.25}, float z = {3}, float l = {0}, float h = {15}, flo
     float zero = {0}, float one = {1}, uint8 iz = {0}, uint8 z3 = {3}, float b = {8}"""
 
 
+@pytest.mark.cases(fast=9)
 @pytest.mark.parametrize(
     ("rounding", "steps"),
     [

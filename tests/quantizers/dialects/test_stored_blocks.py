@@ -65,6 +65,7 @@ def test_scales_of_another_shape_are_refused_when_the_model_is_read():
     assert "blocks of 2 along axis 0" in refused.reason or "zero point" in refused.reason
 
 
+@pytest.mark.cases(fast=8)
 @pytest.mark.parametrize("seed", range(24))
 def test_a_description_does_not_depend_on_whether_parameters_are_repeated(seed, monkeypatch):
     random = np.random.default_rng(seed)

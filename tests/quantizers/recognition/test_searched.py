@@ -137,6 +137,7 @@ def test_no_quantizer_of_several_nodes_is_missed() -> None:
         assert quantizer_of(codes, Notation("qdq", codes="INT8")) is None, codes
 
 
+@pytest.mark.slow
 def test_a_search_among_all_nodes_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
     pair = "p{0} = QuantizeLinear ({1}, {2}, c) v{0} = DequantizeLinear (p{0}, {2}, c)"

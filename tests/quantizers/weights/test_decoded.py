@@ -105,6 +105,7 @@ def test_the_same_model(
         assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("name", CASES)
 def test_float_operators_on_codes_have_a_parameter_for_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -137,6 +137,7 @@ def test_whole_codes(tmp_path, name):
     both(plan)
 
 
+@pytest.mark.cases(fast=6)
 @pytest.mark.parametrize("kind", ["FLOAT4E2M1", "FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"])
 @pytest.mark.parametrize("granularity", ["tensor", "rows", "powers of two", "blocks in columns"])
 def test_minifloats(tmp_path, kind, granularity):

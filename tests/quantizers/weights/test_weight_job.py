@@ -50,6 +50,7 @@ def per_block(w, axis, size, function):
     return small, np.repeat(small, size, axis).take(range(w.shape[axis]), axis)
 
 
+@pytest.mark.cases(fast=14)
 @pytest.mark.parametrize("size", [32, 16, 7])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("cutting")
