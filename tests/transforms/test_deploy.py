@@ -103,7 +103,6 @@ def test_a_refused_request_changes_nothing(network):
     assert model.to_proto() == before
 
 
-@pytest.mark.slow
 def test_the_command_writes_model_report_and_certificate(network, tmp_path, capsys):
     out, report, proof = (tmp_path / name for name in ("out.onnx", "r.json", "c.json"))
     command = ["deploy", str(network), "--target", "onnxruntime-cpu"]
@@ -139,7 +138,6 @@ def repeated(document, folder: Path) -> tuple[str, int]:
     return json.loads((folder / "again.json").read_text())["verdict"], status
 
 
-@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_w1a2_bipolar"])
 def test_the_command_that_is_printed_repeats_the_verdict(name, models, tmp_path):
@@ -238,7 +236,6 @@ def test_the_example_runs_in_integers_and_can_be_timed():
     assert times["integer_nodes"] == len(found.layers)
 
 
-@pytest.mark.slow
 def test_layers_beside_an_lstm_become_integer(tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[4,2,6] x) => (float[n,m] y)

@@ -109,7 +109,6 @@ def network(name: str) -> onnx.ModelProto:
     return proto
 
 
-@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", NETWORKS)

@@ -47,7 +47,6 @@ def integer_products(path: Path) -> int:
     return found
 
 
-@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_layers_run_in_integers(name, models, tmp_path):
@@ -97,7 +96,6 @@ RECURRENT = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
-@pytest.mark.slow
 def test_weights_of_an_lstm_become_numbers(tmp_path):
     proto = onnx.parser.parse_model(RECURRENT)
     random = np.random.default_rng(0)
@@ -118,7 +116,6 @@ def test_weights_of_an_lstm_become_numbers(tmp_path):
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-@pytest.mark.slow
 def test_signed_data_with_a_zero_point_become_unsigned():
     """On processors with AMX, OpenVINO runs the signed form slower than float."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
@@ -158,7 +155,6 @@ JOINED = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
-@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "between", ["i = Relu (j)", "h = QuantizeLinear (j, s, z) i = DequantizeLinear (h, s, z)"]
 )
@@ -183,7 +179,6 @@ def test_signed_codes_that_a_concat_joins_become_unsigned(between, tmp_path):
     assert model.to_proto() == once
 
 
-@pytest.mark.slow
 def test_a_layer_that_is_left_has_the_id_of_the_reason_that_decides():
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         net (float[N,2,6,6] x) => (float[N,2,4,4] y)

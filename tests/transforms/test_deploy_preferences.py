@@ -111,7 +111,6 @@ LAST_IN_FLOAT = """<ir_version: 10, opset_import: ["": 21]>
     }"""
 
 
-@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("prefer", ["speed", "size"])
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 @pytest.mark.parametrize("quantized", [False, True])
@@ -208,7 +207,6 @@ def clock(monkeypatch):
     return times
 
 
-@pytest.mark.slow
 def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     report = tmp_path / "r.json"
     command = ["deploy", str(network), "--target", "onnxruntime-cpu@x86-64", "--dry-run"]

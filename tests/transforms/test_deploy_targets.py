@@ -89,7 +89,6 @@ def test_hls4ml_gets_quants_for_weights_in_fake_quantize():
     assert model.to_proto() == once
 
 
-@pytest.mark.slow
 def test_operators_on_codes_are_no_kernels_of_other_targets():
     text = """<ir_version: 8, opset_import: ["": 17]>
         g (float[2,4] x) => (float[2,3] y)
@@ -183,7 +182,6 @@ UNITS = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
-@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("kind", "zero"), [("int8", "0"), ("uint8", "128")])
 @pytest.mark.parametrize("limited", ["r = Relu (c)", "r = Clip (c, low, high)"])
 def test_qnn_gets_limits_between_quantizers_of_their_own(kind, zero, limited):
@@ -235,7 +233,6 @@ def test_a_model_of_which_no_layer_fits_is_only_converted_where_it_is_not_taken(
     }
 
 
-@pytest.mark.slow
 def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
     """TensorRT takes opset 20 at most; the passes in between get this number, not the user."""
     model = qgraph.load(DIGITS)

@@ -65,7 +65,6 @@ def cases() -> list[object]:
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
-@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", cases())
 def test_layers_run_in_integers(models, name):

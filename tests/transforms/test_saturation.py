@@ -127,7 +127,6 @@ def test_onnx_runtime_gets_unsigned_weights():
     assert not list(qgraph.lint(model, "onnxruntime-cpu@x86-64-no-vnni", select=ids))
 
 
-@pytest.mark.slow
 def test_openvino_computes_the_layer_in_float():
     result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
     (layer,) = result.layers
