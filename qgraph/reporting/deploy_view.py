@@ -124,12 +124,15 @@ def _sentence(document: Mapping[str, Any]) -> str:
 
 
 def _but(document: Mapping[str, Any]) -> str:
-    """Return a sentence that says why the result does not load; empty if it does."""
+    """Return a sentence that says why the result does not load or is wrong; empty if neither."""
     refusal = not_loaded(document)
     if refusal is not None:
         return f" But {document['target']} does not load the result: {refusal}."
     if document.get("refusal"):
         return f" But {str(document['refusal']).removesuffix('.')}."
+    if count := document["summary"].get("saturating_layers"):
+        cut = f"{document['processor']} cuts off sums beyond 16 bits"
+        return f" But {cut}, which {counted(count, 'layer')} can reach: results are wrong then."
     return ""
 
 

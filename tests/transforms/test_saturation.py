@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ import pytest
 import qgraph
 from qgraph.errors import OptionError
 from qgraph.inventory.saturation import saturates
+from qgraph.reporting.pages import page_of
+from qgraph.reporting.view import Tone
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.deployment import saturation
+from qgraph.transforms.deployment.advice import advice
+from qgraph.transforms.deployment.attempts import unchanged
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 net (float[5,64] x) => (float[5,8] y)
@@ -125,6 +130,23 @@ def test_onnx_runtime_gets_unsigned_weights():
     assert model.to_proto() == once
     ids = ("QG312", "QG402", "QG408")
     assert not list(qgraph.lint(model, "onnxruntime-cpu@x86-64-no-vnni", select=ids))
+
+
+def test_layers_that_stay_wrong_are_told_first(monkeypatch):
+    module = importlib.import_module("qgraph.transforms.deployment.deploy")
+    monkeypatch.setattr(
+        module, "_gaining", lambda model, _, request, *rest: unchanged(model, request, "kept")
+    )
+    result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
+    document = result.to_json()
+    assert (result.saturating, document["summary"]["saturating_layers"]) == (["product"], 1)
+    page = page_of(document)
+    assert page.tone is Tone.OPEN
+    assert "x86-64-no-vnni cuts off sums beyond 16 bits, which 1 layer can reach" in page.sentence
+    assert "qgraph explain QG239" in advice(document)
+    safe = qgraph.deploy(network(63), "openvino-cpu@x86-64-no-vnni").to_json()
+    assert safe["summary"]["saturating_layers"] == 0
+    assert "cuts off" not in page_of(safe).sentence
 
 
 def test_openvino_computes_the_layer_in_float():

@@ -51,6 +51,8 @@ def advice(document: Mapping[str, Any]) -> str:
         return f"'qgraph explain {known}' says what to do about what {document['target']} refuses"
     if document["refusal"]:
         return f"change what {document['target']} refuses, then deploy again"
+    if document["summary"].get("saturating_layers"):
+        return "'qgraph explain QG239' says how to keep the sums of these layers within 16 bits"
     tuned = document["tuning"]
     if left and not tuned:
         ids = dict.fromkeys(layer["reason_id"] for layer in left if layer["reason_id"])

@@ -51,7 +51,12 @@ from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_l
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
-from qgraph.transforms.deployment.saturation import condition, for_this_processor, unstored
+from qgraph.transforms.deployment.saturation import (
+    condition,
+    for_this_processor,
+    saturating,
+    unstored,
+)
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
 
@@ -166,6 +171,7 @@ def deploy(
         deployment,
         findings=_traps(attempt.model, profile, is_loaded=deployment.is_executed),
         conditions=[*filter(None, [condition(attempt.model, profile)])],
+        saturating=list(saturating(attempt.model, profile)),
     )
     if profile is not named:
         remark = (

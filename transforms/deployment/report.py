@@ -74,6 +74,7 @@ class Deployment(Displayed):
         conditions: what else than the certificate's conditions must hold.
         refusal: why the installed runtime does not load the result; None if it does, or is not
             known.
+        saturating: names of layers whose sums the processor can cut off; they are wrong then.
     """
 
     target: str
@@ -94,6 +95,7 @@ class Deployment(Displayed):
     processor: str = "any"
     conditions: Sequence[str] = ()
     refusal: str | None = None
+    saturating: Sequence[str] = ()
 
     @property
     def summary(self) -> str:
@@ -156,6 +158,7 @@ class Deployment(Displayed):
             "summary": {
                 "quantized_layers": len(self.layers),
                 "integer_layers": len(self.layers) - len(self.left),
+                "saturating_layers": len(self.saturating),
                 "integer_layers_before": sum(layer.before is not None for layer in self.layers),
                 "weight_bytes_before": self.weight_bytes_before,
                 "weight_bytes_after": self.weight_bytes_after,
