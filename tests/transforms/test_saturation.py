@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from qgraph.inventory.saturation import saturates
 from qgraph.reporting.pages import page_of
 from qgraph.reporting.view import Tone
 from qgraph.targets.reader import profile_of
-from qgraph.transforms.deployment import saturation
+from qgraph.transforms.deployment import preferences, saturation
 from qgraph.transforms.deployment.advice import advice
-from qgraph.transforms.deployment.attempts import unchanged
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 net (float[5,64] x) => (float[5,8] y)
@@ -133,10 +131,8 @@ def test_onnx_runtime_gets_unsigned_weights():
 
 
 def test_layers_that_stay_wrong_are_told_first(monkeypatch):
-    module = importlib.import_module("qgraph.transforms.deployment.deploy")
-    monkeypatch.setattr(
-        module, "_gaining", lambda model, _, request, *rest: unchanged(model, request, "kept")
-    )
+    # no form with layers in float is within the limits
+    monkeypatch.setattr(preferences, "_leaving", lambda attempt, *others: attempt)
     result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
     document = result.to_json()
     assert (result.saturating, document["summary"]["saturating_layers"]) == (["product"], 1)
