@@ -15,7 +15,7 @@ from qgraph.inventory.saturation import saturates
 from qgraph.reporting.pages import page_of
 from qgraph.reporting.view import Tone
 from qgraph.targets.reader import profile_of
-from qgraph.transforms.deployment import preferences, saturation
+from qgraph.transforms.deployment import attempts, preferences, saturation
 from qgraph.transforms.deployment.advice import advice
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
@@ -115,6 +115,26 @@ def test_weights_in_other_forms_do_not_saturate(target, written, tmp_path):
     assert exact.max() < 255
     steps = np.abs(np.rint(in_runtime(path, x, TARGETS[target]) / 4) - exact)
     assert steps.max() <= 1
+
+
+def test_weights_are_stored_as_codes_where_no_form_is_within_the_limits(monkeypatch):
+    """Only stored codes can be replaced by others, so that no sum is cut off."""
+    proto = onnx.parser.parse_model(TEXT.replace("v = Deq", "c = QuantizeLinear (f, t, o) v = Deq"))
+    proto.graph.node[3].input[0] = "c"
+    real = np.random.default_rng(0).uniform(1.07, 1.27, (64, 8)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(real, "f"))
+    # every form is beyond the limits
+    region = attempts.RegionVerdict(
+        reference_nodes=(), candidate_nodes=(), reference_value="n", candidate_value="n"
+    )
+    monkeypatch.setattr(attempts.Attempt, "failing", [region])
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    (layer,) = result.layers
+    assert layer.kernel is None
+    assert not result.saturating
+    assert "INT16" in weight_types(model)
+    assert str(result.certificate.verdict) == "proved"
 
 
 @pytest.mark.runtime

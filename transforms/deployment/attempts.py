@@ -23,8 +23,10 @@ from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
+from qgraph.transforms.convert import FoldWeights
 from qgraph.transforms.deployment.decoding import decode_weights
 from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for, steps_for
+from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
 
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")
@@ -150,12 +152,13 @@ def best_form(
             left += more
     first = failing[0]
     where = "+".join(first.candidate_nodes) or first.candidate_value
-    return unchanged(
-        reference,
-        request,
+    note = (
         f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
-        f"{where}: {first.reason or 'beyond the limit'}",
+        f"{where}: {first.reason or 'beyond the limit'}"
     )
+    if unstored(reference, profile):
+        note = note.replace("nothing was changed", "only weights were stored as codes")
+    return _stored(unchanged(reference, request, note), reference, profile, request)
 
 
 def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
@@ -228,12 +231,23 @@ def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note
 
     Weights that the target would decode in each run become floats.
     """
-    attempt = unchanged(reference, request, note)
+    attempt = _stored(unchanged(reference, request, note), reference, profile, request)
     decoded = decode_weights(attempt.model, profile, attempt.report)
     if not attempt.report.count(SiteStatus.CHANGED):
         return attempt
     certificate = proved(reference, attempt.model, request)
     return replace(attempt, certificate=certificate, decoded=decoded)
+
+
+def _stored(attempt: Attempt, reference: Model, profile: Profile, request: Bounding) -> Attempt:
+    """Return an attempt with weights stored as codes, if sums of them can be cut off.
+
+    Only stored codes can be replaced by codes of another type, which are multiplied exactly.
+    """
+    if not unstored(attempt.model, profile):
+        return attempt
+    attempt.report.extend(attempt.model.apply(FoldWeights()))
+    return replace(attempt, certificate=proved(reference, attempt.model, request))
 
 
 def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
