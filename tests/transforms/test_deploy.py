@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,13 @@ import pytest
 
 import qgraph
 from qgraph import transforms
+from qgraph.bound import Against, Bounding
 from qgraph.cli.main import main
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
+from qgraph.storage.identity import hash_in_memory
+from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped, selects
+from qgraph.transforms.deployment import attempts
 
 pytest.importorskip("onnxruntime")
 
@@ -356,3 +361,33 @@ def test_a_wider_limit_is_named_where_nothing_is_gained_within_this_one():
     assert layer.kernel is None
     (note,) = (each for each in result.notes if "'n' is within" in each)
     assert "--within" in note
+
+
+def test_passes_without_effect_cost_no_proofs(monkeypatch):
+    """Sums of float16 are beyond the limits, whatever is left out."""
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 19]>
+        net (float16[N,256] x) => (float16[N,8] z)
+        <uint8 p = {0}, int8 o = {0}> {
+            q = QuantizeLinear (x, s, p)    d = DequantizeLinear (q, s, p)
+            c = QuantizeLinear (w, t, o)    v = DequantizeLinear (c, t, o)
+            k = MatMul (d, v)               l = Relu (k)
+            n = QuantizeLinear (l, u, p)    z = DequantizeLinear (n, u, p)
+        }""")
+    weights = np.random.default_rng(0).uniform(-0.6, 0.6, (256, 8))
+    for name, number in {"w": weights, "s": 0.05, "t": 0.01, "u": 0.5}.items():
+        tensor = onnx.numpy_helper.from_array(np.asarray(number, np.float16), name)
+        proto.graph.initializer.append(tensor)
+    proved, forms = attempts.proved, []
+
+    def recorded(reference, candidate, request):
+        forms.append(hash_in_memory(candidate.ir))
+        return proved(reference, candidate, request)
+
+    monkeypatch.setattr(attempts, "proved", recorded)
+    model, profile = qgraph.load(proto), profile_of("openvino-cpu")
+    limits = Bounding.of("1step", model.inputs, model.outputs)
+    found = attempts.best_form(model, profile, replace(limits, against=Against.IDEAL), [])
+    assert "no form is within 1step" in found.report.notes[0]
+    *tried, _ = forms  # the last one is the input
+    assert len(set(tried)) == 1
+    assert len(tried) <= 2  # of nine combinations of passes

@@ -117,6 +117,26 @@ def test_weights_in_other_forms_do_not_saturate(target, written, tmp_path):
     assert steps.max() <= 1
 
 
+def test_quantizers_stay_where_every_layer_is_left_in_float():
+    """Another form of the quantizers would move codes by a step, and gain nothing."""
+    proto = onnx.parser.parse_model("""<ir_version: 8,
+         opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[5,64] x) => (float[5,8] y)
+        <float t = {0.01}, int8 o = {0}, float g = {0}, float k = {12.7}> {
+            v = DequantizeLinear (w, t, o)
+            d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, g, k, g, k)
+            m = MatMul (d, v)
+            y = org.openvinotoolkit.FakeQuantize <levels = 256> (m, g, k, g, k)
+        }""")
+    proto.graph.initializer.append(network(127).graph.initializer[-1])
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert [layer.reason_id for layer in result.layers] == ["QG239"]
+    assert str(result.certificate.verdict) == "proved"
+    assert len(list(model.nodes("FakeQuantize"))) == 2
+    assert not result.saturating
+
+
 def test_weights_are_stored_as_codes_where_no_form_is_within_the_limits(monkeypatch):
     """Only stored codes can be replaced by others, so that no sum is cut off."""
     proto = onnx.parser.parse_model(TEXT.replace("v = Deq", "c = QuantizeLinear (f, t, o) v = Deq"))

@@ -81,6 +81,34 @@ class Attempt:
         settled = (ProofVerdict.PROVED, ProofVerdict.BOUNDED)
         return beyond + [r for r in self.certificate.regions if r.verdict not in settled]
 
+    @property
+    def changing(self) -> set[str]:
+        """The names of the passes that changed something."""
+        sites = self.report.sites
+        return {site.pass_name for site in sites if site.outcome is SiteStatus.CHANGED}
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """An attempt that was made, and what failed in it.
+
+    Attributes:
+        steps: its passes.
+        fixed: names of layers, results of quantizers, and passes, that it left out.
+        changing: names of the passes that changed something.
+        failing: regions beyond the limits.
+    """
+
+    steps: list[Transform]
+    fixed: tuple[frozenset[str], ...]
+    changing: set[str]
+    failing: list[RegionVerdict]
+
+    def gives_same(self, steps: Sequence[Transform], fixed: tuple[frozenset[str], ...]) -> bool:
+        """Return whether other passes give the same model, as they lack only what had no effect."""
+        own, other = ([s for s in each if s.name in self.changing] for each in (self.steps, steps))
+        return own == other and all(map(frozenset.issubset, self.fixed, fixed))
+
 
 def best_form(
     reference: Model,
@@ -107,7 +135,7 @@ def best_form(
     plain.apply(as_pairs())
     names = [escaped(layer.description.node) for layer in quantized_layers(plain.ir)]
     coded = "|".join(f"!{escaped(name)}" for name in _of_floats(plain)) or "*"
-    tried: list[list[Transform]] = []
+    tried: list[_Tried] = []
     obstacle: str | None = None
     exact: dict[tuple[str, ...], list[str]] = {}
     is_open = False
@@ -122,22 +150,24 @@ def best_form(
             )
             every = steps_for(profile, nodes=nodes, values=values, coded=coded, packed=packed)
             steps = [step for step in every if step.name not in without or step == _POINTS]
-            if steps in tried:
-                break
-            tried.append(steps)
-            model = reference.clone()
-            report = model.apply(*steps)
-            decoded = {} if packed is not None else decode_weights(model, profile, report)
-            attempt = Attempt(model, report, proved(reference, model, request), decoded)
-            failing = attempt.failing
-            if not failing:
-                report.notes += [] if obstacle is None else [obstacle]
-                return replace(attempt, obstacle=obstacle)
-            settled = len(attempt.certificate.regions) - len(failing)
-            require_time(
-                f"No form was shown to be within the limits: of the one tried last, {settled} of "
-                f"{len(attempt.certificate.regions)} segments were decided"
-            )
+            fixed = frozenset(left), frozenset(kept_values), frozenset(without)
+            known = next((each for each in tried if each.gives_same(steps, fixed)), None)
+            if known is None:
+                model = reference.clone()
+                report = model.apply(*steps)
+                decoded = {} if packed is not None else decode_weights(model, profile, report)
+                attempt = Attempt(model, report, proved(reference, model, request), decoded)
+                known = _Tried(steps, fixed, attempt.changing, attempt.failing)
+                tried.append(known)
+                if not known.failing:
+                    report.notes += [] if obstacle is None else [obstacle]
+                    return replace(attempt, obstacle=obstacle)
+                settled = len(attempt.certificate.regions) - len(known.failing)
+                require_time(
+                    "No form was shown to be within the limits: of the one tried last, "
+                    f"{settled} of {len(attempt.certificate.regions)} segments were decided"
+                )
+            failing = known.failing
             obstacle = obstacle or _obstacle(failing)
             is_open = all(id_of(region.reason) == AT_RUN_TIME.id for region in failing)
             if is_open:

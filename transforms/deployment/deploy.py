@@ -52,6 +52,7 @@ from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.deployment.saturation import (
+    always_saturates,
     condition,
     for_this_processor,
     saturating,
@@ -64,6 +65,8 @@ _FAMILIES = ("QG1", "QG3", "QG4", "QG6")
 """Rules about correctness, silent changes, speed and portability."""
 
 _NO_LAYER = "there is no quantized layer to rewrite"
+
+_ALL_SATURATE = "only the weights are stored in another type, since each layer stays in float"
 
 _TOLD = ("QG401",)
 """Rules about layers that stay in float; the report lists these layers separately."""
@@ -206,6 +209,10 @@ def _gaining(
     """
     if not before.layers and (loadable := _without_layers(reference, request, before, runtime)):
         return loadable
+    if always_saturates(reference, profile) and not runtime.refuses(reference):
+        attempt = unchanged_layers(reference, profile, request, _ALL_SATURATE)
+        if not unstored(attempt.model, profile):
+            return attempt
     attempt = best_form(reference, profile, request, keep)
     after = listed(reference, attempt, runtime)
     if _is_taken(reference, attempt.model, before, profile):

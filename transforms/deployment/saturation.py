@@ -70,6 +70,20 @@ def unsaturated(model: Model, profile: Profile) -> Transform | None:
     return None
 
 
+def always_saturates(model: Model, profile: Profile) -> bool:
+    """Return whether each layer saturates on the processor of a profile, however it is written."""
+    layers = {layer.node for layer in quantized_layers(model.ir)}
+    wide = {
+        layer.node
+        for rule in profile.saturating
+        if rule.instead is None
+        for narrow in [_narrow(model, rule)]
+        for layer in _wide(model, rule)
+        if layer.description.w.is_constant and unmoved(layer.node.inputs[1]) not in narrow
+    }
+    return bool(layers) and wide == layers
+
+
 def condition(model: Model, profile: Profile) -> str | None:
     """Return on which processors sums of a model are wrong; None if on none."""
     for rule in profile.saturation:
