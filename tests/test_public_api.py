@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -315,13 +314,6 @@ def test_tensors_of_other_libraries_are_arrays(model: qgraph.Model) -> None:
     assert model.run({"x": Tensor()}, backend="numpy")["y"].tolist() == [[2, 0]]
     with pytest.raises(ExecutionError, match="it requires a gradient"):
         model.run({"x": Broken()}, backend="numpy")
-
-
-def test_threads_may_share_a_model(model: qgraph.Model) -> None:
-    batches = [np.full((1, 2), k / 2, np.float32) for k in range(32)]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda x: model.run({"x": x}, backend="numpy")["y"], batches))
-    assert all((y == x).all() for x, y in zip(batches, found, strict=True))
 
 
 @pytest.mark.parametrize(

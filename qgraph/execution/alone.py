@@ -134,9 +134,9 @@ class _AloneKernel:
         feeds = {value: a.dtype for value, a in environment.items() if not is_fixed(value)}
         outputs = [value for value in node.outputs if value.name != ""]
         key = tuple(feeds.values())
-        if key not in self._sessions:
-            self._sessions[key] = Session(
-                self._runtime, _IR_VERSION, [node], self._imports, feeds, outputs
-            )
-        results = self._sessions[key].run(environment)
+        session = self._sessions.get(key)
+        if session is None:
+            session = Session(self._runtime, _IR_VERSION, [node], self._imports, feeds, outputs)
+            self._sessions[key] = session
+        results = session.run(environment)
         return [results[value] for value in outputs]

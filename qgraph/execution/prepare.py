@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -62,10 +63,11 @@ class Prepared:
     """Executors of one model by backend; the plan is made once, as long as the model is the same.
 
     A model may be edited between two runs in many ways, so each time its parts are compared with
-    those that were planned: a few microseconds for a small model.
+    those that were planned: a few microseconds for a small model. Threads may share it.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._model: ir.Model | None = None
         self._owners: list[Body] = []
         self._graphs: list[ir.Graph] = []
@@ -83,20 +85,24 @@ class Prepared:
             standardize: always the same function.
             unseen: nobody can have edited ``model`` since the last call.
         """
-        if not (unseen and model is self._model) and self._changed(model):
-            self._model = model
-            self._owners = list(owners(model))
-            self._graphs = [graph for owner in self._owners for graph in _graphs(owner)]
-            # Attributes are held in a copy of their dictionary, everything else by itself.
-            self._parts = [
-                (*part[:-1], dict(part[-1])) if isinstance(part, tuple) else part
-                for part in _parts(self._graphs)
-            ]
-            self._executors.clear()
         chosen = member(Backend, backend, "backend")
-        if chosen not in self._executors:
-            self._executors[chosen] = prepare(model, chosen, standardize=standardize)
-        return self._executors[chosen]
+        with self._lock:
+            if not (unseen and model is self._model) and self._changed(model):
+                self._note(model)
+            if chosen not in self._executors:
+                self._executors[chosen] = prepare(model, chosen, standardize=standardize)
+            return self._executors[chosen]
+
+    def _note(self, model: ir.Model) -> None:
+        self._model = model
+        self._owners = list(owners(model))
+        self._graphs = [graph for owner in self._owners for graph in _graphs(owner)]
+        # Attributes are held in a copy of their dictionary, everything else by itself.
+        self._parts = [
+            (*part[:-1], dict(part[-1])) if isinstance(part, tuple) else part
+            for part in _parts(self._graphs)
+        ]
+        self._executors.clear()
 
     def _changed(self, model: ir.Model) -> bool:
         if not self._graphs or self._owners != list(owners(model)):

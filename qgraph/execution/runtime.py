@@ -6,6 +6,7 @@ ONNX Runtime is optional: it is imported when a :class:`RuntimeExecutor` is made
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,12 +122,13 @@ class RuntimeExecutor(Executor):
 
         A session has all its results in memory when it returns them.
         """
-        if self._tapped is None or self._tapped[0] != keep:
+        tapped = self._tapped  # another thread may replace it
+        if tapped is None or tapped[0] != keep:
             steps: list[Step] = []
             for step in self._plan.steps:
                 steps += step.split(keep) if isinstance(step, SessionSegment) else [step]
-            self._tapped = keep, Plan(self._graph, steps)
-        return self._tapped[1]
+            self._tapped = tapped = keep, Plan(self._graph, steps)
+        return tapped[1]
 
     def _other(self, *, standard: bool) -> RuntimeExecutor:
         """Return the session for inputs of another form."""
@@ -213,6 +215,8 @@ class RuntimeExecutor(Executor):
 class SessionSegment:
     """Nodes that one session computes, or, where ONNX Runtime refuses, halves of them.
 
+    Threads may run it at once: only one makes a session, the others wait for it.
+
     Attributes:
         reads: values that come from outside and are not constant.
         outputs: all values that the nodes produce; those used elsewhere become known.
@@ -230,6 +234,7 @@ class SessionSegment:
         self._arena = arena
         self._executor = executor
         self._imports = imports
+        self._lock = threading.Lock()
         self._sessions: dict[tuple[Any, ...], Session | None] = {}
         self._parts: dict[tuple[Any, ...], _Part] = {}
         self._tapped: frozenset[ir.Value] | None = None
@@ -269,21 +274,23 @@ class SessionSegment:
             self._run(self._nodes, self._exports, environment)
             return
         wanted = self._exports | keep
-        if self._tapped is not None and wanted != self._tapped:
-            # each session copies its weights: one session for each set of taps would fill the
-            # memory
-            self._sessions.clear()
-            self._parts.clear()
-        self._tapped = wanted
+        with self._lock:
+            if self._tapped is not None and wanted != self._tapped:
+                # each session copies its weights: one session for each set of taps would fill the
+                # memory
+                self._sessions.clear()
+                self._parts.clear()
+            self._tapped = wanted
         self._run(self._nodes, wanted, environment)
 
     def _run(
         self, nodes: Sequence[ir.Node], wanted: frozenset[ir.Value], environment: Environment
     ) -> None:
         key = (nodes[0], len(nodes), wanted)
-        if key not in self._parts:
-            self._parts[key] = _Part.of(nodes, wanted)
-        part = self._parts[key]
+        with self._lock:
+            part = self._parts.get(key)
+            if part is None:
+                part = self._parts[key] = _Part.of(nodes, wanted)
         if not part.nodes or self._run_session(part, environment):
             return
         nodes = part.nodes
@@ -298,28 +305,31 @@ class SessionSegment:
         arrays = [environment[value] for value in part.reads]
         if not all(isinstance(array, np.ndarray) for array in arrays):
             return False  # a sequence, or an optional that is absent
-        kinds = [array.dtype for array in arrays]
-        nodes, outputs = part.nodes, part.outputs
-        key = (part, *kinds)
+        key = (part, *(array.dtype for array in arrays))
         try:
-            if key not in self._sessions:
-                self._sessions[key] = None
-                feeds = dict(zip(part.reads, kinds, strict=True))
-                self._sessions[key] = self._executor.session(
-                    nodes, self._imports, feeds, outputs, arena=self._arena
-                )
-            session = self._sessions[key]
+            session = self._session(part, key)
             if session is not None:
                 environment.update(session.run(environment))
         # ONNX Runtime's exceptions have no common base of their own.
         except Exception as error:  # a genuine fault comes back from NumPy, with the node's name
             self._sessions[key] = None
+            nodes = part.nodes
             if len(nodes) == 1 and self._executor.has_kernel(nodes[0], self._imports):
                 logger.warning(
                     "%s: ONNX Runtime refuses it, NumPy runs it: %s", where(nodes[0]), error
                 )
             return False
         return session is not None
+
+    def _session(self, part: _Part, key: tuple[Any, ...]) -> Session | None:
+        """Return the session of a part for the types in ``key``; None if it was refused before."""
+        with self._lock:
+            if key not in self._sessions:
+                feeds = dict(zip(part.reads, key[1:], strict=True))
+                self._sessions[key] = self._executor.session(
+                    part.nodes, self._imports, feeds, part.outputs, arena=self._arena
+                )
+            return self._sessions[key]
 
     def _run_alone(self, node: ir.Node, environment: Environment) -> None:
         step = self._executor.step(node, self._imports)
