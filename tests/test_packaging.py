@@ -6,9 +6,11 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,32 @@ def test_stated_extras_exist(project: dict[str, Any]) -> None:
     stated = re.findall(r"\[([a-z,]+)\]\"", "".join(readme_commands()))
     assert stated
     assert {name for group in stated for name in group.split(",")} <= extras
+
+
+@pytest.mark.slow
+def test_wheel_has_all_files_of_the_packages_and_is_built_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("this is no checkout")
+    for name in listing.stdout.decode().splitlines():
+        copy = tmp_path / "source" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy)
+    program = f"from setuptools import build_meta as b; print(b.build_wheel({str(tmp_path)!r}))"
+    built = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", program],
+        cwd=tmp_path / "source",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr[-2000:]
+    with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
+        found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    tracked = (Path(name) for name in listing.stdout.decode().splitlines())
+    assert found == {
+        "/".join([*FOLDERS[path.parts[0]].split("."), *path.parts[1:]])
+        for path in tracked
+        if path.parts[0] in FOLDERS
+    }
