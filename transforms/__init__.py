@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.canonical_operators import CanonicalOperators
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.drop_rounding import DropRounding
+    from qgraph.transforms.float_products import FloatProducts
     from qgraph.transforms.float_sums import FloatSums
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
@@ -50,6 +51,7 @@ __all__ = [
     "CanonicalOperators",
     "ConvertDialect",
     "DropRounding",
+    "FloatProducts",
     "FloatSums",
     "FoldBatchNorm",
     "FoldConstants",

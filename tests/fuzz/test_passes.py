@@ -35,6 +35,7 @@ PASSES = (
     "fold-constants",
     "widen-codes",
     "widen-floats",
+    "float-products",
     "float-sums",
     "merge-activation",
     "shift-zero-points",

@@ -48,6 +48,7 @@ PASSES = [
     "quantize-bias",
     "widen-codes",
     "widen-floats",
+    "float-products",
     "float-sums",
     "merge-activation",
     "shift-zero-points",

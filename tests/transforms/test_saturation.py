@@ -117,6 +117,61 @@ def test_weights_in_other_forms_do_not_saturate(target, written, tmp_path):
     assert steps.max() <= 1
 
 
+def data_product(kinds: tuple[str, str], points: tuple[int, int], limits: str) -> onnx.ModelProto:
+    """Return a product of two operands of data."""
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[2,16,64] a, float[2,64,16] b) => (float[2,16,16] y)
+        <float s = {{0.05}}, {kinds[0]} j = {{{points[0]}}}, {kinds[1]} k = {{{points[1]}}},
+         {kinds[1]} low = {{{limits.split(",")[0]}}}, {kinds[1]} high = {{{limits.split(",")[1]}}},
+         float u = {{40}}, uint8 m = {{128}}> {{
+            q = QuantizeLinear (a, s, j)    d = DequantizeLinear (q, s, j)
+            p = QuantizeLinear (b, s, k)    c = Clip (p, low, high)  e = DequantizeLinear (c, s, k)
+            [product] f = MatMul (d, e)
+            n = QuantizeLinear (f, u, m)    y = DequantizeLinear (n, u, m)
+        }}""")
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    ("kinds", "points", "limits", "is_integer"),
+    [
+        (("int8", "int8"), (0, 0), "-128, 127", False),
+        (("uint8", "int8"), (0, 0), "-128, 127", False),
+        (("int8", "uint8"), (0, 128), "0, 255", False),
+        (("uint8", "uint8"), (0, 128), "0, 255", False),
+        (("int8", "int8"), (0, 0), "-8, 7", True),
+    ],
+)
+def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_integer, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    model = qgraph.load(data_product(kinds, points, limits))
+    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert str(result.certificate.verdict) == "proved"
+    assert [layer.kernel is not None for layer in result.layers] == [is_integer]
+    assert not result.saturating
+    model.save(tmp_path / "out.onnx")
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(3, 6, shape).astype(np.float32) for shape in ((2, 16, 64), (2, 64, 16)))
+    low, high = (int(each) - points[1] for each in limits.split(","))
+    lowest = -128 if kinds[0] == "int8" else 0
+    step = np.float32(0.05)
+    x = np.clip(np.rint(a / step), lowest, lowest + 255).astype(float)
+    w = np.clip(np.rint(b / step), low, high).astype(float)
+    exact = np.clip(np.rint(x @ w * (0.05 * 0.05 / 40)) + 128, 0, 255) - 128
+    core = openvino.Core()
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    found = core.compile_model(str(tmp_path / "out.onnx"), "CPU", options)([a, b])[0]
+    assert np.abs(np.rint(found / 40) - exact).max() <= 1
+    assert len(np.unique(exact)) > 1
+
+
+@pytest.mark.parametrize("kinds", [("int8", "int8"), ("uint8", "uint8")])
+def test_a_result_for_vnni_counts_products_of_data(kinds):
+    points, limits = ((0, 128), "0, 255") if kinds[1] == "uint8" else ((0, 0), "-128, 127")
+    result = qgraph.deploy(data_product(kinds, points, limits), "openvino-cpu@x86-64")
+    assert "products of 1 layer saturate" in result.to_json()["conditions"][-1]
+
+
 def test_quantizers_stay_where_every_layer_is_left_in_float():
     """Another form of the quantizers would move codes by a step, and gain nothing."""
     proto = onnx.parser.parse_model("""<ir_version: 8,

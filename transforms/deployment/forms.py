@@ -26,6 +26,7 @@ from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET
 from qgraph.transforms.deployment.wants import misreads_row_sums
 from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.float_products import FloatProducts
 from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.repack import CodeTarget, Repack
 
@@ -49,16 +50,18 @@ class Preference(Choice):
     """The form that is the fastest on this machine, as measured."""
 
 
-def in_float(names: Collection[str]) -> Transform:
-    """Return the pass that stores the weights of layers so that they are computed in float."""
-    return Repack(
+def in_float(names: Collection[str]) -> list[Transform]:
+    """Return the passes after which layers are computed in float."""
+    nodes = "|".join(map(escaped, names))
+    weights = Repack(
         to=CodeTarget.INT16,
         scales=False,
         activations=False,
         operators="|".join(sorted(LAYERS)),
-        nodes="|".join(map(escaped, names)),
+        nodes=nodes,
         opset=HIGHEST_OPSET,
     )
+    return [weights, FloatProducts(nodes=nodes)] if names else []
 
 
 def has_kernel(layer: FoundLayer, profile: Profile) -> bool:

@@ -135,15 +135,17 @@ def _leaving(
     attempt: Attempt, reference: Model, request: Bounding, left: Mapping[str, ExplainedReason]
 ) -> Attempt:
     """Return an attempt with some layers in float."""
-    return _with(in_float(left) if left else None, attempt, reference, request)
+    return _with(in_float(left), attempt, reference, request)
 
 
-def _with(step: Transform | None, attempt: Attempt, reference: Model, request: Bounding) -> Attempt:
-    """Return an attempt after one more pass; None for none."""
-    if step is None:
+def _with(
+    steps: Sequence[Transform], attempt: Attempt, reference: Model, request: Bounding
+) -> Attempt:
+    """Return an attempt after more passes."""
+    if not steps:
         return attempt
     model = attempt.model.clone()
-    report = model.apply(step)
+    report = model.apply(*steps)
     whole = replace(attempt.report, sites=[*attempt.report.sites], notes=[*attempt.report.notes])
     whole.extend(report)
     certificate = proved(reference, model, request)
@@ -154,5 +156,5 @@ def _in_float(model: Model, names: Collection[str]) -> Model:
     """Return a copy of a model with layers in float."""
     copy = model.clone()
     if names:
-        copy.apply(in_float(names))
+        copy.apply(*in_float(names))
     return copy

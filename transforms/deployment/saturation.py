@@ -22,6 +22,7 @@ from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import ExplainedReason
+from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.unmet import SATURATES
@@ -50,24 +51,26 @@ def for_this_processor(profile: Profile) -> Profile:
 
 def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers whose sums may saturate on the processor of a profile, and why."""
-    text = "sums of its products exceed 16 bits: {} has no VNNI, and its weights are beyond {}"
+    text = "sums of its products exceed 16 bits: {} has no VNNI, and its {} beyond {}"
     return {
-        label(layer.node): SATURATES(text.format(profile.processor, f"-{most}..{most}"))
+        label(layer.node): SATURATES(text.format(profile.processor, what, f"-{most}..{most}"))
         for rule in profile.saturating
         for most in [rule.largest]
-        for layer in _wide(model, rule)
+        for layer in _wide(model, rule, profile)
+        for is_data in [not layer.description.w.is_constant]
+        for what in ["second operand can be" if is_data else "weights are"]
     }
 
 
-def unsaturated(model: Model, profile: Profile) -> Transform | None:
-    """Return the pass that stores weights so that no sum saturates; None if none is needed."""
+def unsaturated(model: Model, profile: Profile) -> list[Transform]:
+    """Return the pass that stores weights so that no sum saturates; nothing if none is needed."""
     for rule in profile.saturating:
-        layers = [layer for layer in _wide(model, rule) if layer.description.w.is_constant]
+        layers = [layer for layer in _wide(model, rule, profile) if layer.description.w.is_constant]
         if layers and rule.instead is not None:
             nodes = "|".join(escaped(label(layer.node)) for layer in layers)
             to = CodeTarget(rule.instead.lower())
-            return Repack(to=to, scales=False, activations=False, nodes=nodes)
-    return None
+            return [Repack(to=to, scales=False, activations=False, nodes=nodes)]
+    return []
 
 
 def always_saturates(model: Model, profile: Profile) -> bool:
@@ -78,7 +81,7 @@ def always_saturates(model: Model, profile: Profile) -> bool:
         for rule in profile.saturating
         if rule.instead is None
         for narrow in [_narrow(model, rule)]
-        for layer in _wide(model, rule)
+        for layer in _wide(model, rule, profile)
         if layer.description.w.is_constant and unmoved(layer.node.inputs[1]) not in narrow
     }
     return bool(layers) and wide == layers
@@ -87,7 +90,7 @@ def always_saturates(model: Model, profile: Profile) -> bool:
 def condition(model: Model, profile: Profile) -> str | None:
     """Return on which processors sums of a model are wrong; None if on none."""
     for rule in profile.saturation:
-        count = sum(1 for _ in _wide(model, rule))
+        count = sum(1 for _ in _wide(model, rule, profile))
         others = " and ".join(rule.processors)
         text = f"sums of products of {counted(count, 'layer')} saturate, and results are wrong"
         if count and rule in profile.saturating:
@@ -101,7 +104,7 @@ def condition(model: Model, profile: Profile) -> str | None:
     return None
 
 
-def _wide(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
+def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[FoundLayer]:
     """Yield the layers of these types whose weights are beyond the safe range."""
     layers = [
         layer
@@ -116,19 +119,26 @@ def _wide(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
         if stored.stream.kind in rule.w
     }
     narrow = {decode for decode, span in spans.items() if not _is_wide(span, rule.largest)}
-    others = _narrow(model, rule) if _unstored(layers, spans) else set[ir.Value]()
+    is_stored = all(layer.description.w.is_constant for layer in layers)
+    others = set[ir.Value]()
+    if not is_stored or _unstored(layers, spans):
+        others = _narrow(model, rule)
     for layer in layers:
         weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
         is_narrow = producer_of(weights) in narrow or weights in others
+        if not operand.is_constant:
+            match = kernel_of(layer.description, profile)
+            if not is_narrow and isinstance(match, KernelMatch):
+                yield layer
         # codes are multiplied as they are stored, before zero points are subtracted
-        if not (is_narrow and operand.is_constant and operand.zero in _WITHOUT):
+        elif not (is_narrow and operand.zero in _WITHOUT):
             yield layer
 
 
 def unstored(model: Model, profile: Profile) -> bool:
     """Return whether sums of weights may saturate that are no stored codes, as of FakeQuantize."""
     decodes = {stored.decode for stored in stored_codes(model)} if profile.saturating else set()
-    return any(_unstored(list(_wide(model, rule)), decodes) for rule in profile.saturating)
+    return any(_unstored(list(_wide(model, rule, profile)), decodes) for rule in profile.saturating)
 
 
 def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:
@@ -141,11 +151,11 @@ def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> boo
 
 
 def _narrow(model: Model, rule: SaturatingProducts) -> set[ir.Value]:
-    """Return the weights whose used codes are within the safe range, counted from real zero."""
+    """Return the values whose used codes are within the safe range, counted from real zero."""
     bits = rule.largest.bit_length()
     safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
-    constants = (each for each in descriptions(model.ir) if each.description.of != "data")
-    return {each.y for each in constants if each.y is not None and each.description.format in safe}
+    every = descriptions(model.ir)
+    return {each.y for each in every if each.y is not None and each.description.format in safe}
 
 
 def _is_wide(span: NumberRange, largest: int) -> bool:

@@ -135,7 +135,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
         name, part = members[0]
         progress(number, len(groups))
         plain = part.clone()
-        plain.apply(in_float([name]))
+        plain.apply(*in_float([name]))
         try:
             report = bench([plain, part], replace(timing, shapes={}))
         except ExecutionError:
