@@ -61,8 +61,8 @@ def slower_form() -> str:
     plain = layer(groups=64, weights=deep)
     return (
         f"In ONNX Runtime UINT8 weights took {slower(unsigned, layer())} times the time "
-        "of INT8 weights "
-        f"({LAYER}), zero points of depthwise weights that differ {slower(odd, plain)} times."
+        f"of INT8 weights ({LAYER}); for depthwise weights with different zero points it was "
+        f"{slower(odd, plain)} times."
     )
 
 
@@ -315,6 +315,6 @@ def along_outputs() -> str:
     odd, plain = in_blocks(32, axis=1), in_blocks(32)
     return (
         "A product of 512 x 512 INT4 weights in blocks of 32 took "
-        f"{slower(odd, plain)} times the time in ONNX Runtime, which had no "
-        f"MatMulNBits for it ({'MatMulNBits' not in nodes_in_ort(odd)})."
+        f"{slower(odd, plain)} times the time of blocks along the summed axis in ONNX Runtime, "
+        f"{'with' if 'MatMulNBits' in nodes_in_ort(odd) else 'without'} MatMulNBits."
     )
