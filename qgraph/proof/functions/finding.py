@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -162,37 +163,51 @@ class Collector:
         """Return the finding for each pair of functions, after ``boxes`` boxes."""
         noted = {what: _joined(columns) for what, columns in self._noted.items()}
         noted["value"], noted["infinity"] = (_merged(noted[w]) for w in ("value", "infinity"))
+        differing = self._unlisted.copy()
+        kind, lo, hi, *_ = noted["value"]
+        np.add.at(differing, kind, hi - lo + 1)
         kinds = len(self._program.first)
         if not self._separate:
-            return [self._finding(noted, slice(0, kinds), boxes, undecided)]
-        return [self._finding(noted, slice(k, k + 1), boxes, undecided) for k in range(kinds)]
+            return [self._finding(noted, differing, slice(0, kinds), boxes, undecided)]
+        apart = {what: _apart(columns, kinds) for what, columns in noted.items()}
+        return [
+            self._finding(
+                {what: each[k] for what, each in apart.items()},
+                differing,
+                slice(k, k + 1),
+                boxes,
+                undecided,
+            )
+            for k in range(kinds)
+        ]
 
     def _finding(
-        self, noted: dict[str, _Columns], own: slice, boxes: int, undecided: str | None
+        self,
+        noted: dict[str, _Columns],
+        differing: npt.NDArray[np.int64],
+        own: slice,
+        boxes: int,
+        undecided: str | None,
     ) -> PairFinding:
+        """Return the finding of some kinds of channels, from what was noted about them."""
         first, count = self._program.first[own], self._program.count[own]
-        channels = self._program.channels
+        channels, differing = self._program.channels, differing[own]
         if self._separate:
             first, count, channels = np.zeros_like(first), np.ones_like(count), 1
-        parts: dict[str, Runs] = {}
-        differing = self._unlisted[own].copy()
-        for what, (kind, lo, hi, a, b) in noted.items():
-            inside = (kind >= own.start) & (kind < own.stop)
-            index = kind[inside] - own.start
-            parts[what] = Runs(first[index], lo[inside], hi[inside], a[inside], b[inside])
-            if what == "value":
-                np.add.at(differing, index, hi[inside] - lo[inside] + 1)
+        parts = {
+            what: Runs(first[kind - own.start], lo, hi, a, b) if len(kind) else NO_RUNS
+            for what, (kind, lo, hi, a, b) in noted.items()
+        }
         runs = parts["value"]
-        with np.errstate(all="ignore"):
-            gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
-        widest = int(np.argmax(np.where(np.isnan(gap), np.inf, gap))) if len(runs) else 0
-        shown = [(part, widest * (what == "value")) for what, part in parts.items() if len(part)]
+        shown = next(((what, part) for what, part in parts.items() if len(part)), None)
         witness, channel = None, None
-        if shown:
-            part, i = shown[0]
+        if shown is not None:
+            what, part = shown
+            i = _widest(runs) if what == "value" else 0
             x = float(from_keys(part.lo[i : i + 1])[0])
             witness = Witness(x, float(part.reference[i]), float(part.candidate[i]))
             channel = int(part.channel[i])
+        varying = np.flatnonzero(differing)
         return PairFinding(
             channels=channels,
             boxes=boxes,
@@ -205,10 +220,29 @@ class Collector:
             witness_channel=channel,
             runs=runs,
             at_infinity=parts["infinity"],
-            by_channel=tuple((int(first[k]), int(differing[k])) for k in np.flatnonzero(differing)),
-            alike=tuple(map(int, count[np.flatnonzero(differing)])),
+            by_channel=tuple((int(first[k]), int(differing[k])) for k in varying),
+            alike=tuple(map(int, count[varying])),
             undecided=undecided,
         )
+
+
+def _widest(runs: Runs) -> int:
+    """Return the index of the run with the largest difference; NaN is the largest."""
+    with np.errstate(all="ignore"):
+        gap = np.abs(runs.reference.astype(np.float64) - runs.candidate)
+    return int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
+
+
+def _apart(columns: _Columns, kinds: int) -> list[_Columns]:
+    """Return what was noted about each kind, in the same order."""
+    order = np.argsort(columns[0], kind="stable")
+    kind, lo, hi = (column[order] for column in columns[:3])
+    a, b = (column[order] for column in columns[3:])
+    ends = np.searchsorted(kind, np.arange(kinds + 1)).tolist()
+    return [
+        (kind[i:j], lo[i:j], hi[i:j], a[i:j], b[i:j]) if i < j else _NOTHING
+        for i, j in pairwise(ends)
+    ]
 
 
 def _joined(noted: list[_Columns]) -> _Columns:
