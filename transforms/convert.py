@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import ClassVar
 
@@ -129,8 +130,9 @@ class ConvertDialect(Transform):
             else:
                 to_convert.append(site)
         offers = self._offers(to_convert, target, editor, others)
-        repeats = self.fake_quantize is Arithmetic.REFERENCE
-        whole = choose(offers, self.exact, limit, comparer, repeats=repeats)
+        is_reference = self.fake_quantize is Arithmetic.REFERENCE
+        spell = partial(target.spellings, editor=editor) if is_reference else None
+        whole = choose(offers, self.exact, limit, comparer, spell=spell)
         # A site with no equal form may have one without the operators around it.
         within = {each.site: parts(each.site) for each in whole if each.draft is None}
         offers = self._offers(chain.from_iterable(within.values()), target, editor, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +15,17 @@ from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.opset.history import first_opset
 from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
+from qgraph.graph.tracer import Operand as Operand
+from qgraph.graph.tracer import Tracer
 from qgraph.numerics import Array
-from qgraph.numerics.primitives import NUMPY
+from qgraph.numerics.open_scale import OpenScale
 from qgraph.numerics.values import fingerprint
-
-Operand = ir.Value | Array
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """16-bit float types, in which drafts compute if the data or the result has this type."""
 
 _HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
 """First opsets in which float operators, and Round, accept bfloat16."""
-
-PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
-"""Operators whose output is of type bool."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +65,8 @@ class Draft:
         promise: level of equality, if it holds by construction and is checked when the model is
             saved; None if it must be decided.
         size_summary: sizes before and after of the constant that the draft stores.
+        open: the constants that are an open scale.
+        template: the draft with an open scale from which it was made, and the ``scale`` filled in.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
@@ -87,6 +86,9 @@ class Draft:
         self.tensors: dict[ir.Value, ir.TensorProtocol] = {}
         self.promise: Verdict | None = None
         self.size_summary: SizeSummary | None = None
+        self.open: list[ir.Value] = []
+        self.template: Draft | None = None
+        self.scale: Array | None = None
         self._needs = 1
         self.op = Tracer(self)
 
@@ -127,11 +129,15 @@ class Draft:
 
         A float32 constant is converted to the type in which the draft computes.
         """
-        values = np.asarray(array)
+        values: Any = array if isinstance(array, OpenScale) else np.asarray(array)
         if values.dtype == np.float32 and self.half is not None:
             with np.errstate(over="ignore"):
                 values = values.astype(self.half.numpy())
-        value = ir.val(name, const_value=ir.Tensor(values))
+        if isinstance(values, OpenScale):
+            value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+            self.open.append(value)
+        else:
+            value = ir.val(name, const_value=ir.Tensor(values))
         self.constants[value] = values
         return value
 
@@ -152,7 +158,7 @@ class Draft:
     ) -> ir.Value:
         """Append a node of any operator and return its output, of type ``dtype`` if known."""
         inputs = [
-            self.constant(operand) if isinstance(operand, np.ndarray) else operand
+            self.constant(operand) if isinstance(operand, np.ndarray | OpenScale) else operand
             for operand in operands
         ]
         new = ir.node(name, inputs, attributes or {}, domain=domain)
@@ -187,16 +193,26 @@ class Draft:
         yield
         self.half = half
 
-    def again(self, region: Region) -> Draft | None:
+    def again(self, region: Region, scale: Array | None = None) -> Draft | None:
         """Return the same draft for an equal region; None if it fits its own region only.
 
         Both share their constants.
+
+        Args:
+            region: a region that is equal, up to the scale if this one is open.
+            scale: the scale of ``region``, which takes the place of an open one.
         """
         if self.promise is not None or self.others or self.tensors or self.size_summary is not None:
             return None
         draft = Draft(self._editor, region)
         new: dict[ir.Value | None, ir.Value | None] = {None: None, self.x: draft.x}
         new |= {value: value for value in self.constants}
+        draft.constants = self.constants
+        if scale is not None:
+            draft.template, draft.scale, draft.constants = self, scale, dict(self.constants)
+            for value in self.open:
+                del draft.constants[value]
+                new[value] = draft.constant(scale, value.name or "const")
         for node in self.nodes:
             if len(node.outputs) > 1 or any(value not in new for value in node.inputs):
                 return None
@@ -204,7 +220,7 @@ class Draft:
         y = new.get(self.y)
         if y is None:
             return None
-        draft.y, draft.constants, draft._needs = y, self.constants, self._needs
+        draft.y, draft._needs = y, self._needs
         return draft
 
     def discard(self) -> None:
@@ -215,40 +231,6 @@ class Draft:
     def commit(self, *, sweep: bool = True) -> None:
         """Replace the region by the draft; see :meth:`Editor.replace`."""
         self._editor.replace(self, sweep=sweep)
-
-
-class Tracer:
-    """The ``op`` of a draft: one method for each standard operator."""
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def __getattr__(self, name: str) -> Callable[..., Operand]:
-        def call(*operands: Operand | float, **attributes: Any) -> Operand:
-            return self._call(name, [_operand(o) for o in operands], attributes)
-
-        return call
-
-    def _call(self, name: str, operands: list[Operand], attributes: dict[str, Any]) -> Operand:
-        if all(isinstance(operand, np.ndarray) for operand in operands):
-            with np.errstate(all="ignore"):
-                return np.asarray(NUMPY[name](*operands, **attributes))
-        if name == "Where" and isinstance(operands[0], np.ndarray):
-            for chosen, condition in ((operands[1], True), (operands[2], False)):
-                if (operands[0] == condition).all():
-                    return chosen
-        first = operands[0]
-        if name == "Cast" and isinstance(first, ir.Value) and first.dtype == attributes["to"]:
-            return first
-        dtype = ir.DataType.BOOL if name in PREDICATES else ir.DataType.FLOAT
-        dtype = ir.DataType(attributes.get("to", dtype))
-        return self._draft.node(name, operands, attributes, dtype=dtype)
-
-
-def _operand(operand: Operand | float) -> Operand:
-    if isinstance(operand, ir.Value | np.ndarray):
-        return operand
-    return np.asarray(operand, bool if isinstance(operand, bool) else np.float32)
 
 
 class Editor:

@@ -32,7 +32,8 @@ from qgraph.ops.integer import definitions
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
-from qgraph.proof.functions.decide import Key, PairOutcome
+from qgraph.proof.functions.decide import PairOutcome
+from qgraph.proof.functions.pair import Key
 from qgraph.proof.functions.search import boxes
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, normalised_models

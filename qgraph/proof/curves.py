@@ -16,6 +16,7 @@ from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.expression import TABLE, Builder, Expr, evaluate, known, rebuilt
 from qgraph.proof.functions.finding import Runs
 from qgraph.proof.functions.level import grade, other_codes
+from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.reasons import Undecidable
 
@@ -106,7 +107,7 @@ def _differences(
     reference: Expr, candidate: Expr, near: float | None, ends: tuple[float, float]
 ) -> dict[str, Any]:
     finding = decide(reference, candidate, max_boxes=_MAX_BOXES)
-    runs = finding.runs
+    runs, pair = finding.runs, FunctionPair(reference, candidate)
     codes = other_codes(runs, reference)
     # first those that give another code, then large ones
     shown = np.sort(np.lexsort((runs.lo - runs.hi, ~codes))[:_SHOWN_RUNS])
@@ -114,7 +115,7 @@ def _differences(
     stretch = _stretch(reference, candidate, runs, near, ends)
     return {
         "differing": None if finding.undecided else finding.differing,
-        "differing_codes": None if finding.enumerated else grade(finding, reference).codes,
+        "differing_codes": None if finding.enumerated else grade(finding, pair).codes,
         "places": [list(pair) for pair in stretches],
         "place_codes": codes[shown].tolist(),
         "near": None if stretch is None else _around(reference, candidate, stretch, ends),

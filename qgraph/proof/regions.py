@@ -18,10 +18,7 @@ from qgraph.numerics.values import is_nan
 from qgraph.ops.determined import meets_both_zeros
 from qgraph.ops.dispatch import compute
 from qgraph.proof.functions.decide import (
-    FunctionPair,
-    Key,
     PairOutcome,
-    Shape,
     check_shapes,
     decide_pairs,
     judge,
@@ -31,6 +28,7 @@ from qgraph.proof.functions.enumeration import enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr, undefined
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.narrow import NARROW_BITS, NodeSegment, enumerate_values, free_axis
+from qgraph.proof.functions.pair import FunctionPair, Key, Shape
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -20,17 +21,13 @@ from qgraph.numerics.values import compare_values
 from qgraph.ops.determined import CHOOSING, meets_both_zeros
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.any_scale import AnyScale
-from qgraph.proof.functions.decide import (
-    FunctionPair,
-    Key,
-    PairOutcome,
-    decide_pairs,
-    undecided,
-)
+from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
 from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.proof.functions.narrow import NodeSegment, enumerate_values, free_axis
+from qgraph.proof.functions.pair import FunctionPair, Key, OpenPair, open_scale
 from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.open_sites import scales_of
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable
 
 
@@ -121,6 +118,7 @@ class _Lowering:
         self._forms = Forms()
         self._scales = AnyScale(self._builder, self._forms)
         self._pairs: dict[Form, FunctionPair] = {}
+        self._open: dict[Draft, OpenPair | None] = {}
 
     def of(self, site: Site, draft: Draft) -> FunctionPair:
         """Return both sides as expressions.
@@ -128,6 +126,10 @@ class _Lowering:
         Raises:
             Undecidable: one side cannot be lowered.
         """
+        if draft.template is not None and draft.scale is not None:
+            opened = self._opened(draft.template)
+            if opened is not None:
+                return opened.at(draft.scale)
         own, new = (self._forms.of_region(r.nodes, r.x, r.y) for r in (site, draft))
         form = None if own is None or new is None else (own, new, site.shape)
         if form is not None and form in self._pairs:
@@ -140,6 +142,23 @@ class _Lowering:
         if form is not None:
             self._pairs[form] = pair
         return pair
+
+    def _opened(self, template: Draft) -> OpenPair | None:
+        """Return both sides of a draft with an open scale; None if they must be lowered alone."""
+        if template not in self._open:
+            self._open[template] = None
+            site, scale = template.region, open_scale()
+            own = dict.fromkeys(scales_of(site), scale)
+            new = dict.fromkeys(template.open, scale)
+            if isinstance(site, Site):
+                with suppress(Undecidable, OperatorError, UnsupportedError, ValueError):
+                    reference, candidate = (
+                        lower(r.nodes, r.x, r.y, site.shape, self._builder, given=given)
+                        for r, given in ((site, own), (template, new))
+                    )
+                    pair = OpenPair((reference, candidate), scale, site.shape, self._builder)
+                    self._open[template] = pair if pair.stays_open else None
+        return self._open[template]
 
 
 def _compare_constant(site: Site, draft: Draft) -> Verdict:

@@ -19,6 +19,7 @@ from qgraph.quantizers.recognition.readers import is_ruled_out
 from qgraph.quantizers.recognition.searched import is_elementwise
 from tests.fuzz.networks import network
 
+QONNX = '"qonnx.custom_op.general": 2'
 SCALES = (0.5, 0.1, 1.0, 0.5, 0.25, 3e-39)
 
 
@@ -29,7 +30,7 @@ def without_replay(patch: pytest.MonkeyPatch) -> None:
         sites.PatternMatcher, "alone", lambda self, node, readers: sites._site_of(node, readers)
     )
     patch.setattr(components, "around_constants", lambda nodes, connects: list(nodes))
-    patch.setattr(Draft, "again", lambda self, region: None)
+    patch.setattr(Draft, "again", lambda self, region, scale=None: None)
     patch.setattr(sites.PatternMatcher, "_are_hopeless", lambda self, steps: False)
     patch.setattr(
         sites.PatternMatcher,
@@ -85,6 +86,68 @@ def chain() -> ir.Model:
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_a_chain_of_few_forms(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expect_same(chain(), to, monkeypatch)
+
+
+def scaled(zero_point: float, bits: int, signed: int) -> ir.Model:
+    """Return quantizers side by side that differ in their scale only, then pairs that do."""
+    numbers = [f"float z = {{{zero_point}}}", f"float b = {{{bits}}}", "int8 k = {1}"]
+    lines = []
+    quant = f"qonnx.custom_op.general.Quant <signed = {signed}>"
+    for i in range(len(PLANTED)):
+        numbers.append(f"float s{i} = {{1}}")
+        lines.append(f"q{i} = {quant} (x, s{i}, z, b) r{i} = Relu (q{i})")
+        lines.append(f"c{i} = QuantizeLinear (x, s{i}, k) d{i} = DequantizeLinear (c{i}, s{i}, k)")
+        lines.append(f"n{i} = Neg (d{i})")
+    last = ", ".join(f"r{i}, n{i}" for i in range(len(PLANTED)))
+    text = f"""<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+    net (float[1, 4] x) => (float[1, 4] y) <{", ".join(numbers)}>
+    {{ {" ".join(lines)} y = Sum ({last}) }}"""
+    model = ir.from_onnx_text(text)
+    for i, scale in enumerate(PLANTED):
+        value = model.graph.initializers[f"s{i}"]
+        value.const_value = ir.tensor(np.float32(scale), name=f"s{i}")
+    return model
+
+
+TINY, LARGEST = 2.0**-149, 2.0**128 - 2.0**104
+PLANTED = (TINY, 0.25, 3 * TINY, 0.1, 0.0, -0.0, -0.25, -0.1, np.nan, np.inf, -np.inf, 1.0, 3.0)
+PLANTED += (LARGEST, LARGEST / 8, LARGEST / 127, 2.0**-126, 2.0**-127, 1e-38, 1e36, 7.0, 2.0, 1 / 3)
+"""Scales for some of which a form is not equal that is equal for others, and faulty ones."""
+
+
+@pytest.mark.parametrize("to", ["qdq", "qonnx", "onnx", "openvino"])
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        (0, 4, 1),
+        (3, 8, 0),
+        pytest.param((0, 8, 1), marks=pytest.mark.slow),
+        pytest.param((0.5, 3, 0), marks=pytest.mark.slow),
+        pytest.param((0, 2, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_scales_of_all_kinds_side_by_side(
+    quantizer: tuple[float, int, int], to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect_same(scaled(*quantizer), to, monkeypatch)
+
+
+def test_a_form_that_is_equal_for_one_scale_is_not_taken_for_the_next() -> None:
+    """With the smallest scale, each quotient is whole, and there is no tie to round."""
+    quant = "qonnx.custom_op.general.Quant <signed = 0>"
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21, {QONNX}]>
+    net (float[4] x) => (float[4] a, float[4] b)
+    <float s = {{1}}, float t = {{0.25}}, float z = {{3}}, float w = {{8}}>
+    {{ a = {quant} (x, s, z, w) b = {quant} (x, t, z, w) }}""")
+    model.graph.initializers["s"].const_value = ir.tensor(np.float32(TINY), name="s")
+    converted = qgraph.load(model)
+    report = converted.apply(transforms.ConvertDialect(to="qdq"))
+    pair = "QuantizeLinear+DequantizeLinear"
+    assert [site.spelling for site in report.sites] == [pair, f"Div+Add+{pair}"]
+    ties = np.float32([0.125, 0.375, -0.125, -0.375])
+    # Quant rounds 0.5 + 3 to 4 and 1.5 + 3 to 4; a pair alone would round 0.5 to 0 and 1.5 to 2.
+    result = converted.run({"x": ties}, backend="numpy")["b"]
+    np.testing.assert_array_equal(result, np.float32([0.25, 0.25, -0.25, -0.25]))
 
 
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "onnx", "fold"])

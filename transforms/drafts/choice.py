@@ -19,6 +19,7 @@ from qgraph.model import Model
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
+from qgraph.quantizers.open_sites import Spell, spelled_once
 from qgraph.quantizers.quantizer import Quantizer, Ranged, Unnamed
 from qgraph.reasons import (
     FAULTY_SCALE,
@@ -123,7 +124,7 @@ def choose(
     limit: int,
     comparer: Comparer,
     *,
-    repeats: bool = False,
+    spell: Spell | None = None,
 ) -> list[Decision]:
     """Return for each site the first of its drafts that reaches ``exact`` within opset ``limit``.
 
@@ -137,17 +138,20 @@ def choose(
         exact: the minimum level.
         limit: the highest opset.
         comparer: compares sites and drafts.
-        repeats: whether equal sites have equal drafts, so that these are made and compared once.
+        spell: writes the drafts of a site. Equal sites then have equal drafts, which are made and
+            compared once; for sites that differ in their scale only, they are made once.
     """
     tried = [_Offer(site, iter(drafts)) for site, drafts in offers]
     first: dict[object, _Offer] = {}
     same: list[tuple[_Offer, _Offer]] = []
     forms = Forms()
-    for offer in tried if repeats else ():
+    for offer in tried if spell is not None else ():
         form = _form(offer.site, forms)
         earlier = offer if form is None else first.setdefault(form, offer)
         if earlier is not offer:
             same.append((offer, earlier))
+    if spell is not None:
+        share_drafts([each for each in first.values() if each.decision is None], forms, spell)
     waiting = {id(offer) for offer, _ in same}
     _decide([offer for offer in tried if id(offer) not in waiting], exact, limit, comparer)
     for offer, earlier in same:
@@ -160,6 +164,13 @@ def choose(
     for (offer, _), verdict in zip(failed, verdicts, strict=True):
         offer.best = nearer(offer.best, verdict)
     return [offer.decision or offer.refusal(exact, limit) for offer in tried]
+
+
+def share_drafts(offers: list[_Offer], forms: Forms, spell: Spell) -> None:
+    """Let sites that differ in their scale only share drafts that do not depend on it."""
+    sites = [(offer.site, offer.drafts) for offer in offers]
+    for offer, drafts in zip(offers, spelled_once(sites, forms, spell), strict=True):
+        offer.drafts = drafts
 
 
 def _decide(offers: list[_Offer], exact: Exactness, limit: int, comparer: Comparer) -> None:

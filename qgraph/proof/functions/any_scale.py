@@ -69,7 +69,7 @@ class AnyScale:
             shape: shape of the data.
         """
         operands = list(dict.fromkeys(data.values()))
-        scale, array = _scale_of(node)
+        scale, array = scale_of(node)
         if scale is None or array is None or scale in data or len(operands) != 1:
             return None
         number = self._builder.constant(parameter_array(node, scale, shape))
@@ -94,7 +94,7 @@ class AnyScale:
         return None if template is None else (template, [operand, number])
 
 
-def _scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
+def scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
     """Return the scale of a quantizer and its array, if the scale is a constant operand."""
     operator = operator_of(node)
     if operator is None or "scale" not in operator.schema.inputs:

@@ -11,59 +11,19 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.numerics import Array
 from qgraph.numerics.float32 import check_float_environment
-from qgraph.proof.functions.expression import (
-    Builder,
-    Expr,
-    evaluate,
-    in_order,
-    known,
-    rebuilt,
-    text,
-)
+from qgraph.proof.functions.expression import Builder, Expr, evaluate, rebuilt
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs, sample
 from qgraph.proof.functions.level import grade
+from qgraph.proof.functions.pair import CONSTANTS, FunctionPair, Key, Shape
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
 from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, Undecidable, restated
-
-Shape: TypeAlias = tuple[int | None, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class FunctionPair:
-    """Two functions of one variable to compare.
-
-    Attributes:
-        reference: the reference function.
-        candidate: the candidate; use one builder for both so that common parts are recognised.
-        shape: shape of the variable, None for unknown dimensions; None if the rank is unknown.
-    """
-
-    reference: Expr
-    candidate: Expr
-    shape: Shape | None = None
-
-    @property
-    def functions(self) -> tuple[Expr, Expr]:
-        """Both functions."""
-        return self.reference, self.candidate
-
-    @cached_property
-    def key(self) -> Key:
-        """A key that is equal for equal pairs only."""
-        return text(self.functions), self.shape
-
-
-Key: TypeAlias = tuple[str, Shape | None]
 
 
 @dataclass(frozen=True)
@@ -153,17 +113,23 @@ def decide_pairs(
             below[key] = PairOutcome(Verdict(reason="values differ"), None, pair)
         else:
             own = finding if keeps_runs else finding.without_runs()
-            decided[key] = replace(judge(pair, finding), finding=own)
+            decided[key] = judge(pair, finding, own)
     outcomes = decided | below
     return [
         pair if isinstance(pair, PairOutcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
     ]
 
 
-def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
-    """Return the outcome of a finding about a pair of functions."""
-    level, largest = (graded := grade(finding, pair.reference))[:2]
-    method = Method.CONGRUENCE if pair.reference is pair.candidate else Method.INTERVALS
+def judge(pair: FunctionPair, finding: PairFinding, kept: PairFinding | None = None) -> PairOutcome:
+    """Return the outcome of a finding about a pair of functions.
+
+    Args:
+        pair: the functions.
+        finding: the finding.
+        kept: the finding that the outcome contains; None for ``finding``.
+    """
+    level, largest = (graded := grade(finding, pair))[:2]
+    method = Method.CONGRUENCE if pair.is_same else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS
     witness, channel = finding.witness, finding.witness_channel
     if finding.enumerated:
@@ -192,7 +158,7 @@ def judge(pair: FunctionPair, finding: PairFinding) -> PairOutcome:
         finding.infinity_differs,
         *graded[2:],
     )
-    return PairOutcome(verdict, finding, pair, at_most=at_most)
+    return PairOutcome(verdict, kept or finding, pair, at_most=at_most)
 
 
 def decide(
@@ -340,22 +306,6 @@ def _result_shape(data: Shape, constants: tuple[int, ...]) -> Shape:
     return tuple(b if a == 1 or b != 1 else a for a, b in zip(sizes, others, strict=True))
 
 
-def form(pair: Sequence[Expr]) -> tuple[Any, ...] | None:
-    """Return a key shared by pairs that can be decided together; None for a pair decided alone.
-
-    Pairs of the same form have the same operators in the same places, and differ only in the values
-    of scalar constants.
-    """
-    order = in_order(pair)
-    position = {id(e): i for i, e in enumerate(order)}
-    lines: list[Any] = []
-    for e in order:
-        if e.op == "Gather" or e.shape != ():
-            return None
-        lines.append((e.op, e.dtype, e.attributes, tuple(position[id(o)] for o in e.inputs)))
-    return (*lines, *(position[id(root)] for root in pair))
-
-
 def decide_all(
     pairs: Sequence[FunctionPair], *, until_difference: bool = False
 ) -> Iterator[PairFinding]:
@@ -370,12 +320,12 @@ def decide_all(
     """
     groups: dict[object, list[int]] = {}
     for i, pair in enumerate(pairs):
-        shared = None if pair.reference is pair.candidate else form(pair.functions)
+        shared = None if pair.is_same else pair.form
         groups.setdefault(i if shared is None else shared, []).append(i)
     decided: dict[int, PairFinding] = {}
     for group in (each for each in groups.values() if len(each) > 1):
         with suppress(Undecidable):  # each is decided alone then
-            program = PairProgram(*_side_by_side([pairs[i].functions for i in group]))
+            program = PairProgram(*_side_by_side([pairs[i] for i in group]))
             if len(program.first) == len(group):
                 collector = Collector(program, separate=True)
                 findings, end = explore(collector, program, until_difference=until_difference)
@@ -383,18 +333,19 @@ def decide_all(
                     decided.update(zip(group, findings, strict=True))
     for i, pair in enumerate(pairs):
         if i in decided:
-            yield replayed(decided.pop(i), *pair.functions)
+            finding = decided.pop(i)
+            yield replayed(finding, *pair.functions) if finding.differing else finding
+        elif pair.is_same:
+            yield PairFinding(math.prod(pair.outline[0].shape))
         else:  # if one pair of a group is undecidable, each is decided alone
             yield decide(*pair.functions, input_shape=pair.shape, until_difference=until_difference)
 
 
-def _side_by_side(pairs: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
+def _side_by_side(pairs: Sequence[FunctionPair]) -> tuple[Expr, Expr]:
     """Return one pair of expressions whose channels are ``pairs``."""
-    columns = zip(*(in_order(pair) for pair in pairs), strict=True)
-    stacked = {id(column[0]): column for column in columns}
-
-    def values(e: Expr) -> Array:
-        return np.stack([known(constant) for constant in stacked[id(e)]])
-
-    reference, candidate = rebuilt(pairs[0], Builder(), values)
+    first = pairs[0]
+    columns = zip(*(pair.constants for pair in pairs), strict=True)
+    constants = [e for e in first.order if e.op in CONSTANTS]
+    stacked = {id(e): np.stack(column) for e, column in zip(constants, columns, strict=True)}
+    reference, candidate = rebuilt(first.outline, Builder(), lambda e: stacked[id(e)])
     return reference, candidate

@@ -12,6 +12,7 @@ from qgraph.numerics import Float64, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
 from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import PairFinding, Runs
+from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
 from qgraph.reasons import Undecidable
@@ -50,7 +51,7 @@ class Graded(NamedTuple):
     noise_steps: float | None = None
 
 
-def grade(finding: PairFinding, reference: Expr) -> Graded:
+def grade(finding: PairFinding, pair: FunctionPair) -> Graded:
     """Return the highest level that a finding proves, and its differences in steps.
 
     ==========  ====================================================================================
@@ -64,19 +65,19 @@ def grade(finding: PairFinding, reference: Expr) -> Graded:
     ==========  ====================================================================================
 
     Step and width are medians over the plateau of the input and two plateaus on either side. A step
-    is the difference of neighbouring values of ``reference``. The two outer plateaus, which reach
+    is the difference of neighbouring values of the reference. The two outer plateaus, which reach
     to the largest floats, have no width. If there are no others, the step is used as the width.
 
     Args:
-        finding: the finding of a comparison with ``reference``.
-        reference: the function whose steps are the unit.
+        finding: the finding of the comparison.
+        pair: the functions; the steps of the reference are the unit.
     """
     if finding.undecided is not None:
         return Graded(None)
     if not finding.differing and not finding.infinity_differs:
         signs = finding.zero_sign or finding.infinity_sign_differs
         return Graded(Exactness.VALUES if signs or finding.nan_differs else Exactness.BITS)
-    steps = None if finding.enumerated else _steps(reference)
+    steps = None if finding.enumerated else _steps(pair.reference)
     if steps is None:
         return Graded(Exactness.DIFFERENT)
     with np.errstate(all="ignore"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +52,7 @@ def lower(
     *,
     constants: Constants = array_of,
     one: LowerOne | None = None,
+    given: Mapping[ir.Value, Expr] = MappingProxyType({}),
 ) -> Expr:
     """Return ``y`` as an expression of one float32 variable, ``x``.
 
@@ -67,18 +69,19 @@ def lower(
         builder: builds the expressions; use one for several regions to share common parts.
         constants: returns the array of an operand that does not depend on ``x``.
         one: lowers a node on data that is not reshaped; None for :func:`lower_node`.
+        given: expressions of scalar operands that take the place of constants.
 
     Raises:
         Undecidable: an operator has no definition, or an operand is neither constant nor computed
             by the nodes.
     """
-    expressions: dict[ir.Value, Expr] = {x: builder.input}
+    expressions: dict[ir.Value, Expr] = {**given, x: builder.input}
     seen: dict[ir.Value, Shape] = {x: shape}
     for node in nodes:
-        if not any(value in expressions for value in node.inputs):
+        if not any(value in seen for value in node.inputs):
             continue
         view = _view(node, seen)
-        if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in expressions:
+        if node.op_type == "Reshape" and node.domain == "" and node.inputs[0] in seen:
             expressions[node.outputs[0]] = expressions[node.inputs[0]]
             seen[node.outputs[0]] = _reshaped(node, shape, constants)
             continue
@@ -92,7 +95,7 @@ def lower(
             result = lower_node(node, expressions, shape, builder, constants)
         expressions[node.outputs[0]] = result
         seen[node.outputs[0]] = view
-    if y not in expressions:
+    if y not in seen:
         raise Undecidable(NOT_MATCHED(f"{y.name!r} does not depend on the data"))
     if seen[y] != shape:
         raise Undecidable(
@@ -318,10 +321,21 @@ class Forms:
         return (*operator, tuple(attributes), tuple(inputs), node.outputs[0].dtype)
 
     def of_region(
-        self, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value
+        self,
+        nodes: Iterable[ir.Node],
+        x: ir.Value,
+        y: ir.Value,
+        given: Mapping[ir.Value, object] = MappingProxyType({}),
     ) -> tuple[object, ...] | None:
-        """Return a key that is equal for regions that compute the same; None if there is none."""
-        operands: dict[ir.Value, object] = {x: -1}
+        """Return a key that is equal for regions that compute the same; None if there is none.
+
+        Args:
+            nodes: the nodes in topological order.
+            x: the variable.
+            y: the result.
+            given: keys of constants that are compared by these, not by their content.
+        """
+        operands: dict[ir.Value, object] = {**given, x: -1}
         forms: list[Form] = []
         for index, node in enumerate(nodes):
             form = self.of(node, operands)

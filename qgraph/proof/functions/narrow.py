@@ -16,8 +16,9 @@ from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import array_of
 from qgraph.numerics import Array
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
-from qgraph.proof.functions.decide import PairOutcome, Shape, check_shapes, remarks
+from qgraph.proof.functions.decide import PairOutcome, check_shapes, remarks
 from qgraph.proof.functions.lowering import Constants, laid_out
+from qgraph.proof.functions.pair import Shape
 from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE, Undecidable
 
 NARROW_BITS = 16

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Method, Verdict
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import array_of, constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
@@ -21,6 +21,7 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import operator_of
+from qgraph.proof.functions.lowering import Constants
 from qgraph.quantizers.dialects.block_view import BlockView, view_of, view_of_blocks
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
 from qgraph.quantizers.weights.decoded import DecodedCodes
@@ -40,6 +41,7 @@ class Site(Region):
         shape: shape of the data, None for an unknown dimension.
         weight: the values of ``x`` if they are constant, else None; values in a file are not read.
         repeats: how to repeat parameters that have one entry per block in ``meaning``.
+        constants: returns the array of a constant operand of its nodes, or an open scale.
     """
 
     root: ir.Node
@@ -48,6 +50,7 @@ class Site(Region):
     shape: tuple[int | None, ...]
     weight: Stream | None = None
     repeats: blocks.Repeats | None = None
+    constants: Constants = array_of
 
     @property
     def quantizer(self) -> Quantizer:

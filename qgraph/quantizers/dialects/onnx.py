@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.exactness import Method, Verdict
-from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand, Tracer
+from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
+from qgraph.graph.tracer import Tracer
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.lowering import laid_out, parameter_array
@@ -115,7 +116,7 @@ def _trace(site: Site, draft: Draft, op: Tracer) -> None:
         operator = operator_of(node)
         values = node.inputs if operator is None else operator.schema.values(node)
         operands: list[Any] = [
-            parameter_array(node, value, site.shape)
+            parameter_array(node, value, site.shape, site.constants)
             if value is not None and value not in results
             else results[value]
             for value in values

@@ -132,7 +132,7 @@ def dequantize(
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Value:
     """Append a DequantizeLinear, without a zero point if that is 0 everywhere."""
-    laid = np.asarray(layout.lay(scale), order="C")
+    laid = layout.lay(scale)
     stored = draft.constant(laid.astype(numpy_dtype(dtype.name), copy=False), "scale")
     return _linear(draft, "DequantizeLinear", codes, stored, zero_point, type_name, layout, dtype)
 

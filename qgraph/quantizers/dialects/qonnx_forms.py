@@ -23,6 +23,7 @@ import onnx_ir as ir
 from qgraph.graph.edit import HALF_TYPES, Draft, Operand
 from qgraph.numerics import Float32
 from qgraph.numerics.minifloat import binary_exponent
+from qgraph.numerics.open_scale import OpenScale
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
@@ -325,7 +326,10 @@ def _node(
 ) -> ir.Value:
     """Append a QONNX operator with constant parameters and their names in the graph."""
     constants = [
-        draft.constant(np.asarray(value, np.float32), stem) for stem, value in parameters.items()
+        draft.constant(
+            value if isinstance(value, OpenScale) else np.asarray(value, np.float32), stem
+        )
+        for stem, value in parameters.items()
     ]
     return node(draft, DOMAIN, name, [x, *constants], attributes)
 

@@ -15,6 +15,7 @@ from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.enumeration import effort, enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.level import Graded, grade
+from qgraph.proof.functions.pair import FunctionPair
 from qgraph.reasons import Undecidable
 
 F = np.float32
@@ -155,11 +156,12 @@ def test_step_functions_are_counted_as_branch_and_bound_does(zero_point: float, 
 
 def test_a_sign_that_relu_leaves_open_is_counted(small: int) -> None:
     b = Builder()
-    found = enumerate_inputs(b.Relu(b.input), b.Where(b.Less(b.input, 0.0), 0.0, b.input))
+    pair = FunctionPair(b.Relu(b.input), b.Where(b.Less(b.input, 0.0), 0.0, b.input))
+    found = enumerate_inputs(*pair.functions)
     assert (found.differing, found.zero_sign) == (0, 1)
     assert found.witness is not None
     assert np.signbit(found.witness.input)
-    assert grade(found, b.Relu(b.input)) == Graded(Exactness.VALUES)
+    assert grade(found, pair) == Graded(Exactness.VALUES)
 
 
 def test_what_is_left_open_is_undecidable_unless_it_is_not_taken(small: int) -> None:
@@ -212,9 +214,10 @@ def test_channels_are_counted_one_by_one_and_equal_ones_once(small: int) -> None
 def test_differences_that_were_counted_have_no_steps(small: int) -> None:
     b = Builder()
     reference = b.Round(b.Mul(b.Mul(b.input, F(2.0**127)), 4.0))
-    found = enumerate_inputs(reference, b.Mul(reference, 2.0))
+    pair = FunctionPair(reference, b.Mul(reference, 2.0))
+    found = enumerate_inputs(*pair.functions)
     assert found.differing > 0
-    assert grade(found, reference) == Graded(Exactness.DIFFERENT)
+    assert grade(found, pair) == Graded(Exactness.DIFFERENT)
 
 
 def test_the_environment_of_each_thread_is_looked_at(small: int, monkeypatch) -> None:

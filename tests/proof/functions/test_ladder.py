@@ -11,6 +11,7 @@ from qgraph.numerics.float32 import HIGHEST, LOWEST, to_keys
 from qgraph.proof.functions.decide import decide
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.level import grade
+from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.search import plateaus
 from qgraph.reasons import Undecidable
 
@@ -18,7 +19,7 @@ ZERO = np.float32(0)
 
 
 def _grade(reference: Expr, candidate: Expr) -> Exactness | None:
-    return grade(decide(reference, candidate), reference).level
+    return grade(decide(reference, candidate), FunctionPair(reference, candidate)).level
 
 
 def _fake_quantize(b: Builder, low: Any, high: Any, levels: int, cones: SimpleNamespace) -> Expr:
@@ -177,7 +178,7 @@ def test_other_codes_are_counted_apart_from_rounding():
     threshold = np.float32(0.5) + 8 * np.spacing(np.float32(0.5))
     candidate = b.Mul(b.Where(b.GreaterOrEqual(b.input, threshold), 1.0, 0.0), nudged)
     finding = decide(reference, candidate)
-    graded = grade(finding, reference)
+    graded = grade(finding, FunctionPair(reference, candidate))
     # 0.5 is rounded to 0, so the seven floats behind it are another code; from the threshold to the
     # largest float, values are one float apart
     first, last = np.array([threshold, np.finfo(np.float32).max], np.float32).view(np.int32)

@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.proof.functions import any_scale
+from qgraph.proof.functions import any_scale, lowering
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Forms, Template
 from qgraph.quantizers import sites as matcher
@@ -108,7 +108,7 @@ def lowered(monkeypatch) -> list[str]:
         names.append(node.op_type)
         return lower_node(node, *others)
 
-    for module in (any_scale, regions):
+    for module in (any_scale, lowering, regions):
         monkeypatch.setattr(module, "lower_node", counted)
     return names
 

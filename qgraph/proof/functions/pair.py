@@ -1,0 +1,189 @@
+"""Pairs of functions of one variable that are to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from qgraph.numerics import Array, Float32
+from qgraph.proof.functions.expression import (
+    CONSTANT,
+    TABLE,
+    Builder,
+    Expr,
+    in_order,
+    known,
+    text,
+)
+from qgraph.proof.functions.lowering import Template
+
+Shape: TypeAlias = tuple[int | None, ...]
+Key: TypeAlias = tuple[object, ...]
+
+SCALE = "scale"
+"""Operator of an expression that stands for a scalar constant which is not known yet."""
+
+CONSTANTS = frozenset({CONSTANT, SCALE})
+
+
+def open_scale() -> Expr:
+    """Return an expression for a float32 number that is filled in later."""
+    return Expr(SCALE)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionPair:
+    """Two functions of one variable to compare.
+
+    Attributes:
+        reference: the reference function.
+        candidate: the candidate; use one builder for both so that common parts are recognised.
+        shape: shape of the variable, None for unknown dimensions; None if the rank is unknown.
+    """
+
+    reference: Expr
+    candidate: Expr
+    shape: Shape | None = None
+
+    @property
+    def functions(self) -> tuple[Expr, Expr]:
+        """Both functions."""
+        return self.reference, self.candidate
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both functions are one expression."""
+        return self.reference is self.candidate
+
+    @property
+    def outline(self) -> tuple[Expr, Expr]:
+        """Both functions, or functions of this form."""
+        return self.functions
+
+    @cached_property
+    def order(self) -> list[Expr]:
+        """All expressions in the outline, operands first."""
+        return in_order(self.outline)
+
+    @cached_property
+    def form(self) -> Key | None:
+        """A key shared by pairs that can be decided together; None for a pair decided alone.
+
+        Pairs of the same form have the same operators in the same places, and differ only in the
+        values of scalar constants.
+        """
+        return form(self.functions, self.order)
+
+    @property
+    def constants(self) -> list[Array]:
+        """The constants of both functions, in the order of those in the outline."""
+        return [known(e) for e in self.order if e.op == CONSTANT]
+
+    @cached_property
+    def key(self) -> Key:
+        """A key that is equal for equal pairs only."""
+        if self.form is None:
+            return text(self.functions), self.shape
+        return self.form, b"".join([each.tobytes() for each in self.constants]), self.shape
+
+
+def form(pair: Sequence[Expr], order: Sequence[Expr]) -> Key | None:
+    """Return the form of two expressions; see :attr:`FunctionPair.form`.
+
+    Args:
+        pair: the expressions.
+        order: all expressions in them.
+    """
+    position = {id(e): i for i, e in enumerate(order)}
+    lines: list[Any] = []
+    for e in order:
+        if e.op == TABLE or e.shape != ():
+            return None
+        op = CONSTANT if e.op == SCALE else e.op
+        lines.append((op, e.dtype, e.attributes, tuple([position[id(o)] for o in e.inputs])))
+    return (*lines, *(position[id(root)] for root in pair))
+
+
+class OpenPair:
+    """Two functions that contain a scalar constant which is not known yet: a scale.
+
+    Args:
+        functions: the reference and the candidate, by one builder.
+        scale: stands for the scale in them.
+        shape: shape of the variable.
+        builder: builds the functions of a known scale.
+    """
+
+    def __init__(
+        self, functions: tuple[Expr, Expr], scale: Expr, shape: Shape | None, builder: Builder
+    ) -> None:
+        self.functions = functions
+        self.is_same = functions[0] is functions[1]
+        self.shape = shape
+        self.order = in_order(functions)
+        self.form = form(functions, self.order)
+        self._builder = builder
+        self._templates = [Template.of(each, [builder.input, scale]) for each in functions]
+
+    @property
+    def stays_open(self) -> bool:
+        """Whether each operation has an operand that depends on the variable.
+
+        Others would be computed when the scale is known, and some of their results are undefined.
+        """
+        fixed = (SCALE, CONSTANT, TABLE)
+        return all(any(o.op not in fixed for o in e.inputs) for e in self.order if e.inputs)
+
+    def at(self, scale: Float32) -> FunctionPair:
+        """Return the pair of functions with a scale."""
+        return _ScaledPair(self, scale)
+
+    def filled(self, scale: Float32) -> tuple[Expr, Expr]:
+        """Return both functions with a scale."""
+        operands = [self._builder.input, self._builder.constant(scale)]
+        reference, candidate = (each.over(self._builder, operands) for each in self._templates)
+        return reference, candidate
+
+
+class _ScaledPair(FunctionPair):
+    """A pair of functions with a known scale, which are built only if they are needed."""
+
+    _open: OpenPair
+    _scale: Float32
+
+    def __init__(self, pair: OpenPair, scale: Float32) -> None:
+        vars(self).update(_open=pair, _scale=scale, shape=pair.shape, form=pair.form)
+
+    @cached_property
+    def functions(self) -> tuple[Expr, Expr]:
+        """Both functions."""
+        return self._open.filled(self._scale)
+
+    @property
+    def outline(self) -> tuple[Expr, Expr]:
+        return self._open.functions
+
+    @property
+    def reference(self) -> Expr:
+        """The reference function."""
+        return self.functions[0]
+
+    @property
+    def candidate(self) -> Expr:
+        """The candidate."""
+        return self.functions[1]
+
+    @property
+    def is_same(self) -> bool:
+        return self._open.is_same
+
+    @property
+    def order(self) -> list[Expr]:
+        return self._open.order
+
+    @property
+    def constants(self) -> list[Array]:
+        leaves = (e for e in self.order if e.op in CONSTANTS)
+        return [self._scale if e.op == SCALE else known(e) for e in leaves]

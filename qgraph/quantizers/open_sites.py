@@ -1,0 +1,125 @@
+"""Quantizers that differ only in their scale: drafts are written once, with an open scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Any
+
+import onnx_ir as ir
+
+from qgraph.graph.constants import array_of, constant_tensor
+from qgraph.graph.edit import Draft, Region
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.open_scale import OpenScale, ScaleReadError
+from qgraph.proof.functions.any_scale import scale_of
+from qgraph.proof.functions.lowering import Forms
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.quantizer import Affine
+
+Spell = Callable[[Site], Iterable[Draft]]
+"""Writes the drafts of a site."""
+
+
+def scales_of(region: Region) -> dict[ir.Value, Array | None]:
+    """Return the scales of the quantizers in a region, with their arrays if they are constant."""
+    found = (scale_of(node) for node in region.nodes)
+    return {value: array for value, array in found if value is not None}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A site whose scale is left open.
+
+    Attributes:
+        form: equal for sites that are equal up to the scale.
+        scale: the scale that is left open.
+    """
+
+    form: Hashable
+    scale: Float32
+
+
+def opened(site: Site, forms: Forms) -> Opened | None:
+    """Return the form of a site with an open scale; None if it has no single float32 scale."""
+    meaning = site.meaning
+    if not isinstance(meaning, Affine) or meaning.decoding is not None or meaning.scale.shape:
+        return None
+    number, marks = meaning.scale.tobytes(), {}
+    for value, array in scales_of(site).items():
+        if array is None or array.dtype != meaning.scale.dtype or array.shape:
+            return None
+        if array.tobytes() != number:
+            return None
+        marks[value] = "scale", constant_tensor(value) is not None
+    nodes = forms.of_region(site.nodes, site.x, site.y, marks) if marks else None
+    if nodes is None:
+        return None
+    arrays = (meaning.zero_point, meaning.lo, meaning.hi)
+    others = [(array.shape, array.tobytes()) for array in arrays]
+    types = site.x.dtype, site.y.dtype, str(site.x.shape)
+    kind = site.dialect, meaning.rounding, meaning.recipe
+    return Opened((nodes, site.shape, types, kind, *others), meaning.scale)
+
+
+def spelled_once(
+    sites: Sequence[tuple[Site, Iterator[Draft]]], forms: Forms, spell: Spell
+) -> list[Iterator[Draft]]:
+    """Return the drafts of sites; those that do not depend on the scale are written once.
+
+    Args:
+        sites: different sites, with their drafts.
+        forms: of their nodes.
+        spell: writes drafts in the same way.
+    """
+    alike: dict[Hashable, list[tuple[int, Float32]]] = {}
+    for index, (site, _) in enumerate(sites):
+        known = opened(site, forms)
+        if known is not None:
+            alike.setdefault(known.form, []).append((index, known.scale))
+    drafts = [each for _, each in sites]
+    for group in alike.values():
+        if len(group) > 1:
+            shared = _OpenDrafts(sites[group[0][0]][0], spell)
+            for index, scale in group:
+                drafts[index] = shared.filled(sites[index][0], scale, drafts[index])
+    return drafts
+
+
+class _OpenDrafts:
+    """The drafts of a site with an open scale, up to the first that depends on its value."""
+
+    def __init__(self, site: Site, spell: Spell) -> None:
+        scale: Any = OpenScale()
+        meaning: Any = site.meaning
+        scales = scales_of(site)
+        self._source = iter(
+            spell(
+                replace(
+                    site,
+                    meaning=replace(meaning, scale=scale),
+                    constants=lambda value: scale if value in scales else array_of(value),
+                )
+            )
+        )
+        self._drafts: list[Draft] = []
+        self._ended = False
+
+    def _at(self, index: int) -> Draft | None:
+        while not self._ended and len(self._drafts) <= index:
+            try:
+                self._drafts.append(next(self._source))
+            except (StopIteration, ScaleReadError):
+                self._ended = True
+        return self._drafts[index] if index < len(self._drafts) else None
+
+    def filled(self, site: Site, scale: Float32, own: Iterator[Draft]) -> Iterator[Draft]:
+        """Yield the drafts for a site that is equal up to its scale, then the rest of its own."""
+        for index in count():
+            template = self._at(index)
+            draft = None if template is None else template.again(site, scale)
+            if draft is None:
+                yield from islice(own, index, None)
+                return
+            yield draft
