@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Editor, Region
+from qgraph.inventory.einsums import quantized_einsums
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.reports import Report
@@ -25,6 +26,7 @@ class FloatProducts(Transform):
 
     1. ``MatMul(x, y) -> MatMul(x, Max(y, lowest))``, where quantizers compute ``x`` and ``y`` from
        data, and ``lowest`` is the lowest finite number of the type; likewise Gemm.
+    2. ``Einsum(x, y) -> Einsum(x, Max(y, lowest))`` likewise, also if ``y`` are weights.
 
     The Max changes no number. Without it, OpenVINO multiplies the codes, and processors without
     VNNI cut off large sums of such products.
@@ -37,14 +39,24 @@ class FloatProducts(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before the second operand of each product, and report it."""
         editor = Editor(model.ir)
-        for layer in list(quantized_layers(model.ir)):
-            node, y = layer.node, layer.node.inputs[1]
-            is_data = not (layer.description.x.is_constant or layer.description.w.is_constant)
-            if y is None or not is_data or not selects(self.nodes, label(node)):
+        for node in [*_products(model), *quantized_einsums(model.ir)]:
+            if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
+                continue
+            x, y, *others = node.inputs
+            if x is None or y is None:
                 continue
             dtype = y.dtype or ir.DataType.FLOAT
             lowest = np.asarray(ir.DataType(dtype).min, dtype.numpy())
             draft = editor.draft(Region(y, node.outputs[0], (node,)))
             limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=dtype)
-            draft.giving(draft.copy(node, [node.inputs[0], limited, *node.inputs[2:]]))
+            draft.giving(draft.copy(node, [x, limited, *others]))
             replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+
+
+def _products(model: Model) -> list[ir.Node]:
+    """Return the products of two operands of data."""
+    layers = list(quantized_layers(model.ir))
+    constants = [
+        (each.description.x.is_constant, each.description.w.is_constant) for each in layers
+    ]
+    return [layer.node for layer, known in zip(layers, constants, strict=True) if not any(known)]

@@ -145,6 +145,7 @@ class SaturatingProducts:
         processors: on which.
         source: where it comes from.
         instead: type of weights that the same kernels multiply exactly; None if there is none.
+        operators: operators without kernels of their own that become such products.
     """
 
     x: Names
@@ -153,6 +154,7 @@ class SaturatingProducts:
     processors: Names
     source: Names
     instead: str | None = None
+    operators: Names = ()
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,31 @@ def test_forms_are_not_tried_that_cannot_mend_a_missing_size(monkeypatch):
     assert sum(verdict == "undecided" for verdict in verdicts) == 1
 
 
+def test_codes_that_move_after_a_product_are_no_reason():
+    """A later pass moves the Reshape, whose shape is computed, after the DequantizeLinear."""
+    found = qgraph.deploy(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+        net (float[N,4] x, float[4,8] v) => (float[N,8] y)
+        <float s = {0.05}, uint8 u = {0}, uint8 o = {7}, uint8 t = {128}, int64[1] rest = {8},
+         int64[1] zero = {0}, uint8[8,8] w = {RANDOM}> {
+            q = QuantizeLinear (x, s, u)
+            p = QuantizeLinear (v, s, o)
+            [data] m = QLinearMatMul (q, s, u, p, s, o, s, u)
+            h = Shape (x)
+            a = Gather (h, zero)
+            k = Concat <axis = 0> (a, rest)
+            r = Reshape (m, k)
+            [weighted] n = QLinearMatMul (r, s, u, w, s, t, s, u)
+            y = DequantizeLinear (n, s, u)
+        }""".replace("RANDOM", ", ".join(map(str, range(100, 164))))
+        ),
+        "openvino-cpu",
+    )
+    (layer,) = found.left
+    assert (layer.reason, layer.reason_id) == ("weights: a zero point other than 0", "QG210")
+
+
 @pytest.mark.parametrize("length", ["4", "T"])
 def test_a_recurrent_network_that_openvino_compiles_is_not_said_to_be_refused(length, tmp_path):
     """OpenVINO 2026.4 refuses codes before an LSTM if the length of the sequence is fixed."""

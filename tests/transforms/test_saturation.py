@@ -165,6 +165,34 @@ def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_intege
     assert len(np.unique(exact)) > 1
 
 
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    ("equation", "is_turned"), [("ij,jk->ik", False), ("ij,kj->ik", True), ("ij,jk->ki", False)]
+)
+def test_einsum_of_wide_weights_is_right_in_openvino(equation, is_turned, tmp_path):
+    proto = network(127)
+    weights = onnx.numpy_helper.to_array(proto.graph.initializer[-1])
+    proto.graph.node[3].op_type = "Einsum"
+    proto.graph.node[3].attribute.append(onnx.helper.make_attribute("equation", equation))
+    if is_turned:
+        turned = onnx.numpy_helper.from_array(np.ascontiguousarray(weights.T), "w")
+        proto.graph.initializer[-1].CopyFrom(turned)
+    if equation.endswith("ki"):
+        proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", 1, [8, 5]))
+    model = qgraph.load(proto)
+    kept = qgraph.deploy(model.clone(), "openvino-cpu@x86-64").to_json()["conditions"]
+    assert "products of 1 layer saturate" in kept[-1]
+    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert str(result.certificate.verdict) == "proved"
+    assert not result.saturating
+    model.save(tmp_path / "out.onnx")
+    x = np.random.default_rng(1).uniform(6, 13, (5, 64)).astype(np.float32)
+    codes = np.clip(np.rint(x / np.float32(0.05)), 0, 255)
+    exact = np.clip(np.rint(codes @ weights.astype(float) * (0.05 * 0.01 / 4)), 0, 255)
+    found = np.rint(in_runtime(tmp_path / "out.onnx", x, "openvino") / 4)
+    assert np.abs((found.T if equation.endswith("ki") else found) - exact).max() <= 1
+
+
 @pytest.mark.parametrize("kinds", [("int8", "int8"), ("uint8", "uint8")])
 def test_a_result_for_vnni_counts_products_of_data(kinds):
     points, limits = ((0, 128), "0, 255") if kinds[1] == "uint8" else ((0, 0), "-128, 127")

@@ -15,7 +15,7 @@ from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
-from qgraph.reasons import OTHER, ExplainedReason, id_of
+from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS, QuantizedLayer
@@ -40,6 +40,7 @@ KERNELS = (
 """Operators that are integer kernels themselves."""
 
 _ENCODER = "QuantizeLinear"
+_READING = (NO_PARTNER.id, UNREADABLE.id)
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,7 @@ def listed(
         before, _ = _kernels(reference, runtime, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
+    readable = {label(n) for s in sites(attempt.model.ir) if isinstance(s, Site) for n in s.nodes}
     rows = []
     for layer in layers:
         name = layer.description.node
@@ -189,7 +191,7 @@ def listed(
         description = layer.description
         if source is not None:
             description = replace(description, node=label(source))
-        rows.append(_row(description, names, taken, was, attempt))
+        rows.append(_row(description, names, taken, was, attempt, readable))
     return Deployment(
         profile.name,
         profile.digest,
@@ -263,7 +265,12 @@ def _names(layer: FoundLayer) -> set[str]:
 
 
 def _row(
-    layer: QuantizedLayer, names: set[str], taken: _Taken, before: str | None, attempt: Attempt
+    layer: QuantizedLayer,
+    names: set[str],
+    taken: _Taken,
+    before: str | None,
+    attempt: Attempt,
+    readable: set[str],
 ) -> DeployedLayer:
     """Return the line of one layer.
 
@@ -273,6 +280,8 @@ def _row(
         taken: its kernel.
         before: its integer kernel in the input.
         attempt: the attempt with the result.
+        readable: nodes of quantizers in the result. A pass that could not read one of them came
+            before the passes that mended it.
     """
     regions = [
         region
@@ -289,7 +298,9 @@ def _row(
         causes = {
             f"{site.pass_name}: {site.reason}": site.reason_id
             for site in attempt.report
-            if site.outcome is SiteStatus.REFUSED and site.node in names
+            if site.outcome is SiteStatus.REFUSED
+            and site.node in names
+            and not (site.reason_id in _READING and site.node in readable)
         }
         # What a pass refused decides: it would have mended the reasons before.
         known = [id_of(reason), *causes.values()]

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.description import descriptions
+from qgraph.inventory.einsums import quantized_einsums
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.saturation import saturates
 from qgraph.model import Model
@@ -59,6 +60,10 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         for layer in _wide(model, rule, profile)
         for is_data in [not layer.description.w.is_constant]
         for what in ["second operand can be" if is_data else "weights are"]
+    } | {
+        label(node): SATURATES(text.format(profile.processor, "operands can be", "-64..64"))
+        for rule in profile.saturating
+        for node in _einsums(model, rule)
     }
 
 
@@ -90,7 +95,7 @@ def always_saturates(model: Model, profile: Profile) -> bool:
 def condition(model: Model, profile: Profile) -> str | None:
     """Return on which processors sums of a model are wrong; None if on none."""
     for rule in profile.saturation:
-        count = sum(1 for _ in _wide(model, rule, profile))
+        count = sum(1 for _ in _wide(model, rule, profile)) + len(_einsums(model, rule))
         others = " and ".join(rule.processors)
         text = f"sums of products of {counted(count, 'layer')} saturate, and results are wrong"
         if count and rule in profile.saturating:
@@ -133,6 +138,13 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
         # codes are multiplied as they are stored, before zero points are subtracted
         elif not (is_narrow and operand.zero in _WITHOUT):
             yield layer
+
+
+def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
+    """Return each Einsum that becomes such a product, unless its last operand is narrow."""
+    nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
+    narrow = _narrow(model, rule) if nodes else set[ir.Value]()
+    return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow]
 
 
 def unstored(model: Model, profile: Profile) -> bool:

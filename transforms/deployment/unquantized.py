@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import node_name
+from qgraph.inventory.einsums import quantized_einsums
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
@@ -47,12 +48,7 @@ def unquantized_note(reasons: Mapping[str, str]) -> str | None:
 
 def einsum_note(model: Model, sites: Sequence[Site]) -> str | None:
     """Return a sentence about each Einsum whose operands are quantized; None if there is none."""
-    coded = {site.y for site in sites}
-    names = [
-        node_name(node)
-        for node in model.nodes("Einsum")
-        if not any(_reason(value, coded) for value in node.inputs)
-    ]
+    names = [node_name(node) for node in quantized_einsums(model.ir, sites)]
     if not names:
         return None
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
