@@ -75,10 +75,10 @@ def constant_elements(value: ir.Value | None) -> Stream | None:
     tensor = constant_tensor(value)
     if value is None or tensor is None:
         return None
-    if isinstance(tensor, ir.ExternalTensor | ir.LazyTensor):
+    if type(tensor) not in _KEPT and isinstance(tensor, ir.ExternalTensor | ir.LazyTensor):
         return stream_of(tensor)
-    shape = tuple(int(size) for size in tensor.shape.numpy())
-    return Stream(tensor.dtype.name, shape, _array(value, tensor))
+    array = _array(value, tensor)
+    return Stream(tensor.dtype.name, array.shape, array)
 
 
 def overridable(graph: ir.Graph) -> list[ir.Value]:
@@ -94,25 +94,30 @@ def freeze_inputs(model: ir.Model) -> int:
     return len(frozen)
 
 
-_FEW = 64
+_SMALL = 4096
 _READ: WeakKeyDictionary[ir.TensorProtocol, Array] = WeakKeyDictionary()
 """Cache of arrays of small tensors: scales and zero points are read many times."""
 
+_KEPT = frozenset({ir.Tensor, ir.serde.TensorProtoTensor})
+"""Types of tensors whose arrays are kept. Comparing types is faster than isinstance here: the
+classes derive from a protocol.
+"""
+
 
 def _array(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
-    if not isinstance(tensor, ir.Tensor | ir.serde.TensorProtoTensor):
+    if type(tensor) not in _KEPT:
         return _read(value, tensor)
     array = _READ.get(tensor)
     if array is None:
         array = _read(value, tensor)
-        if array.size <= _FEW:
+        if array.size <= _SMALL:
             _READ[tensor] = array
     return array
 
 
 def _read(value: ir.Value, tensor: ir.TensorProtocol) -> Array:
     try:
-        if isinstance(tensor, ir.ExternalTensor):
+        if type(tensor) not in _KEPT and isinstance(tensor, ir.ExternalTensor):
             array = elements(tensor).view()
         else:
             array = tensor.numpy().view()
@@ -140,6 +145,11 @@ def constant_expression(value: ir.Value | None) -> Array | None:
         return array
     followed = _follow(value)
     return None if followed is None else followed.array()
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Return whether :func:`constant_expression` returns an array; a stored one is not read."""
+    return constant_tensor(value) is not None or constant_stream(value) is not None
 
 
 def constant_stream(value: ir.Value | None) -> Stream | None:

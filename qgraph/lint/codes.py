@@ -64,19 +64,22 @@ def count_codes(codes: Stream, zero: Array | None, axis: int | None) -> CodeCoun
     first, width = int(form.lo), int(form.hi - form.lo) + 1
     histogram = np.zeros(width, np.int64) if form.bits <= _MOST_BITS else None
     low, high = int(form.hi), first
-    for start in range(0, codes.size, PIECE):
-        stop = min(start + PIECE, codes.size)
-        piece = codes.read(start, stop).astype(np.int64)
+    whole = number * inner  # elements of all channels, which a piece has several times, or in part
+    step = PIECE // whole * whole or PIECE
+    for start in range(0, codes.size, step):
+        piece = codes.read(start, min(start + step, codes.size)).astype(np.int64)
         low, high = min(low, int(piece.min())), max(high, int(piece.max()))
         if histogram is not None:
             histogram += np.bincount(piece - first, minlength=width)
-        if number == 1:
-            size = np.abs(piece - offsets[0])
-            reach[0] += float(size.sum())
-            peak[0] = max(peak[0], size.max())
+        if step % whole == 0:
+            size = np.abs(piece.reshape(-1, number, inner) - offsets[:, None])
+            reach += size.sum((0, 2))
+            np.maximum(peak, size.max((0, 2)), out=peak)
             continue
-        channel = np.arange(start, stop) // inner % number
-        size = np.abs(piece - offsets[channel])
-        reach += np.bincount(channel, weights=size, minlength=number)
-        np.maximum.at(peak, channel, size)
+        runs = np.arange(start // inner, (start + piece.size - 1) // inner + 1)
+        begins = np.maximum(runs * inner - start, 0)
+        channels = runs % number
+        size = np.abs(piece - np.repeat(offsets[channels], np.diff(begins, append=piece.size)))
+        reach += np.bincount(channels, np.add.reduceat(size, begins), number)
+        np.maximum.at(peak, channels, np.maximum.reduceat(size, begins))
     return CodeCounts(codes.kind, codes.size, low, high, histogram, first, reach, peak)

@@ -9,7 +9,7 @@ import numpy as np
 from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, node_name
 from qgraph.lint.arithmetic import bias_facts, listed, misfit, ulps_between
-from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site, scale_nodes
+from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
 from qgraph.quantizers.quantizer import Affine
@@ -26,7 +26,7 @@ _BIAS_FIX = LintFix("quantize-bias", "bounded")
 @rule("QG101", "zero-scale", ERROR)
 def zero_scale(facts: ModelFacts) -> Iterator[Found]:
     """A scale of a quantizer of data is zero."""
-    for node, scale, _ in scale_nodes(facts):
+    for node, scale in facts.scaled:
         zeros = np.flatnonzero(np.asarray(scale).reshape(-1) == 0)
         if not zeros.size:
             continue
@@ -40,7 +40,7 @@ def zero_scale(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG102", "scale-not-finite", ERROR)
 def scale_not_finite(facts: ModelFacts) -> Iterator[Found]:
     """A scale or a limit of a quantizer is NaN or infinite."""
-    parts = [(node, [scale]) for node, scale, _ in scale_nodes(facts)]
+    parts = [(node, [scale]) for node, scale in facts.scaled]
     for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
         limits = [facts.constant(value) for value in node.inputs[1:5]]
         parts.append((node, [limit for limit in limits if limit is not None]))
@@ -53,7 +53,7 @@ def scale_not_finite(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG103", "subnormal-scale", WARNING)
 def subnormal_scale(facts: ModelFacts) -> Iterator[Found]:
     """A scale is so small that runtimes may flush it to 0."""
-    for node, scale, _ in scale_nodes(facts):
+    for node, scale in facts.scaled:
         size = np.abs(_reals(scale))
         small = np.flatnonzero((size > 0) & (size < _SMALLEST_NORMAL))
         if small.size:
@@ -68,7 +68,7 @@ def subnormal_scale(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG104", "negative-scale", WARNING)
 def negative_scale(facts: ModelFacts) -> Iterator[Found]:
     """A scale of a quantizer of data is negative."""
-    for node, scale, _ in scale_nodes(facts):
+    for node, scale in facts.scaled:
         count = int(np.count_nonzero(_reals(scale) < 0))
         is_weight = node.op_type == DECODE and facts.constant(node.inputs[0]) is not None
         if count and not is_weight:
@@ -84,7 +84,7 @@ def zero_point_beside_middle(facts: ModelFacts) -> Iterator[Found]:
             continue
         if (decoder.zero.astype(np.int64) != middle - 1).any():
             continue
-        is_weight = facts.stored(decoder) is not None
+        is_weight = facts.is_stored(decoder)
         encoder = facts.encoder_of(decoder)
         nodes = (decoder.node,) if encoder is None else (encoder.node, decoder.node)
         text = f"zero point {middle - 1} of {decoder.kind}, whose middle is {middle}"

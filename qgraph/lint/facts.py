@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression, constant_stream, freeze_inputs, overridable
+from qgraph.graph.constants import (
+    constant_expression,
+    constant_stream,
+    freeze_inputs,
+    is_constant,
+    overridable,
+)
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
@@ -103,6 +109,7 @@ class ModelFacts:
         self._coders: dict[ir.Node, Coder] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._counts: dict[ir.Node, CodeCounts | None] = {}
+        self._stored: dict[ir.Node, bool] = {}
 
     # Nodes and values
 
@@ -157,7 +164,7 @@ class ModelFacts:
     @cached_property
     def found(self) -> list[Site | Refusal]:
         """All quantizers, and the nodes that could not be read as quantizers."""
-        return list(sites(self.model))
+        return list(sites(self.model, facts=self._inferred))
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -173,6 +180,14 @@ class ModelFacts:
     def site_ending(self) -> dict[ir.Value, Site]:
         """The quantizer that computes each value."""
         return {site.y: site for site in self.sites}
+
+    @cached_property
+    def scaled(self) -> list[tuple[ir.Node, Array]]:
+        """Each node with constant scales, and the scales.
+
+        A pair with one scale counts as its QuantizeLinear.
+        """
+        return list(_scaled(self))
 
     @cached_property
     def encoders(self) -> list[Coder]:
@@ -246,6 +261,12 @@ class ModelFacts:
         """Return the constant codes of a DequantizeLinear as a stream, or None."""
         return constant_stream(decoder.node.inputs[0])
 
+    def is_stored(self, decoder: Coder) -> bool:
+        """Return whether the codes of a DequantizeLinear are constants."""
+        if decoder.node not in self._stored:
+            self._stored[decoder.node] = is_constant(decoder.node.inputs[0])
+        return self._stored[decoder.node]
+
     def counts(self, decoder: Coder) -> CodeCounts | None:
         """Return the counts of constant codes of a DequantizeLinear; None if not integers.
 
@@ -254,23 +275,24 @@ class ModelFacts:
         node = decoder.node
         if node not in self._counts:
             codes = self.stored(decoder)
-            axis = self.output_axis(decoder)
-            self._counts[node] = None if codes is None else count_codes(codes, decoder.zero, axis)
+            if codes is not None:
+                axis = self._output_axis(decoder, len(codes.shape))
+                self._counts[node] = count_codes(codes, decoder.zero, axis)
+            else:
+                self._counts[node] = None
         return self._counts[node]
 
-    def output_axis(self, decoder: Coder) -> int | None:
+    def _output_axis(self, decoder: Coder, rank: int) -> int | None:
         """Return the axis of constant codes with the output channels of their reader."""
-        codes = self.stored(decoder)
         value = decoder.node.outputs[0]
         reader = next((n for n in self.readers(value) if n.op_type in LAYERS), None)
-        if codes is None or not codes.shape:
+        if not rank:
             return None
         if reader is not None:
-            rank = len(codes.shape)
             for axis in range(rank):
                 if product_role(reader, axis, rank) is ProductAxis.OUTPUT:
                     return axis
-        return None if decoder.axis is None else decoder.axis % len(codes.shape)
+        return None if decoder.axis is None else decoder.axis % rank
 
     @staticmethod
     def stream(value: ir.Value | None) -> Stream | None:
@@ -307,11 +329,7 @@ def nodes_of_site(site: Site, *others: ir.Node) -> tuple[ir.Node, ...]:
     return tuple(dict.fromkeys((site.root, *site.nodes, *others)))
 
 
-def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[str]]]:
-    """Yield each node with constant scales, the scales, and the readers of the result.
-
-    A pair with one scale counts as its QuantizeLinear.
-    """
+def _scaled(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array]]:
     indices = {"Trunc": (1, 4)}
     names = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
     nodes = [node for name in names for node in facts.in_domain(name, *QONNX_DOMAINS)]
@@ -323,8 +341,7 @@ def scale_nodes(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array, Sequence[st
             if index < len(node.inputs) and (index == 1 or len(node.inputs) > 5):
                 scale = facts.constant(node.inputs[index])
                 if scale is not None and scale.size and scale.dtype.kind not in "OSUc":
-                    readers = [reader.op_type for reader in facts.readers(node.outputs[0])]
-                    yield node, scale, readers
+                    yield node, scale
 
 
 def _undeclared(model: ir.Model) -> dict[str, list[ir.Node]]:

@@ -275,7 +275,7 @@ def _elementwise_from_codes(facts: ModelFacts, encoder: Coder) -> Iterator[ir.No
         if node.op_type == DECODE:
             coder = facts.coder(node)
             is_one = coder.scale is not None and coder.scale.size == 1
-            if is_one and len(nodes) > 1 and facts.stored(coder) is None:
+            if is_one and len(nodes) > 1 and not facts.is_stored(coder):
                 yield from nodes
             return
         data = [v for v in node.inputs if v is not None and facts.constant(v) is None]

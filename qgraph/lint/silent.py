@@ -106,7 +106,7 @@ def data_gets_quantized(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime quantizes float data of a MatMul whose weights alone are codes."""
     for node in facts.of("MatMul", "Gemm"):
         weights = facts.decoder_of(node.inputs[1])
-        if weights is None or facts.stored(weights) is None or weights.kind not in _NARROW:
+        if weights is None or not facts.is_stored(weights) or weights.kind not in _NARROW:
             continue
         is_plain = node.op_type == "MatMul" or not node.attributes.get_int("transB", 0)
         if not is_plain or _is_codes_for_runtime(facts, node.inputs[0]):
@@ -169,7 +169,7 @@ def weights_quantized_anew(facts: ModelFacts) -> Iterator[Found]:
         weights = facts.decoder_of(layer.node.inputs[1])
         if layer.node.op_type not in ("MatMul", "Gemm") or weights is None or weights.zero is None:
             continue
-        if facts.stored(weights) is not None and weights.zero.any():
+        if facts.is_stored(weights) and weights.zero.any():
             text = "weights with zero points: the product is not that of the codes"
             yield Found((layer.node, weights.node), text, {"measured_flips": 0.08})
 

@@ -151,7 +151,7 @@ def equal_scales(facts: ModelFacts) -> Iterator[Found]:
     """All scales of a tensor are equal: one is enough."""
     for decoder in facts.decoders:
         scale, zero = decoder.scale, decoder.zero
-        if scale is None or scale.size < 2 or facts.stored(decoder) is None:
+        if scale is None or scale.size < 2 or not facts.is_stored(decoder):
             continue
         is_one = (scale == scale.flat[0]).all() and (zero is None or (zero == zero.flat[0]).all())
         if is_one:

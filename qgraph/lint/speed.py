@@ -107,7 +107,7 @@ def packed_weights_of_layer(facts: ModelFacts) -> Iterator[Found]:
     """Weights of a layer on codes are stored in a type that its kernels do not accept."""
     for layer in facts.layers:
         decoder = facts.decoder_of(layer.node.inputs[1])
-        if decoder is not None and decoder.kind in _PACKED and facts.stored(decoder) is not None:
+        if decoder is not None and decoder.kind in _PACKED and facts.is_stored(decoder):
             text = f"weights of {decoder.kind}: {layer.node.op_type} runs in float; store INT8"
             figures = {"type": decoder.kind, "measured_slowdown": 3.07}
             yield Found((decoder.node, layer.node), text, figures)
@@ -120,7 +120,7 @@ def unsigned_weights(facts: ModelFacts) -> Iterator[Found]:
         description = layer.description.w
         if description.zero is ZeroPoint.MIDDLE and description.codes not in _exact_weights(facts):
             decoder = facts.decoder_of(layer.node.inputs[1])
-            if decoder is not None and facts.stored(decoder) is not None:
+            if decoder is not None and facts.is_stored(decoder):
                 text = (
                     f"weights of {decoder.kind} around the middle: signed codes need no zero point"
                 )
@@ -285,7 +285,7 @@ def integer_conv(facts: ModelFacts) -> Iterator[Found]:
 def small_blocks(facts: ModelFacts) -> Iterator[Found]:
     """Blocks of weights are smaller than kernels accept."""
     for decoder in facts.decoders:
-        if 0 < decoder.block < 16 and facts.stored(decoder) is not None:
+        if 0 < decoder.block < 16 and facts.is_stored(decoder):
             reader = next((n for n in facts.readers(decoder.node.outputs[0])), None)
             if reader is not None and reader.op_type in LAYERS:
                 text = f"blocks of {decoder.block}: kernels take powers of two from 16 on"
@@ -301,7 +301,7 @@ def blocks_along_outputs(facts: ModelFacts) -> Iterator[Found]:
         reader = next((n for n in facts.readers(decoder.node.outputs[0])), None)
         if not decoder.block or reader is None or shape is None or reader.op_type not in LAYERS:
             continue
-        if facts.stored(decoder) is None or reader.inputs[1] is not decoder.node.outputs[0]:
+        if not facts.is_stored(decoder) or reader.inputs[1] is not decoder.node.outputs[0]:
             continue
         axis: int = decoder.node.attributes.get_int("axis", 1)
         if product_role(reader, axis, len(shape)) is ProductAxis.OUTPUT:

@@ -18,8 +18,13 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant, constant_expression, constant_stream
-from qgraph.graph.inference.walk import inferred
+from qgraph.graph.constants import (
+    constant,
+    constant_expression,
+    constant_stream,
+    is_constant,
+)
+from qgraph.graph.inference.walk import Facts, inferred
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
@@ -123,7 +128,7 @@ class PatternMatcher:
         """
         nodes = _pair(node)
         x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
-        if x is None or constant_stream(x) is not None or not readers.get(OpKey.of(node)):
+        if x is None or is_constant(x) or not readers.get(OpKey.of(node)):
             return _site_of(node, readers)
         form = self._forms.of_region(nodes, x, y)
         if form is None:
@@ -253,7 +258,9 @@ def _site(
     return Site(x, y, nodes, root, notation.dialect, meaning, shape, constant_stream(x))
 
 
-def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site | Refusal]:
+def sites(
+    model: ir.Model, *, around_constants: bool = False, facts: Facts | None = None
+) -> Iterator[Site | Refusal]:
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
     A quantizer of several nodes is found as a whole; no node belongs to two different quantizers.
@@ -262,6 +269,7 @@ def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site |
     Args:
         model: the model; it must not change during the iteration.
         around_constants: skip quantizers that are not connected to a quantizer of a constant.
+        facts: its inferred types and shapes; None to infer them.
     """
     readers = _readers()
     # The body of a function defines an operator: written in that operator it would call itself.
@@ -281,7 +289,7 @@ def sites(model: ir.Model, *, around_constants: bool = False) -> Iterator[Site |
         connects = partial(_connects, readers)
         listed = [components.around_constants(nodes, connects) for nodes in listed]
     if any(listed):
-        with _inferred(model):
+        with _inferred(model, facts):
             for nodes in listed:
                 yield from _of_graph(nodes, readers)
 
@@ -350,11 +358,12 @@ def _rounding(node: ir.Node) -> Site | None:
     return None
 
 
-def _inferred(model: ir.Model) -> AbstractContextManager[None]:
+def _inferred(model: ir.Model, facts: Facts | None) -> AbstractContextManager[None]:
     """Set the inferred types and shapes of the values of the main graph."""
     values = [value for node in nodes_of(model.graph) for value in node.outputs]
     # Where the model has one floating type only, data of no stated type has that one.
-    return inferred(model, values, keeps_types=only_float_type(model) is None)
+    keeps_types = only_float_type(model) is None
+    return inferred(model, values, keeps_types=keeps_types, facts=facts)
 
 
 def _readers() -> Readers:

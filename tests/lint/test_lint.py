@@ -12,6 +12,7 @@ import pytest
 
 import qgraph
 from qgraph.errors import OptionError
+from qgraph.graph.streaming import Stream
 from qgraph.lint.codes import count_codes
 from qgraph.lint.engine import chosen_rules
 from qgraph.lint.facts import ModelFacts
@@ -116,18 +117,22 @@ def test_codes_are_counted_for_each_channel() -> None:
     assert counts.peak.tolist() == [3, 99]
 
 
-def test_codes_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = ModelFacts(model())
-    decoder = facts.coder(next(node for node in facts.nodes if node.name == "w"))
-    stream = facts.stored(decoder)
-    assert stream is not None
-    whole = count_codes(stream, decoder.zero, 0)
-    monkeypatch.setattr("qgraph.lint.codes.PIECE", 3)
-    parts = count_codes(stream, decoder.zero, 0)
-    assert whole is not None
-    assert parts is not None
-    assert whole.reach.tolist() == parts.reach.tolist()
-    assert whole.histogram.tolist() == parts.histogram.tolist()
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 7, 12, 50, 1000])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_codes_are_counted_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, piece: int, axis: int | None
+) -> None:
+    codes = np.random.default_rng(0).integers(-128, 128, (4, 5, 3), np.int8)
+    channels = 1 if axis is None else codes.shape[axis]
+    zero = np.arange(channels, dtype=np.int8)
+    sizes = np.abs(np.moveaxis(codes, axis or 0, 0).reshape(channels, -1) - zero[:, None] * 1.0)
+    monkeypatch.setattr("qgraph.lint.codes.PIECE", piece)
+    counts = count_codes(Stream("INT8", codes.shape, codes), zero, axis)
+    assert counts is not None
+    assert counts.reach.tolist() == sizes.sum(1).tolist()
+    assert counts.peak.tolist() == sizes.max(1).tolist()
+    assert counts.histogram.tolist() == [int((codes == code).sum()) for code in range(-128, 128)]
+    assert (counts.low, counts.high) == (codes.min(), codes.max())
 
 
 def test_a_model_in_memory_has_no_path() -> None:

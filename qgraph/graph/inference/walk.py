@@ -285,7 +285,11 @@ def _values(body: ir.Graph | ir.Function) -> list[ir.Value]:
 
 @contextmanager
 def inferred(
-    model: ir.Model, values: Iterable[ir.Value], *, keeps_types: bool = True
+    model: ir.Model,
+    values: Iterable[ir.Value],
+    *,
+    keeps_types: bool = True,
+    facts: Facts | None = None,
 ) -> Iterator[None]:
     """Set the inferred shapes and types of values within the block.
 
@@ -296,9 +300,11 @@ def inferred(
         model: the model; its inputs keep their stated types and shapes.
         values: the values; if empty, nothing is inferred.
         keeps_types: keep inferred types, if the file states none, after the block.
+        facts: what :func:`infer` returns for the model; None to infer it.
     """
     wanted = [v for v in dict.fromkeys(values) if not (v.is_graph_input() or v.is_initializer())]
-    facts = infer(model) if wanted else {}
+    if facts is None:
+        facts = infer(model) if wanted else {}
     wanted = [
         v for v in wanted if not v.is_graph_output() or facts.get(v, UNKNOWN).shape is not None
     ]
