@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,9 @@ def test_codes_are_compared_with_those_nearest_to_the_reference() -> None:
     assert codes["thresholds_crossed"] == len(pairs)
     fewest = [16 - len(np.unique(column)) for column in own.T]
     assert codes["channels"]["fewest_codes"]["unused"] == max(fewest)
+    assert codes["channels"]["unused_codes"] == fewest
+    clipped = ((first < -8) | (first > 7)).mean(axis=0)
+    assert found["first"].codes["channels"]["clipped"] == clipped.tolist()
 
 
 def test_stored_codes_are_not_clipped() -> None:
@@ -128,6 +132,7 @@ def test_stored_codes_are_not_clipped() -> None:
     found = by_name(report)["weights"].codes
     assert found["clipped"] is None
     assert found["channels"]["most_clipped"] is None
+    assert found["channels"]["clipped"] is None
     # each column has two codes
     assert found["channels"]["fewest_codes"] == {"channel": 0, "unused": 254}
 
@@ -302,3 +307,45 @@ def test_no_quantizer_of_a_network_costs_anything_in_another_dialect(seed: int) 
         costs = [cost for cost in report.quantizers if cost.reason is None]
         assert report.sqnr_db is None
         assert all(cost.restored_sqnr_db is None and cost.alone_sqnr_db is None for cost in costs)
+
+
+def test_values_of_few_quantizers_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, size = 16, 1 << 19
+    body = "\n".join(
+        f"[q{n}] c{n} = QuantizeLinear (x{n}, s, z) x{n + 1} = DequantizeLinear (c{n}, s, z)"
+        for n in range(layers)
+    )
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+    net (float[N,{size // 4}] x0) => (float[N,1] y) <float s = {{0.5}}, uint8 z = {{128}}> {{
+        {body}
+        y = ReduceMean <keepdims = 1, noop_with_empty_axes = 0> (x{layers})
+    }}""")
+    monkeypatch.setattr("qgraph.comparison.why.why._BYTES_AT_ONCE", 3 * size, raising=False)
+    inputs = {"x0": np.zeros((1, size // 4), np.float32)}
+    tracemalloc.start()
+    try:
+        report = qgraph.why(model, model.clone(), inputs=inputs, backend="numpy")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(report.quantizers) == layers
+    assert all(each.codes["levels"] == 256 for each in report.quantizers)
+    assert peak < layers * size, "each quantizer has two values of this size"
+
+
+def test_progress_ends_at_the_number_of_all_runs() -> None:
+    reported: list[tuple[int, int]] = []
+    why(
+        model(FLOAT),
+        model(QUANTIZED),
+        {"x": X},
+        progress=lambda done, total: reported.append((done, total)),
+    )
+    assert {total for _, total in reported} == {2 * 3 + 2 + 3}
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert reported[-1][0] == reported[-1][1]
+    several: list[tuple[int, int]] = []
+    inputs = qgraph.Inputs({"x": X}, batch=16)
+    why(model(FLOAT), model(QUANTIZED), inputs, progress=lambda *each: several.append(each))
+    # weights are compared in the first of four batches only
+    assert several[-1] == (4 * 8 + 3 + 3 * 2,) * 2

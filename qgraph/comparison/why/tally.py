@@ -75,6 +75,8 @@ class CodeTally:
             if unused is None or len(unused) < 2
             else {
                 "count": len(unused),
+                "clipped": None if shares is None else shares.tolist(),
+                "unused_codes": unused.tolist(),
                 "most_clipped": None
                 if shares is None
                 else {"channel": int(shares.argmax()), "share": float(shares.max())},

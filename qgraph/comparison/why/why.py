@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ from qgraph.graph.scopes import node_name
 from qgraph.model import Model, Source, load
 from qgraph.reports import operator_name
 
-_AT_ONCE = 32  # quantizers whose values are held at a time
+_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 28
+"""How many quantizers have their values held at a time, and how large these may be together."""
 
 
 def why(
@@ -103,8 +104,8 @@ def why(
     if within is not None:
         request = Bounding.of(within, sources[0].inputs, sources[0].outputs)
         bounds = BoundRuns((sources[0].ir, sources[1].ir), request, chosen)
-    runs = 2 * len(study.switched) + 3
-    done, total = 0, count * runs
+    runs = 2 * len(study.switched) + 2
+    done, total = 0, count * runs + study.measurements(count)
     for number, feeds in enumerate(itertools.chain(arrays, drawn)):
         if number and is_over():
             study.notes.append(f"the time limit was reached after {number} of {count} batches")
@@ -114,11 +115,11 @@ def why(
             progress(done, total)
             if not number:
                 require_time(f"{done} of {runs} runs of the first batch were done")
-        study.measure(feeds)
+        for measured in study.measure(feeds):
+            done += measured
+            progress(done, total)
         if bounds is not None:
             bounds.add(feeds)
-        done += 1
-        progress(done, total)
     by_quantizer = {quantizer: study.cost(quantizer) for quantizer in study.quantizers}
     costs = list(by_quantizer.values())
     scoring.enter([by_quantizer[quantizer] for quantizer in study.switched])
@@ -183,13 +184,14 @@ class _Study:
             if quantizer.reason is None and not _are_alike(quantizer):
                 self.reasons[quantizer] = "its values have another type in the reference"
         self.switched = [q for q in self.quantizers if self.reasons[q] is None]
-        self.executors = [prepare(model, backend) for model in self.models]
+        self.executors = [_executor(model, backend) for model in self.models]
+        self._bytes: dict[PairedQuantizer, int] = {}
         self._leave_other_shapes(feeds)
         places = [(_known(q.candidate), _known(q.reference)) for q in self.switched]
         turned = [(there, here) for here, there in places]
         self.boards = [
-            prepare(with_switches(reference, turned, candidate), backend),
-            prepare(with_switches(candidate, places, reference), backend),
+            _executor(with_switches(reference, turned, candidate), backend),
+            _executor(with_switches(candidate, places, reference), backend),
         ]
         self._alone = [self._excerpt(q, backend) for q in self.switched]
         self._local = {q: Comparing("") for q in self.switched}
@@ -198,21 +200,21 @@ class _Study:
         self._is_first = True
 
     def _leave_other_shapes(self, feeds: Mapping[str, Any]) -> None:
-        """Exclude quantizers whose places have different shapes; a few are run at a time."""
-        for first in range(0, len(self.switched), _AT_ONCE):
-            block = self.switched[first : first + _AT_ONCE]
-            sides = (
-                (feeds, [_known(q.reference) for q in block]),
-                (self.renamed(feeds), [_known(q.candidate) for q in block]),
-            )
-            shapes = []
-            for executor, (fed, places) in zip(self.executors, sides, strict=True):
-                values = [(p.end, p.start or p.end) for p in places]
-                tensors = _run(executor, fed, [str(v.name) for pair in values for v in pair])
-                shapes.append([[np.shape(tensors[str(v.name)]) for v in pair] for pair in values])
-            for quantizer, ours, theirs in zip(block, *shapes, strict=True):
-                if ours != theirs:
-                    self.reasons[quantizer] = "its values have another shape in the reference"
+        """Exclude quantizers whose places have different shapes, and note the sizes of values."""
+        ends = [
+            [[p.end, p.start or p.end] for p in (_known(q.reference), _known(q.candidate))]
+            for q in self.switched
+        ]
+        ours = [value for here, _ in ends for value in here]
+        theirs = [value for _, there in ends for value in there]
+        theirs += [value for q in self.switched for value in (q.site.x, q.site.y)]
+        forms = _forms(self.executors[0], feeds, ours)
+        own = _forms(self.executors[1], self.renamed(feeds), theirs)
+        for quantizer, (here, there) in zip(self.switched, ends, strict=True):
+            if [forms[v].shape for v in here] != [own[v].shape for v in there]:
+                self.reasons[quantizer] = "its values have another shape in the reference"
+            held = {there[0], quantizer.site.x, quantizer.site.y}
+            self._bytes[quantizer] = forms[here[0]].size + sum(own[v].size for v in held)
         self.switched = [q for q in self.switched if self.reasons[q] is None]
 
     def renamed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,15 +247,32 @@ class _Study:
             name: str(ends[value].name) if value in ends else theirs[str(value.name)]
             for name, value in taken.items()
         }
-        return prepare(part, backend), fed
+        return _executor(part, backend), fed
 
-    def measure(self, feeds: Mapping[str, Any]) -> None:
-        """Compare the values of each quantizer on one batch, a few quantizers at a time."""
+    def measurements(self, batches: int) -> int:
+        """Return how many values are compared in some batches; those of weights only once."""
+        data = sum(not q.is_weight for q in self.switched)
+        return len(self.switched) + data * (batches - 1)
+
+    def measure(self, feeds: Mapping[str, Any]) -> Iterator[int]:
+        """Compare the values of each quantizer on one batch; yield how many were compared."""
         chosen = [q for q in self.switched if self._is_first or not q.is_weight]
-        for start in range(0, len(chosen), _AT_ONCE):
-            block = chosen[start : start + _AT_ONCE]
+        for block in self._blocks(chosen):
             self._measure(block, feeds)
+            yield len(block)
         self._is_first = False
+
+    def _blocks(self, quantizers: Sequence[PairedQuantizer]) -> Iterator[Sequence[PairedQuantizer]]:
+        """Yield quantizers in parts whose values are small enough to be held together."""
+        block, size = list[PairedQuantizer](), 0
+        for quantizer in quantizers:
+            size += self._bytes[quantizer]
+            if block and (size > _BYTES_AT_ONCE or len(block) == _AT_ONCE):
+                yield block
+                block, size = [], self._bytes[quantizer]
+            block.append(quantizer)
+        if block:
+            yield block
 
     def _measure(self, block: Sequence[PairedQuantizer], feeds: Mapping[str, Any]) -> None:
         alone = dict(zip(self.switched, self._alone, strict=True))
@@ -307,6 +326,28 @@ def _enter_bounds(bounds: BoundRuns, costs: Iterable[QuantizerCost]) -> None:
         segment = segments.get(cost.node)
         if segment is not None:
             cost.bound = segment.to_json()
+
+
+def _executor(model: Model | ir.Model, backend: str) -> Executor:
+    return prepare(model if isinstance(model, ir.Model) else model.ir, backend, shares_memory=True)
+
+
+class _Form(NamedTuple):
+    shape: tuple[int, ...]
+    size: int
+
+
+def _forms(
+    executor: Executor, feeds: Mapping[str, Any], values: Sequence[ir.Value]
+) -> dict[ir.Value, _Form]:
+    """Return shape and size in bytes of some values; none of them is held."""
+    found: dict[str, _Form] = {}
+
+    def see(name: str, array: Any) -> None:
+        found[name] = _Form(np.shape(array), np.asarray(array).nbytes)
+
+    executor.run(feeds, taps=list(dict.fromkeys(str(v.name) for v in values)), observe=see)
+    return {value: found[str(value.name)] for value in values}
 
 
 def _run(executor: Executor, feeds: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
