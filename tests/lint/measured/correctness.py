@@ -149,8 +149,8 @@ def fractional_zero_point() -> str:
         counts.append(sum(1 for _ in written.ir.graph))
         zero = max(zero, abs(float(qgraph_run(proto, {"x": np.zeros((1, 4), F)})[0, 0])) / 0.1)
     return (
-        f"With 7.5, 0 becomes {zero:.2g} steps. In Q/DQ the quantizer is {counts[0]} "
-        f"nodes, with 7 {counts[1]}."
+        f"With a zero point of 7.5, 0 becomes {zero:.2g} steps, and the quantizer has {counts[0]} "
+        f"nodes in Q/DQ; with 7 it has {counts[1]}."
     )
 
 
@@ -236,7 +236,7 @@ def reversed_range() -> str:
         proto = model(FAKE, lo=F(low), hi=F(high), a=F(0), b=F(1))
         result, right = openvino(proto, {"x": X}), qgraph_run(proto, {"x": X})
         values = ", ".join(f"{each:g}" for each in np.unique(result)[:3])
-        counts.append(f"{differ(result, right)} ({values})")
+        counts.append(f"{differ(result, right)} (it gives {values})")
     return (
         "Results of OpenVINO that differ from the definition: with the range 1 to -1 "
         f"{counts[0]}, with "

@@ -374,7 +374,7 @@ def readers(proto: onnx.ModelProto) -> str:
         [name for name, is_taken in takes.items() if is_taken is each] for each in (True, False)
     )
     if not no:
-        return f"{joined(yes)} take the example without a word."
+        return f"{joined(yes)} take the example without a message."
     if not yes:
         return f"{joined(no)} refuse the example."
     plural = "s" if len(no) == 1 else ""

@@ -86,8 +86,8 @@ def constants_as_inputs() -> str:
 def redundant() -> str:
     odd = layer(middle="g = Relu (f)", v=np.uint8(0))
     return (
-        f"{THIS} took {slower(odd, layer(v=np.uint8(0)))} of the time without the Relu "
-        "in ONNX Runtime, "
+        f"{THIS} took {slower(odd, layer(v=np.uint8(0)))} times the time without the "
+        "Relu in ONNX Runtime, "
         f"{slower_in_openvino(odd, layer(v=np.uint8(0)))} in OpenVINO."
     )
 

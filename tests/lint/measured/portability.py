@@ -156,7 +156,7 @@ def shared_decoder() -> str:
     )
     return (
         f"ONNX Runtime and OpenVINO copy a shared DequantizeLinear ({where(one)}; "
-        f"{slower(one, other)} of the time with two in ONNX Runtime). QNN was not run."
+        f"{slower(one, other)} times the time with two in ONNX Runtime). QNN was not run."
     )
 
 
@@ -202,8 +202,8 @@ def lowest_code() -> str:
     low[::2, 0, 0, 0] = -128
     return (
         "A 3 x 3 Conv of 64 channels took "
-        f"{slower(layer(weights=low), layer(weights=stored))} of the time without -128 "
-        "in ONNX Runtime, which takes the code. LiteRT and TensorRT were not run."
+        f"{slower(layer(weights=low), layer(weights=stored))} times the time "
+        "without -128 in ONNX Runtime, which takes the code. LiteRT and TensorRT were not run."
     )
 
 

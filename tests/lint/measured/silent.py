@@ -331,6 +331,7 @@ def windows_beyond_padding() -> str:
     ours, theirs = (" x ".join(map(str, each.shape[2:])) for each in results[1])
     return (
         "Of the means of 3 x 3 windows with stride 2 over 7 x 8 elements with padding 1, OpenVINO "
-        f"computes {changed} otherwise than ONNX Runtime. Of the largest elements of 2 x 2 windows "
-        f"over them, with padding 1 at the end, it returns {theirs}, and ONNX Runtime {ours}."
+        f"computes {changed} differently from ONNX Runtime. Of the largest elements of 2 x 2 "
+        "windows over them, with padding 1 at the end, it returns "
+        f"{theirs}, and ONNX Runtime {ours}."
     )

@@ -71,10 +71,10 @@ def batch_norm() -> str:
     ones = {"k": np.full(64, 1.5, F), "m": np.zeros(64, F)}
     odd, real = layer(middle="g = BatchNormalization (f, k, m, m, k)", **ones), float_layer()
     return (
-        f"{THIS}: in ONNX Runtime {slower(odd, real)} of the time of the Conv without quantizers, "
-        f"{slower(layer(), real)} once it is folded; in OpenVINO "
+        f"{THIS}: in ONNX Runtime {slower(odd, real)} times the time of the Conv without "
+        f"quantizers, {slower(layer(), real)} times once it is folded; in OpenVINO "
         f"{slower_in_openvino(odd, real)} and "
-        f"{slower_in_openvino(layer(), real)}."
+        f"{slower_in_openvino(layer(), real)} times."
     )
 
 
@@ -178,7 +178,7 @@ def unequal() -> str:
     named = DATA | {"w": codes(64, 64, 3, 3), "t": np.full(64, 3e-4, F), "u": F(0.03)}
     odd, plain = model(text, p=F(0.02), **named), model(text, p=F(0.03), **named)
     return (
-        f"{THIS}, behind a Concat took "
+        f"{THIS} behind a Concat took "
         f"{against(odd, plain, 'the time with equal scales')} ({where(odd)})."
     )
 
@@ -268,9 +268,9 @@ def integer_conv() -> str:
         a = Cast <to = 1> (f) m = Mul (s, t) y = Mul (a, m) }"""
     odd = model(text, w=codes(64, 64, 3, 3), o=np.int8(0), t=F(3e-4))
     return (
-        f"{THIS}, as ConvInteger with dynamic scales took {slower(odd, float_layer())} "
-        "of the time of the float Conv in ONNX Runtime, the static form "
-        f"{slower(layer(), float_layer())}."
+        f"{THIS}, as ConvInteger with dynamic scales, took {slower(odd, float_layer())} "
+        "times the time of the float Conv in ONNX Runtime, and "
+        f"{slower(layer(), float_layer())} times with static scales."
     )
 
 
