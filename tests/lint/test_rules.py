@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from qgraph.lint.engine import lint
@@ -39,6 +40,10 @@ EXPORTER = re.compile(
     r"|The exporter has no influence"
 )
 """An exporter with its setting; ONNX Runtime counts only as a quantizer, not as a runtime."""
+PART = re.compile(r"ONNX Runtime(.*?)(?=Brevitas|NNCF|PyTorch|ModelOpt|QKeras|Quark|tf2onnx|$)")
+OUTSIDE = re.compile(r"session\.|[a-z]+-[a-z]")
+"""Keys of a session, and passes of qgraph."""
+WORD = re.compile(r"[A-Za-z_]\w+")
 
 
 def found(rule: LintRule, text: str, target: str | None):
@@ -78,6 +83,20 @@ def test_a_page_says_what_why_and_what_to_do(rule: LintRule) -> None:
 def test_each_remedy_names_an_exporter_or_says_that_none_matters() -> None:
     remedies = {rule.id: page_of_rule(rule).remedy for rule in RULES}
     assert [each for each, text in remedies.items() if not EXPORTER.search(text)] == []
+
+
+def test_the_settings_of_onnx_runtime_exist() -> None:
+    """Names that follow ONNX Runtime in a remedy are words of its installed quantizer."""
+    root = Path(onnxruntime.__file__).parent
+    files = [*(root / "quantization").rglob("*.py"), root / "transformers" / "float16.py"]
+    known = {word for file in files for word in WORD.findall(file.read_text("utf-8"))}
+    named: dict[str, str] = {}
+    for rule in RULES:
+        for part in PART.findall(page_of_rule(rule).remedy):
+            codes = (code for code in re.findall(r"`([^`]+)`", part) if not OUTSIDE.match(code))
+            named |= {word: rule.id for code in codes for word in WORD.findall(code)}
+    assert {word: rule for word, rule in named.items() if word not in known} == {}
+    assert {"quantize_static", "per_channel", "MatMulNBitsQuantizer"} <= set(named)
 
 
 def test_ids_are_stable() -> None:
