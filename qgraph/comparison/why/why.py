@@ -332,19 +332,19 @@ def _executor(model: Model | ir.Model, backend: str) -> Executor:
     return prepare(model if isinstance(model, ir.Model) else model.ir, backend, shares_memory=True)
 
 
-class _Form(NamedTuple):
+class _ValueForm(NamedTuple):
     shape: tuple[int, ...]
     size: int
 
 
 def _forms(
     executor: Executor, feeds: Mapping[str, Any], values: Sequence[ir.Value]
-) -> dict[ir.Value, _Form]:
+) -> dict[ir.Value, _ValueForm]:
     """Return shape and size in bytes of some values; none of them is held."""
-    found: dict[str, _Form] = {}
+    found: dict[str, _ValueForm] = {}
 
     def see(name: str, array: Any) -> None:
-        found[name] = _Form(np.shape(array), np.asarray(array).nbytes)
+        found[name] = _ValueForm(np.shape(array), np.asarray(array).nbytes)
 
     executor.run(feeds, taps=list(dict.fromkeys(str(v.name) for v in values)), observe=see)
     return {value: found[str(value.name)] for value in values}
