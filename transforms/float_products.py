@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.edit import Editor, Region
+from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.inventory.einsums import quantized_einsums
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
@@ -27,36 +27,43 @@ class FloatProducts(Transform):
     1. ``MatMul(x, y) -> MatMul(x, Max(y, lowest))``, where quantizers compute ``x`` and ``y`` from
        data, and ``lowest`` is the lowest finite number of the type; likewise Gemm.
     2. ``Einsum(x, y) -> Einsum(x, Max(y, lowest))`` likewise, also if ``y`` are weights.
+    3. ``data=true``: ``Conv(x, w, b) -> Conv(Max(x, lowest), w, b)`` for layers with quantized
+       weights ``w``, instead.
 
     The Max changes no number. Without it, OpenVINO multiplies the codes, and processors without
     VNNI cut off large sums of such products.
     """
 
     nodes: str = option("*", help="names of operators, such as *attention*|!*MatMul_1")
+    data: bool = option(False, help="whether layers with weights get a Max before their data")
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before the second operand of each product, and report it."""
         editor = Editor(model.ir)
-        for node in [*_products(model), *quantized_einsums(model.ir)]:
+        einsums = [] if self.data else quantized_einsums(model.ir)
+        for node in [*_products(model, has_weights=self.data), *einsums]:
             if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
                 continue
-            x, y, *others = node.inputs
-            if x is None or y is None:
+            operands: list[Operand | None] = list(node.inputs)
+            index = 0 if self.data else 1
+            y = node.inputs[index]
+            if y is None:
                 continue
             dtype = y.dtype or ir.DataType.FLOAT
             lowest = np.asarray(ir.DataType(dtype).min, dtype.numpy())
             draft = editor.draft(Region(y, node.outputs[0], (node,)))
             limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=dtype)
-            draft.giving(draft.copy(node, [x, limited, *others]))
+            operands[index] = limited
+            draft.giving(draft.copy(node, operands))
             replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
 
 
-def _products(model: Model) -> list[ir.Node]:
-    """Return the products of two operands of data."""
-    layers = list(quantized_layers(model.ir))
-    constants = [
-        (each.description.x.is_constant, each.description.w.is_constant) for each in layers
+def _products(model: Model, *, has_weights: bool) -> list[ir.Node]:
+    """Return the products of data and weights, or of two operands of data."""
+    return [
+        layer.node
+        for layer in quantized_layers(model.ir)
+        if not layer.description.x.is_constant and layer.description.w.is_constant is has_weights
     ]
-    return [layer.node for layer, known in zip(layers, constants, strict=True) if not any(known)]

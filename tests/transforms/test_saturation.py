@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 
 import qgraph
@@ -163,6 +164,22 @@ def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_intege
     found = core.compile_model(str(tmp_path / "out.onnx"), "CPU", options)([a, b])[0]
     assert np.abs(np.rint(found / 40) - exact).max() <= 1
     assert len(np.unique(exact)) > 1
+
+
+@pytest.mark.runtime
+def test_onnx_runtime_gets_unsigned_data():
+    """Only the second operand of such a product would have INT8 codes."""
+    proto = data_product(("int8", "int8"), (0, 0), "-128, 127")
+    (clip,) = (node for node in proto.graph.node if node.op_type == "Clip")
+    proto.graph.node.remove(clip)
+    next(node for node in proto.graph.node if "c" in node.input).input[0] = "p"
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, "onnxruntime-cpu@x86-64-no-vnni")
+    assert [layer.kernel for layer in result.layers] == ["QLinearMatMul"]
+    assert str(result.certificate.verdict) == "proved"
+    assert not result.saturating
+    kinds = {each.inputs[2].dtype for each in model.nodes("QuantizeLinear")}
+    assert kinds == {onnx_ir.DataType.UINT8}
 
 
 @pytest.mark.runtime

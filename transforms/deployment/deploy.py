@@ -38,6 +38,7 @@ from qgraph.transforms.deployment.attempts import (
     unchanged,
     unchanged_layers,
 )
+from qgraph.transforms.deployment.biases import misread_biases
 from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
@@ -140,6 +141,7 @@ def deploy(
         or is_misread(reference, profile)
         or failing(reference, profile)
         or unstored(reference, profile)
+        or misread_biases(reference, profile)
         or runtime.refuses(reference)
     ):
         how = reference, profile, request, patterns
@@ -222,7 +224,9 @@ def _gaining(
             after = listed(reference, attempt, runtime)
         models = reference, attempt.model
         slower = [len(marked_slower(each, profile)) for each in models]
-        misread = [is_misread(each, profile) for each in models]
+        misread = [
+            is_misread(each, profile) + len(misread_biases(each, profile)) for each in models
+        ]
         # What fails when it runs is left in float, although the session lists a kernel for it.
         left = [
             len(each.left) + (len(failing(model, profile)) if each.is_executed else 0)

@@ -13,8 +13,9 @@ from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
-from qgraph.transforms.base import Transform
+from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.attempts import Attempt, proved, unchanged
+from qgraph.transforms.deployment.biases import misread_biases
 from qgraph.transforms.deployment.float_network import float_network
 from qgraph.transforms.deployment.forms import (
     Left,
@@ -27,6 +28,7 @@ from qgraph.transforms.deployment.forms import (
 from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.deployment.tuning import Tuning, tune
 from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.float_products import FloatProducts
 
 _ROUNDS = 21
 _CLEAR = 0.98
@@ -71,8 +73,13 @@ def preferred(
         UnsupportedError: the runtime is not installed.
     """
     attempt = _with(unsaturated(attempt.model, profile), attempt, reference, request)
+    biases = misread_biases(attempt.model, profile)
+    if biases:
+        names = "|".join(map(escaped, biases))
+        attempt = _with([FloatProducts(nodes=names, data=True)], attempt, reference, request)
     failed = failing(attempt.model, profile) | saturating(attempt.model, profile)
     attempt = _leaving(attempt, reference, request, failed)
+    failed |= biases
     if prefer is Preference.SIZE:
         return Preferred(attempt, failed | packed(attempt.model))
     if prefer is Preference.SPEED:

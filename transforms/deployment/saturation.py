@@ -31,6 +31,7 @@ from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.repack import CodeTarget, Repack
+from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
 from qgraph.transforms.weights.stored_codes import stored_codes
 
 _WITHOUT = (ZeroPoint.NONE, ZeroPoint.ZERO)
@@ -68,14 +69,19 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 
 def unsaturated(model: Model, profile: Profile) -> list[Transform]:
-    """Return the pass that stores weights so that no sum saturates; nothing if none is needed."""
+    """Return the passes that store codes so that no sum saturates; nothing if none is needed."""
+    steps: list[Transform] = []
     for rule in profile.saturating:
-        layers = [layer for layer in _wide(model, rule, profile) if layer.description.w.is_constant]
-        if layers and rule.instead is not None:
-            nodes = "|".join(escaped(label(layer.node)) for layer in layers)
-            to = CodeTarget(rule.instead.lower())
-            return [Repack(to=to, scales=False, activations=False, nodes=nodes)]
-    return []
+        if rule.instead is None:
+            continue
+        to, wide = CodeTarget(rule.instead.lower()), list(_wide(model, rule, profile))
+        nodes = [escaped(label(each.node)) for each in wide if each.description.w.is_constant]
+        if nodes:
+            names = "|".join(nodes)
+            steps.append(Repack(to=to, scales=False, activations=False, nodes=names))
+        if len(nodes) < len(wide):
+            steps.append(ShiftZeroPoints(activations=CodeSign(str(to)), weights=CodeSign.KEEP))
+    return steps
 
 
 def always_saturates(model: Model, profile: Profile) -> bool:
