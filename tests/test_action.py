@@ -212,7 +212,7 @@ def test_undecided_fails_unless_it_is_allowed(project):
     assert project.run(COMPARE, **pair, allow_undecided="true").status == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_gravest_status_decides_not_the_highest(project):
     import onnx_ir as ir
 
@@ -242,7 +242,7 @@ def test_stars_pair_files_in_nested_folders_and_names_with_blanks(project):
     assert project.run(COMPARE, **pair).outputs == {"pairs": "1", "status": "0"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pages_are_written_on_demand(project):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
@@ -367,7 +367,7 @@ def test_hook_compares_models_with_their_locks(hooks, project):
     assert "format: uint4 -> uint8" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("name", ["qgraph-check", "qgraph-prove"])
 def test_hook_compares_the_models_that_its_arguments_name(hooks, project, name):
     pair = ["models/digits_brevitas.onnx", "build/digits_brevitas_qdq.onnx"]

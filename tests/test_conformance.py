@@ -79,6 +79,7 @@ def of_operator(operator: str) -> list[Quantizer]:
     return [quantizer for quantizer in rows() if quantizer.row.operator == operator]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_sample_of_all_rows_is_equal_or_refused_for_a_good_reason(count):
     every = list(rows())
@@ -88,7 +89,7 @@ def test_a_sample_of_all_rows_is_equal_or_refused_for_a_good_reason(count):
     assert not faults(found)
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("operator", SHORT)
 def test_the_document_says_what_is_so(operator):
     found = table(of_operator(operator))
@@ -124,6 +125,7 @@ def test_every_operator_has_rows_of_every_granularity_it_has():
     }
 
 
+@pytest.mark.slow
 def test_no_two_rows_are_the_same():
     every = [quantizer.row for quantizer in rows()]
     assert len(set(every)) == len(every)

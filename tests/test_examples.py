@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_convert_digits_finds_every_output_equal(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "convert_digits.py", tmp_path / "new" / "folder"],
@@ -36,7 +36,7 @@ def test_convert_digits_finds_every_output_equal(tmp_path: Path) -> None:
         assert {node.domain for node in graph.node} == {""}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_weights_are_folded_on_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     weight = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_weights_are_folded_on_a_cluster(tmp_path: Path) -> None:
     assert (tmp_path / "out.onnx.data").stat().st_size == weight.size // 2
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("notebook", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebooks_print_what_they_show(notebook: Path, tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")

@@ -108,6 +108,7 @@ def test_moved_files_are_read_at_their_new_place(tree: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.slow
 def test_picture_leaves_out_what_follows(tree: Path) -> None:
     path = tree / "picture.svg"
     run("--picture", path, "--root", tree)

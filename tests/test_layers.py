@@ -71,10 +71,12 @@ def test_imports_go_down(imports: list[Import]) -> None:
     assert [str(each) for each in imports if each.is_upward] == []
 
 
+@pytest.mark.slow
 def test_imports_form_no_circle(imports: list[Import]) -> None:
     assert circles(graph_of_modules(imports)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", FORBIDDEN)
 def test_some_components_never_reach_others(imports: list[Import], source: str) -> None:
     graph = graph_of_modules(imports)
@@ -84,6 +86,7 @@ def test_some_components_never_reach_others(imports: list[Import], source: str) 
     assert sorted(each for each in reached if component(each) in FORBIDDEN[source]) == []
 
 
+@pytest.mark.slow
 def test_meaning_of_a_quantizer_does_not_rest_on_its_operators(imports: list[Import]) -> None:
     """Nodes are run by the definition of their operator, and read as the parameters of another."""
     quantizer = [each for each in imports if each.source == "qgraph.quantizers.quantizer"]
@@ -104,6 +107,7 @@ def libraries(tree: ast.AST, *, lazy: bool = False) -> set[tuple[str, bool]]:
     return found
 
 
+@pytest.mark.slow
 def test_libraries_are_imported_where_they_belong() -> None:
     seen = set()
     for file in files():
@@ -157,6 +161,7 @@ def test_importing_the_package_changes_nothing() -> None:
     assert changed_by_importing(["qgraph"], []) == ["changed:"]
 
 
+@pytest.mark.slow
 def test_importing_all_of_the_library_changes_nothing() -> None:
     """Libraries are imported before, since importing these may change something."""
     names = {module_of(file) for file in files()} - {"qgraph.__main__"}

@@ -117,6 +117,7 @@ print("loaded:", *sorted(heavy & set(sys.modules)))
     assert run_python("-c", program).splitlines()[-1] == "loaded:"
 
 
+@pytest.mark.slow
 def test_a_command_does_not_load_sympy() -> None:
     """The command line alone defers it: the library leaves the imports of others as they are."""
     example = ROOT / "examples" / "digits_brevitas.onnx"

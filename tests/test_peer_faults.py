@@ -166,6 +166,7 @@ WRITES_ITS_TEXT = "compiled.py"
 """The file that compiles loops for numba: its text is made of fixed forms and of numbers."""
 
 
+@pytest.mark.slow
 def test_the_sources_call_nothing_that_runs_text():
     root = Path(qgraph.__file__).parent
     folders = [root, root.parent / "transforms", root.parent / "cli"]

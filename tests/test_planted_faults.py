@@ -3,9 +3,12 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_every_fault_can_be_planted():
     script = runpy.run_path(str(ROOT / ".ci" / "mutate"))
     sources = [p.read_text() for folder in script["SOURCES"] for p in (ROOT / folder).rglob("*.py")]

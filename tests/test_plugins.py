@@ -72,7 +72,7 @@ def test_the_example_imports_public_names_only_and_stays_short() -> None:
         assert set(ours) <= {"qgraph.plugin"}, file
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_test_of_the_example_finds_a_kernel_that_is_not_its_definition(tmp_path: Path) -> None:
     folder = tmp_path / "plugin"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -86,7 +86,7 @@ def test_the_test_of_the_example_finds_a_kernel_that_is_not_its_definition(tmp_p
     assert subprocess.run(command, cwd=folder, env=env, check=False).returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_installed_plugin_is_known_to_all_commands(tmp_path: Path) -> None:
     site = installed(tmp_path)
     assert "mychip" in run(tmp_path, "targets", path=str(site)).stdout
@@ -121,7 +121,7 @@ def test_a_rule_of_a_plugin_is_asked_explained_and_fixed(tmp_path: Path) -> None
     assert "An Identity node copies its data." in told.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_in_the_dialect_of_a_plugin_is_deployed(tmp_path: Path) -> None:
     """BatchNormalization is folded, which takes the shapes behind its quantizers."""
     plugin = ["--plugin", "qgraph_mychip.dialect"]

@@ -127,7 +127,7 @@ def run(folder: Path, **settings: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_depends_on_the_processor(tmp_path: Path) -> None:
     present = features()
     cores = [name for name, needed in CORES.items() if needed in present]

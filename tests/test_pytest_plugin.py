@@ -124,13 +124,14 @@ def errors(text: str | None) -> list[str]:
     return lines
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_equal_models_pass(failures):
     passed = {name for name, text in failures.items() if text is None}
     assert "test_equal" in passed
     assert "test_00_nothing_heavy_is_loaded_yet" in passed
 
 
+@pytest.mark.slow
 def test_tolerances_are_those_of_check(failures):
     found = {name: text for name, text in failures.items() if name.startswith("test_tolerance")}
     assert len(found) == 5

@@ -102,6 +102,7 @@ def test_different_networks_have_one_qcdq_file():
     assert file("floor", "qonnx").read_bytes() != file("round", "qonnx").read_bytes()
 
 
+@pytest.mark.cases(fast=1)
 @PAIRS
 def test_exactly_the_truncation_differs(dropping):
     found = qgraph.prove(file(dropping, "qonnx"), file(dropping, "qcdq"))
@@ -120,7 +121,7 @@ def test_exactly_the_truncation_differs(dropping):
     assert region.witness.reference != region.witness.candidate
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @PAIRS
 def test_the_differing_inputs_are_counted_exactly(dropping):
     """Below a quarter of a step of the result both give 0, above the last code both the last."""
@@ -138,6 +139,7 @@ def test_the_differing_inputs_are_counted_exactly(dropping):
     assert [r.differing_inputs for r in found.regions if r.verdict == "different"] == [count]
 
 
+@pytest.mark.cases(fast=1)
 @PAIRS
 def test_an_input_of_the_whole_model_shows_it(dropping):
     found = qgraph.prove(file(dropping, "qonnx"), file(dropping, "qcdq"), runs=20)
@@ -149,7 +151,7 @@ def test_an_input_of_the_whole_model_shows_it(dropping):
     assert np.abs(a - b).max() > 0.05
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @PAIRS
 def test_the_certificate_holds(dropping, tmp_path, capsys):
     pair = [str(file(dropping, form)) for form in FORMS]
@@ -182,7 +184,7 @@ def test_diff_shows_it(dropping, capsys):
     assert text.endswith("4 same, 1 changed\n")
 
 
-@pytest.mark.cases(fast=5)
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize("form", FORMS)
 @PAIRS

@@ -32,7 +32,7 @@ def converted(path: Path, to: str, out: Path) -> Path:
     return out
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=0, slow=4)
 @pytest.mark.parametrize("to", DIALECTS)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_conversion_leaves_every_quantizer_the_same(qgraph, tmp_path, path, to):

@@ -33,6 +33,7 @@ def pair(write):
     return write(smooth("Mul", "0.25"), "a.onnx"), write(smooth("Div", "4"), "b.onnx")
 
 
+@pytest.mark.cases(fast=5, slow=7)
 @pytest.mark.parametrize(
     "arguments",
     [("info", "M"), ("check", "M", "M"), ("diff", "M", "M"), ("lint", "M"), ("why", "M", "M"),

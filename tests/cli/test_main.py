@@ -80,6 +80,7 @@ def test_what_needs_no_model_loads_no_model_library(arguments):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_libraries_for_few_functions_stay_unloaded():
     code = (
         "import sys; from qgraph.cli.main import main; main();"
@@ -92,6 +93,7 @@ def test_libraries_for_few_functions_stay_unloaded():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_a_conversion_loads_only_what_its_model_needs(tmp_path):
     model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
     unused = (

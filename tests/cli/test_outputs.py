@@ -198,7 +198,7 @@ def test_a_reader_that_goes_away_costs_no_output(files):
     assert Path("out.onnx").exists()
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("streams", "arguments", "status"),
     [

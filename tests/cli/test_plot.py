@@ -47,6 +47,7 @@ def moved(write, tmp_path):
     return path, tmp_path / "other.onnx"
 
 
+@pytest.mark.slow
 def test_a_quantizer_is_drawn(qgraph, model, tmp_path):
     out = tmp_path / "q.svg"
     found = qgraph("plot", model, "--node", "act", "-o", out)
@@ -58,7 +59,7 @@ def test_a_quantizer_is_drawn(qgraph, model, tmp_path):
     assert "output y (real units)" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pictures_are_the_same_each_time(qgraph, model, tmp_path):
     first, second = (tmp_path / name for name in ("a.svg", "b.svg"))
     for out in (first, second):
@@ -69,6 +70,7 @@ def test_pictures_are_the_same_each_time(qgraph, model, tmp_path):
     assert images[0] == images[1]
 
 
+@pytest.mark.slow
 def test_a_picture_can_be_of_pixels(qgraph, model, tmp_path):
     out = tmp_path / "q.PNG"
     assert qgraph("plot", model, "--node", "weight", "-o", out).status == 0

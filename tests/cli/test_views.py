@@ -63,7 +63,7 @@ def test_both_views_are_written(qgraph, model, other, tmp_path, read_json, comma
     assert run["artifacts"][0]["hashes"]["sha-256"] in html
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_report_makes_the_same_views_later(qgraph, model, other, tmp_path, command):
     option = "--certificate" if command == "prove" else "--report"
@@ -102,6 +102,7 @@ def test_a_model_can_be_replaced_and_shown(qgraph, model, tmp_path):
     assert "Size summary" in page.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_differences_of_a_proof_are_findings(qgraph, write, model, tmp_path, read_json):
     text = model.read_bytes().replace(b"ROUND", b"FLOOR", 1)
     changed = tmp_path / "floor.onnx"

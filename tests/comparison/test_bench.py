@@ -59,7 +59,7 @@ def codes(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "numpy"])
 def test_models_are_timed_and_their_kernels_named(runtime, product, codes):
@@ -86,6 +86,7 @@ def test_a_model_that_the_runtime_refuses_is_named(tmp_path):
         bench([path], Timing(rounds=1))
 
 
+@pytest.mark.slow
 def test_an_option_that_the_runtime_refuses_is_told(product):
     pytest.importorskip("openvino")
     settings = {"INFERENCE_PRECISION_HINT": "f32", "session.disable_quant_qdq": "1"}

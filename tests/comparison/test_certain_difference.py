@@ -105,6 +105,7 @@ def test_a_difference_has_to_reach_an_output():
     assert [str(qgraph.prove(*pair).verdict) for pair in pairs] == ["bounded", "different"]
 
 
+@pytest.mark.slow
 def test_certificates_state_the_input():
     pair = model("MatMul"), model("Gemm", others())
     certificate = qgraph.prove(*pair, evidence=True)

@@ -69,6 +69,7 @@ def test_elementwise_operators_are_looked_through() -> None:
     assert len(jumps) >= 8
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("batch", ["N", "1"])
 def test_thresholds_behind_a_product_are_crossed(batch: str) -> None:
     m = model(f"t = MatMul (x, w) y = {QUANT} (t, s, z, b)", batch, DENSE)

@@ -200,6 +200,7 @@ def store(m: Model, **arrays: Any) -> None:
         m.ir.graph.register_initializer(value)
 
 
+@pytest.mark.slow
 @pytest.mark.sums
 @pytest.mark.runtime
 def test_int8_activations_of_mat_mul_n_bits_are_found() -> None:

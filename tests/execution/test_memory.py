@@ -66,6 +66,7 @@ def peak(text: str) -> float:
         tracemalloc.stop()
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("shape", [plain, branch, function])
 def test_the_peak_of_a_chain_does_not_grow_with_its_length(shape: object) -> None:
     """Input and output of a layer, and a temporary or two; 100 layers would be 100 tensors."""

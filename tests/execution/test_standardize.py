@@ -319,7 +319,7 @@ def alone(site: Site) -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=0, slow=3)
 def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
     models: Path, model_name: str
 ) -> None:

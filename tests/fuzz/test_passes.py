@@ -162,7 +162,7 @@ def faults(seed: int, runtime: object, passes: Sequence[str] = PASSES) -> list[s
     return found
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("seed", range(3))

@@ -58,6 +58,7 @@ def nested(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_a_runtime_that_does_not_return_ends_the_command(
     nested: Path,

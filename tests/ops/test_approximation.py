@@ -108,6 +108,7 @@ def bound(steps, arithmetic) -> Approximation:
     return found
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("name", TYPES)
 def test_no_operation_leaves_its_bound(name):
     rng = np.random.default_rng(7)

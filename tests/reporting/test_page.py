@@ -236,7 +236,7 @@ def test_undecided_regions_and_refused_sites_have_their_reasons(files: dict[str,
     assert "the scale is odd" in text
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("command", ["prove", "convert", "check"])
 def test_a_page_loads_nothing_and_runs_nothing(page: Callable[[str], str], command: str) -> None:
     html = page(command)
@@ -262,6 +262,7 @@ def test_names_of_parts_are_unique_and_all_there(page: Callable[[str], str], com
     assert used <= set(named)
 
 
+@pytest.mark.slow
 def test_names_of_nodes_are_text_and_nothing_else(page: Callable[[str], str]) -> None:
     html = page("prove")
     assert "act<b>" not in html

@@ -800,7 +800,7 @@ print(deaths)
 """
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     "where", ["inline", "external", pytest.param("safetensors", marks=pytest.mark.slow)]
 )
@@ -843,7 +843,7 @@ def run_script(script: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_large_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
     """Half a gigabyte, of which loading, looking around and saving again touch nothing."""
     path = tmp_path / "m.onnx"
@@ -873,6 +873,7 @@ assert grown < 100_000, grown
     assert (tmp_path / "out.onnx.data").stat().st_size == 1 << 29
 
 
+@pytest.mark.slow
 def test_real_models_come_back_as_they_were(models: Path, tmp_path: Path) -> None:
     for path in sorted(models.glob("*.onnx")):
         storage.save(storage.load(path), tmp_path / path.name)

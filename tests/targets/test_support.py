@@ -261,7 +261,7 @@ FORMS = {
 }
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 def test_onnx_runtime_loads_what_it_is_said_to_load(models, tmp_path, model_name):
     """Real models, and what conversion and folding make of them, also with FP4 and INT2."""

@@ -35,6 +35,7 @@ def executed(path: Path, tmp_path: Path) -> list[str]:
     return [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
 
 
+@pytest.mark.slow
 def test_a_convolution_with_its_normalization_becomes_integer(network, tmp_path):
     import onnxruntime
 
@@ -63,6 +64,7 @@ def test_a_convolution_with_its_normalization_becomes_integer(network, tmp_path)
     assert len(np.unique(after)) > 10
 
 
+@pytest.mark.slow
 def test_what_was_deployed_stays_as_it_is(network):
     model = qgraph.load(network)
     qgraph.deploy(model, "onnxruntime-cpu")
@@ -73,6 +75,7 @@ def test_what_was_deployed_stays_as_it_is(network):
     assert [layer.before for layer in again.layers] == ["QLinearConv"]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_kept_is_left_with_its_reason(network):
     found = qgraph.deploy(network, "onnxruntime-cpu", keep=["con*"])
     (layer,) = found.layers
@@ -83,12 +86,14 @@ def test_a_layer_that_is_kept_is_left_with_its_reason(network):
         qgraph.deploy(network, "onnxruntime-cpu", keep=["conv"], require_all=True)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_keeps_no_layer_is_named(network):
     for keep, unused in (("conv", []), (["conv", "cnov"], ["cnov"])):
         notes = qgraph.deploy(network, "onnxruntime-cpu", keep=keep).notes
         assert [note.split("'")[1] for note in notes if "so none is kept" in note] == unused
 
 
+@pytest.mark.slow
 def test_a_rewrite_beyond_the_limit_is_not_done(network):
     model = qgraph.load(network)
     found = qgraph.deploy(model, "onnxruntime-cpu", within="0.00001step")
@@ -108,6 +113,7 @@ def test_a_refused_request_changes_nothing(network):
     assert model.to_proto() == before
 
 
+@pytest.mark.slow
 def test_the_command_writes_model_report_and_certificate(network, tmp_path, capsys):
     out, report, proof = (tmp_path / name for name in ("out.onnx", "r.json", "c.json"))
     command = ["deploy", str(network), "--target", "onnxruntime-cpu"]
@@ -143,7 +149,7 @@ def repeated(document, folder: Path) -> tuple[str, int]:
     return json.loads((folder / "again.json").read_text())["verdict"], status
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("name", ["brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_w1a2_bipolar"])
 def test_the_command_that_is_printed_repeats_the_verdict(name, models, tmp_path):
     source, out, report = models / f"{name}.onnx", tmp_path / "o u t.onnx", tmp_path / "r.json"
@@ -167,6 +173,7 @@ def test_a_float_model_is_told_what_to_do(tmp_path, capsys):
     assert "next: quantize the operands" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_data_shows_codes_that_differ_and_keeps_the_bounds(network, tmp_path, capsys):
     x = np.random.default_rng(1).normal(0, 3, (40, 2, 6, 6)).astype(np.float32)
     model = qgraph.load(network)
@@ -213,7 +220,7 @@ def test_the_accuracy_is_that_of_both_models(tmp_path):
     assert 0 < document["codes_that_differ"] < 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_example_runs_in_integers_and_can_be_timed():
     from qgraph.comparison.bench.beside_float import beside_float
     from qgraph.comparison.bench.measure import Timing
@@ -241,6 +248,7 @@ def test_the_example_runs_in_integers_and_can_be_timed():
     assert times["integer_nodes"] == len(found.layers)
 
 
+@pytest.mark.slow
 def test_layers_beside_an_lstm_become_integer(tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]>
         net (float[4,2,6] x) => (float[n,m] y)
@@ -290,7 +298,7 @@ def test_patterns_select_names(patterns, selected):
     assert [name for name in ("a", "b|c", "d[0]") if selects(patterns, name)] == selected
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_quantizer_beyond_the_limit_costs_no_other():
     proto = onnx.parser.parse_model("""<ir_version: 10,
          opset_import: ["": 20, "qonnx.custom_op.general": 1]>
@@ -317,6 +325,7 @@ def test_one_quantizer_beyond_the_limit_costs_no_other():
     assert len(list(model.nodes("Div"))) == 1  # of the last quantizer alone
 
 
+@pytest.mark.slow
 def test_only_the_layer_before_a_segment_beyond_the_limit_stays():
     proto = onnx.parser.parse_model("""<ir_version: 10,
          opset_import: ["": 20, "qonnx.custom_op.general": 1]>

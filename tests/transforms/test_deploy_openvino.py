@@ -47,7 +47,7 @@ def integer_products(path: Path) -> int:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("name", COUNTED)
 def test_layers_run_in_integers(name, models, tmp_path):
     path, out = models / f"{name}.onnx", tmp_path / "out.onnx"
@@ -96,6 +96,7 @@ RECURRENT = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
+@pytest.mark.slow
 def test_weights_of_an_lstm_become_numbers(tmp_path):
     proto = onnx.parser.parse_model(RECURRENT)
     random = np.random.default_rng(0)
@@ -116,6 +117,7 @@ def test_weights_of_an_lstm_become_numbers(tmp_path):
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_signed_data_with_a_zero_point_become_unsigned():
     """On processors with AMX, OpenVINO runs the signed form slower than float."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
@@ -155,6 +157,7 @@ JOINED = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "between", ["i = Relu (j)", "h = QuantizeLinear (j, s, z) i = DequantizeLinear (h, s, z)"]
 )
@@ -179,6 +182,7 @@ def test_signed_codes_that_a_concat_joins_become_unsigned(between, tmp_path):
     assert model.to_proto() == once
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_left_has_the_id_of_the_reason_that_decides():
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         net (float[N,2,6,6] x) => (float[N,2,4,4] y)
@@ -201,6 +205,7 @@ def test_a_layer_that_is_left_has_the_id_of_the_reason_that_decides():
     assert layer.reason_id == "QG013"
 
 
+@pytest.mark.slow
 def test_forms_are_not_tried_that_cannot_mend_a_missing_size(monkeypatch):
     from qgraph.transforms.deployment import attempts
 
@@ -252,6 +257,7 @@ def test_codes_that_move_after_a_product_are_no_reason():
     assert (layer.reason, layer.reason_id) == ("weights: a zero point other than 0", "QG210")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("length", ["4", "T"])
 def test_a_recurrent_network_that_openvino_compiles_is_not_said_to_be_refused(length, tmp_path):
     """OpenVINO 2026.4 refuses codes before an LSTM if the length of the sequence is fixed."""

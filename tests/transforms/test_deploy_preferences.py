@@ -26,6 +26,7 @@ source = ["run"]
 """
 
 
+@pytest.mark.slow
 def test_a_layer_that_the_profile_says_is_slower_stays_in_float(network, tmp_path):
     known = Path(qgraph.__file__).parent / "targets" / "onnxruntime-cpu.toml"
     profile = tmp_path / "own.toml"
@@ -67,6 +68,7 @@ def test_a_model_of_packed_weights_stays_and_needs_a_session_option(tmp_path):
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ codes, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_packed_weights_beside_a_quantized_layer_stay_packed():
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         net (float[N,32] x) => (float[N,8] y, float[N,8] z)
@@ -111,6 +113,7 @@ LAST_IN_FLOAT = """<ir_version: 10, opset_import: ["": 21]>
     }"""
 
 
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.parametrize("prefer", ["speed", "size"])
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 @pytest.mark.parametrize("quantized", [False, True])
@@ -169,6 +172,7 @@ def four_bits(network: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_weights_stay_packed_for_size(network):
     model = qgraph.load(four_bits(network))
     model.apply(transforms.Repack(opset=21))
@@ -207,6 +211,7 @@ def clock(monkeypatch):
     return times
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
     report = tmp_path / "r.json"
     command = ["deploy", str(network), "--target", "onnxruntime-cpu@x86-64", "--dry-run"]
@@ -251,6 +256,7 @@ def test_tuning_leaves_an_input_that_is_the_fastest(network, clock):
     assert model.to_proto() == before
 
 
+@pytest.mark.slow
 def test_a_result_that_the_target_does_not_load_is_told(tmp_path, capsys):
     """TensorRT takes no UINT8 codes: tensorrt.toml."""
     source = str(Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx")

@@ -89,6 +89,7 @@ def test_hls4ml_gets_quants_for_weights_in_fake_quantize():
     assert model.to_proto() == once
 
 
+@pytest.mark.slow
 def test_operators_on_codes_are_no_kernels_of_other_targets():
     text = """<ir_version: 8, opset_import: ["": 17]>
         g (float[2,4] x) => (float[2,3] y)
@@ -135,6 +136,7 @@ def test_a_model_without_quantized_layers_is_not_proved_in_every_form(monkeypatc
     assert model.to_proto() == before
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("target", ["litert", "tensorrt", "hls4ml"])
 def test_a_second_deployment_changes_nothing(target):
     text = NARROW.replace("y = Relu (g)", "h = DequantizeLinear (v, s) y = Conv (g, h)")
@@ -149,6 +151,7 @@ def test_a_second_deployment_changes_nothing(target):
     assert model.to_proto() == once
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_no_layer_of_codes_afterwards_has_the_reason_of_what_it_was():
     text = """<ir_version: 8, opset_import: ["": 17]>
         g (float[2,4] x) => (float[2,3] y)
@@ -182,6 +185,7 @@ UNITS = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("kind", "zero"), [("int8", "0"), ("uint8", "128")])
 @pytest.mark.parametrize("limited", ["r = Relu (c)", "r = Clip (c, low, high)"])
 def test_qnn_gets_limits_between_quantizers_of_their_own(kind, zero, limited):
@@ -233,6 +237,7 @@ def test_a_model_of_which_no_layer_fits_is_only_converted_where_it_is_not_taken(
     }
 
 
+@pytest.mark.slow
 def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
     """TensorRT takes opset 20 at most; the passes in between get this number, not the user."""
     model = qgraph.load(DIGITS)
@@ -247,7 +252,7 @@ def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
     assert "opset=20 limits what is written" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_quantizers_that_stand_behind_one_another_keep_no_layer_in_float():
     """The second one does nothing; exporters put one behind each operator."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>

@@ -65,6 +65,7 @@ def cases() -> list[object]:
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", cases())
 def test_layers_run_in_integers(models, name):

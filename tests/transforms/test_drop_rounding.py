@@ -37,7 +37,7 @@ def run(model, x):
 DIFFERENT = Exactness.DIFFERENT
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("ends", "out", "ops"),
     [
@@ -69,7 +69,7 @@ def test_the_line_leads_through_both_ends_of_the_ranges(check_pass, ends, out, o
     assert figures["outside_the_range"] == "not bounded"
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
     ("ends", "out", "levels"),
     [
@@ -107,6 +107,7 @@ def test_the_largest_error_is_found(check_pass, ends, out, levels):
     assert F(single(report).verdict.witness.candidate) == run(model, at)[0]
 
 
+@pytest.mark.slow
 def test_a_clamp_keeps_the_bound_everywhere(check_pass):
     text = fake_quantize(-1, 2, 64, (0, 6))
     step = DropRounding(clamp=True)
@@ -164,7 +165,7 @@ def test_constants_are_kept_and_ranges_without_a_line_refused(check_pass):
     assert "its output range is a point" in reasons[2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_branches_and_functions_too(check_pass):
     text = """<ir_version: 8, opset_import: ["": 16, "org.openvinotoolkit": 1, "local": 1]>
         g (float[500] x) => (float[500] y) <bool c = {1}, float a = {0}, float b = {3}> {
@@ -186,7 +187,7 @@ def test_branches_and_functions_too(check_pass):
     np.testing.assert_allclose(run(model, np.full(500, 1.25, F)), 1.75)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     "name", [pytest.param("nncf_cnn_int8_sym", marks=pytest.mark.slow), "nncf_mlp_int8_mixed"]
 )

@@ -91,7 +91,7 @@ def test_a_second_conversion_changes_nothing(models, model_name, to):
     assert ir.to_proto(model.ir) == before
 
 
-@pytest.mark.cases(fast=2, slow=21)
+@pytest.mark.cases(fast=1, slow=11)
 @pytest.mark.parametrize(("there", "back"), list(permutations(DIALECTS, 2)))
 def test_there_and_back(models, model_name, there, back):
     path = models / f"{model_name}.onnx"

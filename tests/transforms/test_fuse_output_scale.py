@@ -480,7 +480,7 @@ def test_a_runtime_computes_the_codes(check_pass):
         np.testing.assert_array_equal(model.run(feeds, backend=backend)["y"], expected)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("name", "fused"),
     [("nncf_cnn_int8_sym", 6), ("nncf_cnn_w4a4", 6), ("nncf_mlp_int8_mixed", 1)],

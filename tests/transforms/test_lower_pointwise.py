@@ -113,6 +113,7 @@ def other_order(model: qgraph.Model) -> None:
     last.attributes["perm"] = ir.AttrInt64s("perm", (0, 3, 2, 1))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("change", [other_code, other_order])
 def test_other_products_are_not_bounded(change):
     reference, model = pair()

@@ -70,7 +70,7 @@ def feeds(model: Model, models: Path) -> dict[str, Array]:
     return {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
 
 
-@pytest.mark.cases(fast=4, slow=8)
+@pytest.mark.cases(fast=3, slow=8)
 @pytest.mark.sums
 @pytest.mark.parametrize(
     "name",
@@ -152,7 +152,7 @@ def off_by_steps(core: Any, folder: Path, quantizer: Quantizer, scale: float) ->
     return np.abs(found - original.run(data, backend="numpy")["y0"]) / np.float32(scale)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("part", range(4))
 def test_it_agrees_at_every_threshold_where_scales_are_powers_of_two(core, tmp_path, part):
     for quantizer in quantizers(0.25)[part::4]:
@@ -160,7 +160,7 @@ def test_it_agrees_at_every_threshold_where_scales_are_powers_of_two(core, tmp_p
         assert not off.any(), (quantizer.row, int(np.count_nonzero(off)))
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("part", range(4))
 def test_it_is_one_level_off_at_most(core, tmp_path, part):
     for quantizer in quantizers(0.1)[part::4]:

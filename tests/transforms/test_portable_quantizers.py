@@ -198,7 +198,7 @@ ALL = {"Quant": QUANTS, "others": OTHERS, "Trunc": TRUNCS, "FloatQuant": FLOATS}
 ALL |= {"FakeQuantize": FAKES}
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("opset", [9, 13, 24, 26])
 @pytest.mark.parametrize("name", ALL)
 def test_runtime_computes_the_bits_of_the_kernel(name, opset):

@@ -83,6 +83,7 @@ def chain() -> ir.Model:
     return ir.from_onnx_text(text)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_a_chain_of_few_forms(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expect_same(chain(), to, monkeypatch)
@@ -158,7 +159,7 @@ def test_random_networks(seed: int, to: str, monkeypatch: pytest.MonkeyPatch) ->
     expect_same(ir.from_proto(network(np.random.default_rng(seed))), to, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_exported_models(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = sorted((shared / "models").glob("*.onnx"))
     for path in paths:

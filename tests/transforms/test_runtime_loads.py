@@ -82,7 +82,7 @@ def faults(path: Path, specs: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.runtime
-@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_real_models_load_after_every_pass(path: Path) -> None:
     assert faults(path, SPECS) == {}
@@ -124,7 +124,7 @@ def small_model(constant: str, body: str, kind: str, opset: int) -> Model:
     )
 
 
-@pytest.mark.cases(fast=2, slow=4)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.runtime
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,6 +53,7 @@ def in_runtime(path: Path, x: np.ndarray[Any, Any], runtime: str) -> np.ndarray[
     return np.asarray(module.Core().compile_model(str(path), "CPU", options)(x)[0])
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_deployed_without_vnni_is_right_on_every_processor(target, tmp_path):
@@ -83,6 +84,7 @@ WRITTEN = {
 """Forms of weights of 8 bits other than symmetric stored codes."""
 
 
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("target", "written"),
@@ -132,6 +134,7 @@ def data_product(kinds: tuple[str, str], points: tuple[int, int], limits: str) -
         }}""")
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("kinds", "points", "limits", "is_integer"),
@@ -166,6 +169,7 @@ def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_intege
     assert len(np.unique(exact)) > 1
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 def test_onnx_runtime_gets_unsigned_data():
     """Only the second operand of such a product would have INT8 codes."""
@@ -210,6 +214,7 @@ def test_einsum_of_wide_weights_is_right_in_openvino(equation, is_turned, tmp_pa
     assert np.abs((found.T if equation.endswith("ki") else found) - exact).max() <= 1
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kinds", [("int8", "int8"), ("uint8", "uint8")])
 def test_a_result_for_vnni_counts_products_of_data(kinds):
     points, limits = ((0, 128), "0, 255") if kinds[1] == "uint8" else ((0, 0), "-128, 127")
@@ -237,6 +242,7 @@ def test_quantizers_stay_where_every_layer_is_left_in_float():
     assert not result.saturating
 
 
+@pytest.mark.slow
 def test_weights_are_stored_as_codes_where_no_form_is_within_the_limits(monkeypatch):
     """Only stored codes can be replaced by others, so that no sum is cut off."""
     proto = onnx.parser.parse_model(TEXT.replace("v = Deq", "c = QuantizeLinear (f, t, o) v = Deq"))
@@ -269,6 +275,7 @@ def test_onnx_runtime_gets_unsigned_weights():
     assert not list(qgraph.lint(model, "onnxruntime-cpu@x86-64-no-vnni", select=ids))
 
 
+@pytest.mark.slow
 def test_layers_that_stay_wrong_are_told_first(monkeypatch):
     # no form with layers in float is within the limits
     monkeypatch.setattr(preferences, "_leaving", lambda attempt, *others: attempt)
@@ -284,6 +291,7 @@ def test_layers_that_stay_wrong_are_told_first(monkeypatch):
     assert "cuts off" not in page_of(safe).sentence
 
 
+@pytest.mark.slow
 def test_openvino_computes_the_layer_in_float():
     result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
     (layer,) = result.layers
@@ -291,6 +299,7 @@ def test_openvino_computes_the_layer_in_float():
     assert "beyond -64..64" in str(layer.reason)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_weights_of_seven_bits_stay_as_they_are(target):
     model = qgraph.load(network(64))
@@ -299,6 +308,7 @@ def test_weights_of_seven_bits_stay_as_they_are(target):
     assert weight_types(model) == {"INT8"}
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_result_for_vnni_says_where_it_is_wrong(target):
     model = qgraph.load(network(127))

@@ -203,6 +203,7 @@ def test_what_moves_too_far_is_refused_until_it_is_accepted(check_pass):
     assert high == pytest.approx(6, rel=2.0**-16)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("low", "high"), [(0.5, 2.0), (-3.0, -1.0)])
 def test_zero_is_taken_into_the_range_where_that_is_accepted(check_pass, low, high):
     text = fake_quantize(low, high, 16)
@@ -214,6 +215,7 @@ def test_zero_is_taken_into_the_range_where_that_is_accepted(check_pass, low, hi
     assert max(map(abs, ends)) == pytest.approx(max(abs(low), abs(high)), rel=2.0**-16)
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("low", "high", "levels"), [(0, 6, 256), (-0.3, 3.1, 256), (-1, 1, 16)])
 def test_scales_that_are_powers_of_two(check_pass, low, high, levels):
     step = TuneRanges(scale=TunedScales.POWER_OF_TWO, accept=1e6)

@@ -104,6 +104,7 @@ def stated_of_two(kind: str) -> dict[str, Any]:
     return dict(json.loads(json_text(proof.to_json())))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_the_segment_behind_quantizers_without_a_bound_is_checked(kind: str) -> None:
     document, one, other = stated_of_two(kind), two(kind, HONEST), two(kind, NEAR)
@@ -117,6 +118,7 @@ def test_the_segment_behind_quantizers_without_a_bound_is_checked(kind: str) -> 
     assert statuses(document, one, other)[2] != "checked"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_a_quantizer_of_another_function_is_not_checked(kind: str) -> None:
     """The numbers before rounding are not compared, whatever is stated of them."""
@@ -131,6 +133,7 @@ def test_a_quantizer_of_another_function_is_not_checked(kind: str) -> None:
         assert statuses(proved, one, two(kind, NEAR, "Sigmoid"))[place] == "unchecked"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_exchanged_quantizers_without_a_bound_are_other_codes(kind: str) -> None:
     document = stated_of_two(kind)
@@ -214,7 +217,7 @@ PRODUCTS = (
 )
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("turned", [False, True])
 def test_codes_of_an_operator_without_a_bound_are_those_of_a_quantizer(turned: bool) -> None:
     one, other, off = (

@@ -82,6 +82,7 @@ def stated(document: dict[str, Any]) -> dict[str, Any]:
     return next(r["bound"] for r in document["regions"] if r["verdict"] == "bounded")
 
 
+@pytest.mark.slow
 def test_a_bound_is_checked_and_lies_above_exact_arithmetic():
     document = proof_of_pair()
     found = checked(document, *pair())
@@ -327,7 +328,7 @@ def test_all_entries_and_outputs_are_needed():
     assert "its entries are others" in str(checked(changed, *pair()).regions[0].reason)
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("change", ["folded", "with codes as biases"])
 def test_all_regions_of_a_mobilenet_are_checked(change, monkeypatch):
     spec = importlib.util.spec_from_file_location("make_mobilenet", MAKE_MOBILENET)

@@ -155,6 +155,8 @@ def name_of(kind: ConditionKind | Condition) -> str:
 
 
 NAMES = {name_of(kind): make for kind, make in PAIRS.items()}
+FAST = {"accumulated", "any-order", "data-not-rounded", "open-size", "wrapped-sum"}
+"""Conditions of different kinds, whose models are decided soon."""
 
 
 @functools.cache
@@ -187,8 +189,10 @@ def test_there_are_models_for_each_kind() -> None:
     assert len(kinds) > 20
 
 
-@pytest.mark.cases(fast=7)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cases(fast=5, slow=13)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in NAMES]
+)
 def test_no_condition_can_be_left_out(name: str) -> None:
     document, models = certified(name)
     (place,) = (

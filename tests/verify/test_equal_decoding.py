@@ -37,6 +37,7 @@ def models(end: str) -> tuple[ir.Model, ir.Model]:
 ALIKE = CODES.replace("STEP", "step")
 
 
+@pytest.mark.slow
 def test_a_product_of_equal_decoded_codes_is_left_to_the_prover():
     pair = models(ALIKE)
     document = json.loads(json_text(qgraph.prove(*pair, evidence=True, within="1step").to_json()))
@@ -47,6 +48,7 @@ def test_a_product_of_equal_decoded_codes_is_left_to_the_prover():
     assert confirmed(document, result, *pair) == "bounded"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "end",
     [

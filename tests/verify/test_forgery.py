@@ -117,6 +117,7 @@ def test_nothing_rests_on_itself():
     refused(document(handed_on), ours, theirs, "no region proves output 'y' equal", outright=False)
 
 
+@pytest.mark.slow
 def test_two_regions_do_not_carry_each_other():
     ours = model("[f] e = Exp(x) [a] a = Neg(e) [b] y = Neg(a)")
     theirs = model("[f] e = Sin(x) [a] a = Neg(e) [b] y = Neg(a)")

@@ -198,7 +198,7 @@ def test_few_of_all_changes(name):
     assert set(found) <= HARMLESS[name]
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_eighth_of_all_changes(name):
@@ -344,7 +344,7 @@ def test_changes_in_certificates_of_real_models(real_models: dict[str, Path], na
     assert found == []
 
 
-@pytest.mark.cases(fast=0, slow=10)
+@pytest.mark.cases(fast=0, slow=5)
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx", "qonnx", "folded"])
 def test_certificates_of_all_models_hold(real_models: dict[str, Path], model_name, to):
     model = qgraph.load(real_models[model_name])
@@ -354,6 +354,7 @@ def test_certificates_of_all_models_hold(real_models: dict[str, Path], model_nam
     assert verify(document, model, changed) == document["verdict"] == "proved"
 
 
+@pytest.mark.slow
 def test_a_witness_has_to_show_the_difference():
     models = chain(differs=True)
     document = certificate(models)

@@ -87,6 +87,7 @@ def test_boxes_tile_all_inputs_of_every_channel():
         assert len(starts) in (16, 17)
 
 
+@pytest.mark.slow
 def test_a_certificate_of_different_models_states_exact_counts():
     ours, theirs = converted()
     for node in theirs.graph:
@@ -123,7 +124,7 @@ def tampered(document: dict, what: str) -> None:
             act["candidate_value"] = "nowhere"
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "what",
     [
@@ -190,6 +191,7 @@ def test_a_file_belongs_to_its_models(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["prove", "--verify", str(file), *map(str, paths)]) == 3
 
 
+@pytest.mark.slow
 def test_a_certificate_without_evidence_is_decided():
     ours, theirs = converted()
     document = json.loads(json_text(qgraph.prove(ours, theirs).to_json()))
@@ -218,7 +220,7 @@ def test_an_undecided_certificate_is_not_refuted():
     assert verify(document, *pair) == "undecided"
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 @pytest.mark.parametrize("name", ["brev_cnn_fp8e4m3", "nncf_cnn_w4a4", "brev_cnn_w4a4_trunc"])
 def test_certificates_of_real_models_hold(real_models, name, to):

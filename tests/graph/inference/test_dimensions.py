@@ -43,6 +43,7 @@ def expressions(rng: np.random.Generator) -> Dim:
     return made
 
 
+@pytest.mark.slow
 def test_operations_agree_with_numbers() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):

@@ -188,7 +188,7 @@ def lowered(case: Any, **options: Any) -> tuple[Model, SiteReport]:
     return found, site
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"QLinearSoftmax"}))
 def test_the_exact_form_has_the_codes_of_the_operator(node_case, ort, name):

@@ -19,7 +19,7 @@ def all_codes(bound: int, s_a: np.ndarray, s_b: np.ndarray, s_y: np.ndarray, z: 
     return (np.clip(codes, limits.min, limits.max) for codes in (once, real))
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_the_differing_sums_are_counted(dtype):
     random = np.random.default_rng(0)

@@ -64,7 +64,7 @@ def test_exact_forms_are_proved_and_verified(case, name, scales):
         assert verify(document, load(made.model), candidate) == "proved"
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("name", ["QLinearConv", "QLinearMatMul", "QGemm"])
 def test_real_forms_are_proved_where_the_pass_says_so(case, name):
     """The pass tries all sums; the proof looks at all floats that a sum may be rounded to."""
@@ -107,7 +107,7 @@ def text(source: str) -> Model:
     return load(onnx.parser.parse_model(source))
 
 
-@pytest.mark.cases(fast=3, slow=7)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.parametrize("name", SUMS)
 def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
     """The common form, by itself: run in NumPy against the kernel, on all seeds."""
@@ -133,7 +133,7 @@ def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
             np.testing.assert_array_equal(computed(found[0], feeds), expected)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("name", ["QLinearConv", "QLinearMatMul", "QGemm"])
 def test_changed_constants_are_never_proved(case, name):
     """One element of one constant is changed by the least that there is."""
@@ -174,7 +174,7 @@ def test_changed_constants_are_never_proved(case, name):
     assert seen.total() - seen[ProofVerdict.PROVED] >= 3
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("form", SumForm)
 @pytest.mark.parametrize("name", ["QLinearAdd", "QLinearMul"])
 def test_operators_on_pairs_of_codes_are_proved_and_verified(case, name, form, scales):
@@ -223,7 +223,7 @@ THEIRS = (
 )
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("k", "weight", "s", "verdict"),
     [

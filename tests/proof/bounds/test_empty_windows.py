@@ -60,6 +60,7 @@ def test_a_mean_of_padding_is_not_bounded():
     assert any("padding alone" in str(region.reason) for region in proved.regions)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("size", "window"),
     [

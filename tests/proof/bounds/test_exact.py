@@ -31,6 +31,7 @@ def prove(*bodies: str, kind: str = "int8", within: str = "1step", unit: object 
     return qgraph.prove(*(ir.from_onnx_text(head + body) for body in bodies), within=within)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("bodies", [(SUMS, OPERATORS), (OPERATORS, SUMS)])
 def test_exact_sums_are_proved_where_multiplier_and_division_give_the_same_codes(bodies):
     found = prove(*bodies)
@@ -125,6 +126,7 @@ def bounds_of(*changes: dict[str, str]):
     return {region.reference_nodes[-1]: region for region in found.regions}, found
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("flip", [False, True])
 def test_codes_beyond_the_limits_of_one_model_count(flip):
     changes = [{}, {"HIGH": "127"}]

@@ -114,6 +114,7 @@ def test_codes_with_other_zero_points_are_no_codes_of_one_number():
     assert certified(network(LEAKY), network(other)).verdict == "undecided"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("operands", ["c, m", "m, c"])
 def test_leaky_relu_in_two_operators_differs_by_its_slope_alone(operands):
     near = np.nextafter(SLOPE, np.float32(1))

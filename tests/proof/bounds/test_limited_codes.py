@@ -54,7 +54,7 @@ def largest(models: tuple[ir.Model, ir.Model]) -> float:
 LIMITS = {"Relu": "r = Relu (X)", "Clip": "r = Clip (X, zero, six)"}
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("kind", "zero"), [("int8", 0), ("int8", -5), ("uint8", 128)])
 @pytest.mark.parametrize("name", LIMITS)
@@ -75,7 +75,7 @@ def test_codes_below_zero_need_no_relu_if_there_are_none():
     assert not qgraph.prove(*models, within="1step").beyond
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("other", ["r = Relu (a)", "r = LeakyRelu (a)"])
 def test_limits_that_are_none_are_told_apart(other):
     """Where the other model keeps negative codes, some differ by their whole range."""

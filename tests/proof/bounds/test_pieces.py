@@ -115,6 +115,7 @@ def test_functions_of_codes_lie_no_further_apart_than_the_bound(name: str) -> No
     assert codes_apart(models, every) <= bound.max_steps == 1
 
 
+@pytest.mark.slow
 def test_arithmetic_on_codes_is_proved() -> None:
     certificate, _ = proved(CODES, *FORMS["hard swish"][:2])
     assert certificate.verdict == "proved"

@@ -36,7 +36,7 @@ def farthest(models: list[ir.Model]) -> int:
     return int(np.abs(ours.astype(int) - theirs).max())
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("scales", "attributes"), [("1, 1, 1, 1.2", ""), ("1.2", ", axes = [3]")])
 def test_elements_move_along_an_axis_that_keeps_its_size(scales, attributes):
     pair = [model(order, scales, attributes) for order in ("first", "behind")]

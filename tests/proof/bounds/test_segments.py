@@ -40,7 +40,7 @@ def test_layers_of_one_form_are_paired_in_their_order():
     assert not found.beyond
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_without_a_counterpart_of_a_quantizer_is_undecided():
     text = """<ir_version: 10, opset_import: ["": 21]>
         net (int8[1,2] x) => (float[1,2] y)
@@ -70,6 +70,7 @@ def test_an_input_needs_a_range():
     assert 0 < region.bound.absolute <= 2 * 3 * 10 * 2.0**-24
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("bias", "steps"), [("1.25", 1), ("1.75", 3), ("3", 8)])
 def test_a_bias_that_is_off_is_not_taken_for_another_zero_point(bias, steps):
     # No limit of the codes is reached, and the next scale is so large that it hides the bias.
@@ -113,6 +114,7 @@ RENUMBERED = """<ir_version: 10, opset_import: ["": 21]>
     }"""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("change", "steps"),
     [
@@ -218,6 +220,7 @@ def test_against_the_ideal_ties_are_those_of_what_the_reference_means():
     assert np.mean(ties) < 0.01
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("scale", "verdict"), [("0.05", "bounded"), ("0.0505", "undecided")])
 def test_a_product_by_one_step_on_codes_is_no_segment(scale, verdict):
     """QLinearMul by 250 * 0.002 with steps of 0.1 before and 0.05 behind gives the codes back.
@@ -280,6 +283,7 @@ def test_outputs_of_unknown_shape_say_so():
     assert str(region.reason) == "the shape of 'y' is not known"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("kind", "added", "apart"), [("Floor", -0.5, 0), ("Floor", 0.5, 1), ("Ceil", 0.5, 0)]
 )

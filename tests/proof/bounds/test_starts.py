@@ -41,7 +41,7 @@ def test_segments_begin_behind_equal_results(name):
     assert any("operators" in condition for condition in found.conditions)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_results_of_other_weights_are_no_start():
     middle = MIDDLES["data of unknown range"]
     sides = model(middle, 0.5), model(middle, 0.500001, other="1.500001")
@@ -70,6 +70,7 @@ def test_equal_quantizers_of_one_value_are_one():
     assert not found.beyond
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("middle", ["r = Reshape (a, h)", "r = Identity (a)"])
 def test_codes_that_are_only_moved_and_rounded_again_are_no_segment(middle):
     text = """<ir_version: 10, opset_import: ["": 21]>

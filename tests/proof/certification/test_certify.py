@@ -413,7 +413,7 @@ def test_what_sees_a_sign_in_both_models_is_told_once():
 class TestRealModels:
     """Every rewrite of the project, on models that others exported."""
 
-    @pytest.mark.cases(fast=4)
+    @pytest.mark.cases(fast=2)
     @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
     @pytest.mark.parametrize("name", ["brev_cnn_w4a4_trunc", "nncf_mlp_int8_mixed", "TFC_1W2A"])
     def test_some_conversions_are_proved(self, real_models, name, to):
@@ -423,7 +423,7 @@ class TestRealModels:
         found = qgraph.prove(model, converted)
         assert found.verdict == "proved", found.regions
 
-    @pytest.mark.cases(fast=0, slow=36)
+    @pytest.mark.cases(fast=0, slow=13)
     @pytest.mark.parametrize(
         "spec",
         [
@@ -793,7 +793,7 @@ class TestChainsOfClaims:
     LOST = "q = QuantizeLinear(x, s, i) a2 = DequantizeLinear(q, s, i)"
     LOST_TOO = "q = QuantizeLinear(x, s, i) k = Cast<to = 1>(q) b2 = Mul(k, s)"
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_a_sign_is_seen_wherever_it_comes_from(self):
         signature = "(float[4] x) => (float[4] o0, float[4] o1, float[4] o2, float[4] o3)"
         constants = "float s = {0.1}, int8 i = {0}, float l = {-128}, float h = {127}"
@@ -818,6 +818,7 @@ class TestChainsOfClaims:
         assert qgraph.prove(*quantizer(lines, y="string[N,4] y")).verdict == "undecided"
 
 
+@pytest.mark.slow
 def test_what_is_one_function_is_judged_once(monkeypatch):
     judged: list[object] = []
     grade = decide.grade

@@ -97,7 +97,7 @@ def half(body: str) -> ir.Model:
     return model(body, constants, "(float16[1,2,4,4] x) => (float16[N,C,H,W] y)")
 
 
-@pytest.mark.cases(fast=6)
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_models_are_never_different(name):
     pair = tuple(map(half, EQUAL[name]))

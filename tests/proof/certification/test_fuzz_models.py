@@ -90,7 +90,7 @@ def test_what_is_drawn_is_valid_and_equal_to_itself():
         assert str(prove(made, made).exactness) == "bits"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_is_wrongly_proved():
     wrong, seen = search(range(5000, 5014))
     assert not wrong

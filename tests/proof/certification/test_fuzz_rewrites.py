@@ -100,6 +100,7 @@ def check(seeds: range) -> dict[str, int]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_few_rewrites():
     seen = check(range(4))
     assert sum(seen.values()) == 8

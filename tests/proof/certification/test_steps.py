@@ -96,6 +96,7 @@ def test_a_constant_that_is_computed_hides_the_sign_of_zero(minuend, is_proved):
     assert (verdict is ProofVerdict.PROVED) == is_proved
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("high", "is_proved"), [("h", True), ("l", False)])
 def test_several_quantizers_of_one_input_are_tried_together(high, is_proved):
     """One model has a table of squares, the other multiplies what two quantizers give."""

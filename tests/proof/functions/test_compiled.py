@@ -145,6 +145,7 @@ def contracted(op: Any, x: Any) -> Any:
     return op.Add(op.Mul(x, F(1 + 2**-12)), F(-1))
 
 
+@pytest.mark.slow
 def test_a_product_and_a_sum_are_rounded_one_by_one():
     x = np.random.default_rng(0).uniform(0.5, 2, 1 << 12).astype(F)
     fused = (x.astype(np.float64) * np.float64(F(1 + 2**-12)) - 1).astype(F)

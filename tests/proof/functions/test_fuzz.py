@@ -46,6 +46,7 @@ def _mismatches(fuzzing: ModuleType, seeds: range) -> tuple[list[object], dict[s
     return wrong, seen
 
 
+@pytest.mark.slow
 def test_random_pairs_agree_with_enumeration(fuzzing: ModuleType) -> None:
     wrong, seen = _mismatches(fuzzing, range(240))
     assert not wrong, wrong[:3]

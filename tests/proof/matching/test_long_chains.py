@@ -42,6 +42,7 @@ def matched(count: int, models: Models = chains) -> Matching:
     return Matching(*normalised_models(*models(count), keep_inputs=False))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("models", [chains, blocks])
 def test_matching_takes_work_in_proportion_to_a_chain(
     monkeypatch: pytest.MonkeyPatch, models: Models
@@ -70,6 +71,7 @@ def test_each_region_of_a_chain_begins_at_the_nearest_value_and_may_begin_at_the
         assert claim.entries[-1][0].name == "x"
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_proved() -> None:
     certificate = certify(*chains(300)).certificate
     assert certificate.exactness is Exactness.BITS
@@ -96,7 +98,7 @@ QUANT = (
 )
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("branch", ["d", "e"])
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_branches_are_proved_where_they_are_joined(count: int, branch: str) -> None:
@@ -133,7 +135,7 @@ def test_what_comes_before_unlike_operators_is_compared_by_its_names() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_branches_that_are_truth_values_are_undecided() -> None:
     body = "{ a = LessOrEqual (x, l) b = LessOrEqual (x, m) c = And (a, b) y = Where (c, x, z) }"
     numbers = "<float l = {L}, float m = {M}, float z = {0}> "

@@ -68,7 +68,7 @@ def points(scales: np.ndarray = SCALES) -> np.ndarray:
     return halves[:, None] * scales
 
 
-@pytest.mark.cases(fast=7, slow=24)
+@pytest.mark.cases(fast=5, slow=24)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [
@@ -224,6 +224,7 @@ def test_constants_of_a_wide_minifloat_are_refused():
     assert f"{REMOVED} levels" in entry.reason
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_random_quantizers(check_writer, near, count):
     random = np.random.default_rng(11)

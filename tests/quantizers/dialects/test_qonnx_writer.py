@@ -210,6 +210,7 @@ def test_stored_blocks_are_held_as_blocks(check_writer):
     assert [value.const_value.shape for value in quant.inputs[:2]] == [(4, 2, 16), (4, 2, 1)]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_random_pairs(check_writer, near, count):
     random = np.random.default_rng(7)

@@ -175,7 +175,7 @@ quick = settings(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @quick
 @given(any_quantizer, st.sampled_from(DIALECTS), st.sampled_from(DIALECTS))
 def test_no_random_quantizer_is_converted_wrongly(quantizer, there, back):

@@ -120,7 +120,7 @@ def quantizer(draw: random.Random) -> list[Step]:
             return [before, rounded, *limits, ArithmeticStep("Add", zero), *limits, *after]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_quantizer_of_several_nodes_is_missed() -> None:
     draw = random.Random(0)
     notations = [Notation("qonnx"), Notation("qdq", is_pair=True), Notation("qdq")]

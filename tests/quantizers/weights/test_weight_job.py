@@ -250,7 +250,7 @@ def test_scales_that_repeat_are_offered_once(monkeypatch):
     assert set(group[0]) == set(group[1])
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.parametrize(
     "scheme",
     [
