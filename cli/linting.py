@@ -127,8 +127,10 @@ class FixOptions:
             within=self.within,
             known=known,
         )
+        # Programs read the other forms.
+        tell = show if talk.form in ("table", "text") else talk.note
         for line in fixed.listing if self.diff else ():
-            show(line)
+            tell(line)
         for step in fixed.steps:
             talk.note(f"{path}: {step}")
         target = self.out or path

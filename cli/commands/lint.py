@@ -98,7 +98,9 @@ def command(
         document = report_of(results, lint.target, failed)
         views.write(document, None, outputs)
         if lint.write_baseline is not None:
-            outputs.write_text(lint.write_baseline, written_baseline(results))
+            outputs.write_text(
+                lint.write_baseline, written_baseline(results, lint.write_baseline.parent)
+            )
         if talk.form == "github":
             # Lines that begin like a workflow command are shown otherwise, unless they are meant.
             sys.stdout.writelines(f"{line}\n" for line in github_annotations(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +24,18 @@ class LintBaseline:
 
     Attributes:
         findings: number of findings by path, id and nodes.
+        folder: the folder that paths are relative to.
     """
 
     findings: Mapping[_Key, int]
+    folder: Path = Path()
 
     def without(self, result: LintReport) -> LintReport:
         """Return the findings in a model that are not known."""
         left = Counter(self.findings)
         kept: list[LintFinding] = []
         for finding in result.findings:
-            key = _key(result, finding)
+            key = _key(result, finding, self.folder)
             if left[key] > 0:
                 left[key] -= 1
             else:
@@ -40,9 +43,9 @@ class LintBaseline:
         return replace(result, findings=tuple(kept), known=len(result.findings) - len(kept))
 
 
-def written_baseline(results: Iterable[LintReport]) -> str:
-    """Return the text of a file with all findings in some models."""
-    count = Counter(_key(result, finding) for result in results for finding in result.findings)
+def written_baseline(results: Iterable[LintReport], folder: Path) -> str:
+    """Return the text of a file in a folder, with all findings in some models."""
+    count = Counter(_key(each, finding, folder) for each in results for finding in each.findings)
     entries = [
         {"path": path, "id": rule_id, "nodes": list(nodes), "count": number}
         for (path, rule_id, nodes), number in sorted(count.items())
@@ -73,9 +76,17 @@ def read_baseline(path: Path) -> LintBaseline:
             f"{path}: is no baseline ({error}), expected a file that 'qgraph lint "
             "--write-baseline' wrote. Write it again."
         ) from error
-    return LintBaseline(counts)
+    return LintBaseline(counts, path.parent)
 
 
-def _key(result: LintReport, finding: LintFinding) -> _Key:
-    path = Path(str(result.model.path or "")).as_posix()
+def _key(result: LintReport, finding: LintFinding, folder: Path) -> _Key:
+    path = "" if result.model.path is None else _relative(result.model.path, folder)
     return path, finding.rule.id, finding.nodes
+
+
+def _relative(path: str, folder: Path) -> str:
+    """Return a path as seen from a folder, so that it is the same wherever a command runs."""
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:
+        return Path(path).absolute().as_posix()  # on another drive

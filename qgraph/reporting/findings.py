@@ -153,7 +153,7 @@ def sarif_log(document: Mapping[str, Any]) -> str:
         "tool": {"driver": _driver(page.version, kinds)},
         # Code scanners keep only the last run of each such name.
         "automationDetails": {"id": "/".join(["qgraph", page.command, *subject, ""])},
-        "invocations": [{"executionSuccessful": True}],
+        "invocations": [_invocation(document)],
         "artifacts": [_artifact(file) for file in files.values()],
         "results": [_result(each, kinds, files) for each in page.findings if each.rule],
         "columnKind": "unicodeCodePoints",
@@ -163,6 +163,20 @@ def sarif_log(document: Mapping[str, Any]) -> str:
         },
     }
     return json_text({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]})
+
+
+def _invocation(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether all models were read, and a notification for each other one."""
+    notifications = [
+        {
+            "level": "error",
+            "message": {"text": each["error"]},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri(each["path"])}}}],
+        }
+        for each in document.get("failed", ())
+    ]
+    ended = {"executionSuccessful": not notifications}
+    return ended | ({"toolExecutionNotifications": notifications} if notifications else {})
 
 
 def _kinds(page: Page) -> dict[str, FindingKind]:
@@ -277,6 +291,11 @@ def junit_report(document: Mapping[str, Any]) -> str:
         count[f"{outcome}s"] += 1
         attributes = {"message": printable(finding.text), "type": finding.rule}
         ET.SubElement(case, outcome, attributes).text = printable(finding.more)
+    for unread in document.get("failed", ()):
+        count.update(("tests", "errors"))
+        name = one_line(printable(unread["path"]))
+        case = ET.SubElement(suite, "testcase", classname=class_name, name=name)
+        ET.SubElement(case, "error", message=printable(unread["error"]), type="unreadable")
     for key in ("tests", "failures", "errors", "skipped"):
         suite.set(key, str(count[key]))
     sentences = [page.sentence, *(text for section in page.sections for text in section.text)]

@@ -70,11 +70,23 @@ def test_a_warning_is_a_failure_of_a_test_and_no_error(qgraph, folder: Path) -> 
 
 def test_a_model_that_cannot_be_read_is_named_and_the_others_are_linted(qgraph, folder) -> None:
     Path("sub/broken.onnx").write_bytes(b"nothing")
-    outcome = qgraph("lint", ".", "--report", "r.json")
+    views = ("--report", "r.json", "--sarif", "r.sarif", "--junit", "r.xml")
+    outcome = qgraph("lint", ".", *views)
     assert outcome.status == 3
     document = json.loads(Path("r.json").read_text())
     assert len(document["models"]) == 2
     assert [each["path"] for each in document["failed"]] == ["sub/broken.onnx"]
+    (run,) = json.loads(Path("r.sarif").read_text())["runs"]
+    (invocation,) = run["invocations"]
+    assert not invocation["executionSuccessful"]
+    (told,) = invocation["toolExecutionNotifications"]
+    (place,) = told["locations"]
+    assert place["physicalLocation"]["artifactLocation"] == {"uri": "sub/broken.onnx"}
+    assert (told["level"], told["message"]["text"]) == ("error", document["failed"][0]["error"])
+    suite = ET.parse("r.xml").getroot()
+    (error,) = suite.findall("testcase[@name='sub/broken.onnx']/error")
+    assert error.get("message") == document["failed"][0]["error"]
+    assert suite.get("errors") == "1"
     assert qgraph("lint", "sub/broken.onnx").status == 3
 
 
@@ -87,13 +99,18 @@ def test_annotations_are_those_of_github(qgraph, folder: Path) -> None:
     assert lines[-1].startswith("::notice file=trap.onnx,title=QG714 ")
 
 
-def test_sarif_has_rules_levels_and_fixes(qgraph, folder: Path) -> None:
+def write_chain() -> None:
+    """Write a model with constant codes that a pass folds."""
     text = CLEAN.replace("y = Sigmoid (x) }", """y = MatMul (x, e)
         [chain] e = DequantizeLinear (k, s) k = Clip (w, lo, hi) }""").replace(
         "{ [one]", """<int8[4,4] w = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4},
         int8 lo = {-8}, int8 hi = {7}, float s = {0.1}> { [one]""")  # fmt: skip
     proto = ir.serde.serialize_model(ir.from_onnx_text(text))
     Path("chain.onnx").write_bytes(proto.SerializeToString())
+
+
+def test_sarif_has_rules_levels_and_fixes(qgraph, folder: Path) -> None:
+    write_chain()
     assert qgraph("lint", "chain.onnx", "--select", "QG413", "--sarif", "r.sarif").status == 1
     (run,) = json.loads(Path("r.sarif").read_text())["runs"]
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["QG413"]
@@ -105,6 +122,22 @@ def test_sarif_has_rules_levels_and_fixes(qgraph, folder: Path) -> None:
     (change,) = fix["artifactChanges"]
     assert change["artifactLocation"]["uri"] == "chain.onnx"
     assert change["replacements"]
+
+
+def test_the_paths_of_a_baseline_are_those_from_its_folder(qgraph, folder: Path, monkeypatch):
+    assert qgraph("lint", "trap.onnx", "--write-baseline", "sub/known.json").status == 0
+    monkeypatch.chdir("sub")
+    assert qgraph("lint", "../trap.onnx", "--baseline", "known.json").status == 0
+    Path("trap.onnx").write_bytes(Path("../trap.onnx").read_bytes())
+    assert qgraph("lint", "trap.onnx", "--baseline", "known.json").status == 1
+
+
+def test_a_report_for_programs_has_no_lines_of_the_difference(qgraph, folder: Path) -> None:
+    write_chain()
+    assert "+++ after" in qgraph("lint", "chain.onnx", "--fix", "--diff").out
+    outcome = qgraph("lint", "chain.onnx", "--fix", "--diff", "--format", "json")
+    assert json.loads(outcome.out)["command"] == "lint"
+    assert "+++ after" in outcome.err
 
 
 def test_a_baseline_leaves_known_findings_out(qgraph, folder: Path) -> None:

@@ -94,7 +94,7 @@ def test_what_is_known_is_left_or_told(rule, kind, values, zero, changed, tmp_pa
     report = lint(model, select=rule)
     assert [finding.nodes[0] for finding in report] == ["first", "second"]
     baseline = tmp_path / "known.json"
-    baseline.write_text(written_baseline([replace(report, findings=report.findings[1:])]))
+    baseline.write_text(written_baseline([replace(report, findings=report.findings[1:])], tmp_path))
     found = fix(model, select=rule, known=read_baseline(baseline))
     assert (len(found.before), len(found.after)) == (1, 0)
     (step,) = found.steps
