@@ -230,6 +230,7 @@ def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
             negative, levels = share * (quantizer.levels - 1), float(quantizer.levels)
         else:
             continue
+        negative = min(negative, levels)  # the zero point may be beyond the codes
         if negative >= levels / 4:
             text = f"{int(negative)} of {int(levels)} codes stand for negative numbers"
             yield Found(

@@ -80,13 +80,15 @@ class SeenQuantizer:
             self.ties += int(np.count_nonzero(inside & (q - np.floor(q) == 0.5)))
         codes = np.clip(np.rint(q[finite] if q.shape == finite.shape else q), lo.min(), hi.max())
         self.codes.update(np.unique(codes).astype(np.int64).tolist())
-        self._add_channels(np.where(finite, data, 0))
+        self._add_channels(data, finite)
 
-    def _add_channels(self, data: Array) -> None:
+    def _add_channels(self, data: Array, finite: Array) -> None:
         if data.ndim < 2 or not data.size:
             return
         axes = tuple(axis for axis in range(data.ndim) if axis != 1)
-        low, high = data.min(axes), data.max(axes)
+        # The range of a channel with NaN or infinite values is infinite.
+        low = np.where(finite, data, -np.inf).min(axes)
+        high = np.where(finite, data, np.inf).max(axes)
         if self.low is None or self.high is None or self.low.shape != low.shape:
             self.low, self.high = low, high
         else:

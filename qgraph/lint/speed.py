@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.scopes import input_of, producer_of
@@ -77,6 +78,10 @@ def scaling_behind_layer(facts: ModelFacts) -> Iterator[Found]:
 def activation_beside_range(facts: ModelFacts) -> Iterator[Found]:
     """A Relu or Clip is before a quantizer whose range exceeds it."""
     for layer in facts.layers:
+        site = facts.site_of.get(layer.follows[-1]) if layer.follows else None
+        scale = getattr(None if site is None else site.quantizer, "scale", None)
+        if scale is not None and not np.isfinite(scale).all():
+            continue  # a finding of its own
         for node, behind in zip(layer.follows, layer.description.behind, strict=False):
             is_open = layer.description.y is not None and not behind.is_redundant
             if node.op_type in ("Relu", "Clip") and is_open:
@@ -158,7 +163,7 @@ def result_not_quantized(facts: ModelFacts) -> Iterator[Found]:
     """The result of a quantized Conv is not quantized."""
     for layer in facts.layers:
         if layer.description.y is None and layer.node.op_type == "Conv":
-            text = "no quantizer behind the Conv: ONNX Runtime runs it in float"
+            text = "no quantizer to integers behind the Conv: ONNX Runtime runs it in float"
             yield Found((layer.node,), text)
 
 

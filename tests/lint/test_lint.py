@@ -294,6 +294,37 @@ def test_windows_are_found_that_openvino_pools_otherwise(size, stride, ends, poo
     assert bool(found) == is_other
 
 
+def test_no_range_is_known_of_a_scale_that_is_nan() -> None:
+    text = LAYER.replace("(h, s, z)", "(h, n, p)").replace("Linear (r, s, z)", "Linear (r, n, p)")
+    text = text.replace("uint8 z = {0}", "uint8 z = {0}, float n = {nan}, uint8 p = {9}")
+    found = {each.rule.id for each in qgraph.lint(model(text), select=["QG102", "QG405"])}
+    assert found == {"QG102"}
+    known = text.replace("{nan}", "{0.3}")
+    assert [each.rule.id for each in qgraph.lint(model(known), select="QG405")] == ["QG405"]
+
+
+def test_a_channel_of_infinite_data_is_not_constant() -> None:
+    text = f"""{HEADER} (float[N,2] x) => (float[N,2] y) <float s = {{0.1}}, uint8 z = {{0}}> {{
+        [here] c = QuantizeLinear (x, s, z)
+        y = DequantizeLinear (c, s, z)
+    }}"""
+    data = np.full((32, 2), np.inf, np.float32)
+    found = qgraph.lint(model(text), select=["QG803", "QG808"], inputs=[{"x": data}])
+    assert [each.rule.id for each in found] == ["QG808"]
+    found = qgraph.lint(model(text), select=["QG803"], inputs=[{"x": np.ones_like(data)}])
+    assert [each.rule.id for each in found] == ["QG803"]
+
+
+def test_no_more_codes_are_negative_than_there_are() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+    g (float[N,2] x) => (float[N,2] y) <float s = {0.3}, float z = {1000}, float b = {6}> {
+        r = Relu (x)
+        y = qonnx.custom_op.general.Quant <signed = 0> (r, s, z, b)
+    }"""
+    (finding,) = qgraph.lint(ir.from_onnx_text(text), select="QG714")
+    assert finding.figures == {"unused": 64, "levels": 64}
+
+
 def test_a_pair_of_one_scale_that_is_nan_does_not_disagree() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]>
     g (float[N,2] x) => (float[N,2] y) <float s = {nan}, int8 z = {0}> {
