@@ -1,11 +1,16 @@
-"""Shell completion of dialects, passes, targets, ids and node names."""
+"""Shell completion of dialects, passes, targets, ids, nodes and tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from qgraph.model import Model
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -48,13 +53,28 @@ def _ids(_: click.Context) -> Iterable[str]:
     return [*CAUSES, *UNMET, *RULES.names()]
 
 
-def _nodes(ctx: click.Context) -> Iterable[str]:
+def _rules(_: click.Context) -> Iterable[str]:
+    from qgraph.lint.rule import RULES
+
+    return RULES.names()
+
+
+def _model(ctx: click.Context) -> Model:
     from qgraph.model import load
 
     # An option that still lacks its value keeps click from reading the arguments before it.
-    path = next(word for word in ctx.args if not word.startswith("-"))
-    return [node.name for node in load(Path(path)).nodes() if node.name]
+    return load(Path(next(word for word in ctx.args if not word.startswith("-"))))
+
+
+def _nodes(ctx: click.Context) -> Iterable[str]:
+    return [node.name for node in _model(ctx).nodes() if node.name]
+
+
+def _tensors(ctx: click.Context) -> Iterable[str]:
+    graph = _model(ctx).ir.graph
+    values = chain(graph.inputs, *(node.outputs for node in graph))
+    return [value.name for value in values if value.name]
 
 
 dialects, passes, targets = map(_offering, (_dialects, _passes, _targets))
-ids, nodes = map(_offering, (_ids, _nodes))
+ids, rules, nodes, tensors = map(_offering, (_ids, _rules, _nodes, _tensors))

@@ -189,11 +189,18 @@ lint_options = options.gathered(
     click.option(
         "--select",
         multiple=True,
+        shell_complete=completion.rules,
         metavar="IDS",
         help="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
         "QG4, or names.",
     ),
-    click.option("--ignore", multiple=True, metavar="IDS", help="Not these rules."),
+    click.option(
+        "--ignore",
+        multiple=True,
+        shell_complete=completion.rules,
+        metavar="IDS",
+        help="Not these rules.",
+    ),
     click.option(
         "--fail-on",
         type=options.Word(_LEVELS),

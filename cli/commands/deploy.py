@@ -47,6 +47,7 @@ from qgraph.cli.several import output_folder, several_models
 @click.option(
     "--keep",
     multiple=True,
+    shell_complete=completion.nodes,
     metavar="PATTERN",
     help="Merge no factors and no biases into these layers: names, with * and ?. Repeatable.",
 )

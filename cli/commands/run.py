@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options
@@ -26,6 +26,7 @@ from qgraph.cli.progress import ProgressBar
     "taps",
     metavar="TENSOR",
     multiple=True,
+    shell_complete=completion.tensors,
     help="Tensor to show with the outputs; repeat for others.",
 )
 @options.flag("--tap-all", text="Show all inner tensors; the default backend is then numpy.")

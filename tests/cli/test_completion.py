@@ -1,4 +1,4 @@
-"""The shell is offered names of dialects, passes, targets, ids and nodes."""
+"""The shell is offered names of dialects, passes, targets, ids, nodes and tensors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.
         (["lint", "in.onnx", "--target"], "qnn", ["qnn-htp"]),
         (["explain"], "QG001", ["QG001"]),
         (["plot", MODEL, "--node"], "/features/features.2", ["/features/features.2/MaxPool"]),
+        (["deploy", MODEL, "--keep"], "/classifier/G", ["/classifier/Gemm"]),
+        (["run", MODEL, "--tap"], "sc", ["scores"]),
+        (["lint", MODEL, "--select"], "QG112", ["QG112"]),
+        (["lint", MODEL, "--ignore"], "QG112", ["QG112"]),
         (["plot", "missing.onnx", "--node"], "", []),
         ([], "wh", ["why"]),
     ],
