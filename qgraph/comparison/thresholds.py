@@ -79,7 +79,9 @@ def data_quantizers(graph: ir.Graph) -> Iterator[DataQuantizer | tuple[ir.Node, 
         except OperatorError:
             continue
         data = node.inputs[0] if node.inputs else None
-        if operator is None or data is None or operator.schema.name in _NOT_QUANTIZING:
+        if operator is None or data is None:
+            continue
+        if operator.schema.standard and operator.schema.name in _NOT_QUANTIZING:
             continue
         if constant_expression(data) is not None or data.is_initializer():
             continue

@@ -109,6 +109,10 @@ class Attribute:
             raise OperatorError(f"{where(node)}: attribute {name!r}: {error}") from error
 
 
+_OWN_DOMAINS = frozenset({"", "qonnx.custom_op.general", "org.openvinotoolkit"})
+"""Domains in which qgraph defines operators, all with different names."""
+
+
 @dataclass(frozen=True)
 class OpSchema:
     """Schema of an operator.
@@ -138,6 +142,12 @@ class OpSchema:
         """All (domain, name) pairs of this operator."""
         names = (self.name, *self.also)
         return tuple(OpKey(domain, name) for domain in self.domains for name in names)
+
+    @cached_property
+    def identity(self) -> str:
+        """Name that no other operator or version has: ``Quant-1``, ``com.example::Quant-1``."""
+        domain = self.domains[0]
+        return f"{'' if domain in _OWN_DOMAINS else f'{domain}::'}{self.name}-{self.since}"
 
     def accepts(self, node: ir.Node) -> bool:
         """Return whether ``node`` is this operator with a fitting number of inputs."""

@@ -108,7 +108,7 @@ def operator(
         quiet: Kernel = np.errstate(all="ignore")(kernel)
         schema.declare()
         entry = Operator(schema, define, quiet, resolve, stages)
-        OPERATORS.add(f"{schema.name}-{schema.since}")(entry)
+        OPERATORS.add(schema.identity)(entry)
         _BY_KEY.clear()
         return quiet
 

@@ -58,7 +58,7 @@ def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
         operator = operator_of(node)
         if operator is not None and not operator.schema.standard:
             values = sorted(operator.schema.attributes_of(node).items())
-            return operator.schema.name, operator.schema.since, tuple(present), str(values)
+            return operator.schema.identity, tuple(present), str(values)
     except OperatorError:
         pass  # compared like an unknown operator
     opset = imports.get(node.domain, 1)

@@ -9,9 +9,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import qgraph
+from qgraph.graph.schema import OpSchema
 from qgraph.numerics.formats import IntFormat
+from qgraph.ops import operator as operators
 from qgraph.ops.definitions.quantize_linear import quantize_linear
-from qgraph.ops.operator import OPERATORS, operator_of
+from qgraph.ops.operator import OPERATORS, operator, operator_of
+from qgraph.verify.operators import meaning
 
 NAMES = OPERATORS.names()
 QUANTIZERS = [name for name in NAMES if not OPERATORS.find(name).schema.standard]
@@ -175,3 +179,30 @@ def test_kernels_can_be_called_as_functions():
         precision=UNDEFINED,
     )
     assert codes.tolist() == [255, 0, 0, 255]
+
+
+def test_operators_of_other_domains_may_have_names_of_known_ones(monkeypatch):
+    monkeypatch.setattr(OPERATORS, "_entries", dict(OPERATORS._entries))
+    monkeypatch.setattr(operators, "_BY_KEY", {})
+    schema = OpSchema("Quant", ("com.example",), ("x", "scale", "zero_point", "bit_width"))
+
+    @operator(schema, define=lambda op, x, *_: op.Mul(x, 2.0))
+    def twice(x, scale, zero_point, bit_width):
+        return x * np.float32(2)
+
+    text = """<ir_version: 8, opset_import: ["": 17, "DOMAIN": 1]>
+    net (float[N] x) => (float[N] y) <float s = {0.5}, float z = {0}, float b = {8}> {
+        y = DOMAIN.Quant (x, s, z, b)
+    }"""
+    own, other = (
+        qgraph.load(ir.from_onnx_text(text.replace("DOMAIN", domain)))
+        for domain in ("com.example", "qonnx.custom_op.general")
+    )
+    x = np.array([0.3, 1], np.float32)
+    assert np.array_equal(own.run({"x": x}, backend="numpy")["y"], 2 * x)
+    assert np.array_equal(other.run({"x": x}, backend="numpy")["y"], np.array([0.5, 1], "f4"))
+    certificate = qgraph.prove(other, own)
+    assert certificate.verdict == "different"
+    assert not qgraph.verify(certificate, other, own).is_refuted
+    # nothing but the domain tells the two apart
+    assert meaning(own.ir.graph[0], {}) != meaning(other.ir.graph[0], {})

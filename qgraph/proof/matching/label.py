@@ -180,8 +180,7 @@ def _own(node: ir.Node) -> tuple[Hashable, ...] | None:
         values = tuple((name, str(value)) for name, value in sorted(items))
     except OperatorError:
         return None
-    key = operator.schema.since, node.overload
-    return ("", operator.schema.name, key, _places(node), values)
+    return ("", operator.schema.identity, node.overload, _places(node), values)
 
 
 def _version(node: ir.Node, version: int) -> Hashable:

@@ -180,7 +180,7 @@ def try_out(node: ir.Node, x: ir.Value, *parameters: Float32) -> None:
         for name, array in zip(schema.inputs[1:], parameters, strict=False)
     )
     absent = tuple(value is None for value in node.inputs)
-    key = schema.name, schema.since, repr(attributes), absent, fixed_sizes(x), constants
+    key = schema.identity, repr(attributes), absent, fixed_sizes(x), constants
     if key in _PASSED:
         return
     try:

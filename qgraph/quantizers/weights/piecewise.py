@@ -302,8 +302,8 @@ def _call(
             name, registered, defined, dtype = node.op_type, False, False, None
         else:
             arguments = operator.schema.attributes_of(node)
-            name = f"{operator.schema.name}-{operator.schema.since}"
-            registered, defined = True, operator.schema.name in _ALONG_AXIS
+            name, is_standard = operator.schema.identity, operator.schema.standard
+            registered, defined = True, is_standard and operator.schema.name in _ALONG_AXIS
             along = (arguments["axis"], arguments["block_size"]) if defined else ()
             dtype = _result_type(node, arguments) if defined else None
             operands = [operand(value, *along) for value in operator.schema.values(node)]
