@@ -14,6 +14,7 @@ from qgraph.bound import Bounding
 from qgraph.comparison import bound_runs
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
 from qgraph.reporting.check_view import check_page
+from qgraph.transforms.deployment.accuracy import accuracy
 
 SUM = """<ir_version: 10, opset_import: ["": 21]>
 net (float[N,2] x) => (float[N,1] y)
@@ -81,6 +82,13 @@ def test_a_violated_bound_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--witness" in str(raised.value)
     assert "Bound" in report.to_markdown()
     assert "violated" in report.to_junit()
+    with pytest.raises(EquivalenceError, match="do not deploy the result"):
+        accuracy(
+            *map(qgraph.load, (model("0"), model("0.6"))),
+            Bounding("1step"),
+            qgraph.Inputs({"x": X}),
+            None,
+        )
 
 
 def test_codes_of_other_numbers_and_integer_kernels_are_compared() -> None:
