@@ -23,6 +23,7 @@ from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.graph.scopes import inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
+from qgraph.inventory.narrow import narrow_values
 from qgraph.lint.codes import CodeCounts, count_codes
 from qgraph.lint.seen import Observation
 from qgraph.numerics import Array
@@ -170,6 +171,11 @@ class ModelFacts:
     def sites(self) -> list[Site]:
         """All quantizers."""
         return [site for site in self.found if isinstance(site, Site)]
+
+    @cached_property
+    def narrow(self) -> set[ir.Value]:
+        """Results of quantizers whose codes are at most 64."""
+        return narrow_values(self.model, 64)
 
     @cached_property
     def site_of(self) -> dict[ir.Node, Site]:

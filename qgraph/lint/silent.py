@@ -198,12 +198,19 @@ def scale_of_batch(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG312", "pairs-saturate", INFO, targets=("onnxruntime-cpu", "openvino-cpu"))
 def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
     """Sums of UINT8 times INT8 saturate on processors without VNNI."""
+    level = WARNING if facts.target is not None and facts.target.saturating else None
     for layer in facts.layers:
-        x, weights = (facts.decoder_of(value) for value in layer.node.inputs[:2])
-        if x is None or weights is None or x.kind not in _EIGHT_BITS or weights.kind != "INT8":
+        x, w = layer.description.x, layer.description.w
+        if x.codes not in _EIGHT_BITS or w.codes != "INT8" or not w.is_constant:
             continue
-        counts = facts.counts(weights)
-        if counts is None or max(-counts.low, counts.high) * 2 <= _BOTH:
+        weights = facts.decoder_of(layer.node.inputs[1])
+        counts = None if weights is None else facts.counts(weights)
+        if weights is None or counts is None:
+            if unmoved(layer.node.inputs[1]) not in facts.narrow:
+                text = f"weights that {w.written} computes are beyond -64..64: two neighbours can "
+                yield Found((layer.node,), f"{text}exceed 16 bits", {}, level)
+            continue
+        if max(-counts.low, counts.high) * 2 <= _BOTH:
             continue
         many = np.flatnonzero(counts.peak * 2 > _BOTH)
         text = (
@@ -211,7 +218,6 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
             "neighbours can exceed 16 bits"
         )
         figures = {"channels": listed(many), "count": int(many.size), "largest": counts.high}
-        level = WARNING if facts.target is not None and facts.target.saturating else None
         yield Found((layer.node, weights.node), text, figures, level)
 
 

@@ -357,6 +357,24 @@ def test_processors_are_named_behind_the_target():
         profile_of("finn@x86-64")
 
 
+@pytest.mark.parametrize("written", ["FakeQuantize", "QuantizeLinear"])
+@pytest.mark.parametrize("largest", [127, 60])
+def test_lint_finds_weights_that_are_no_stored_codes(written, largest):
+    text = f"""<ir_version: 8, opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[5,64] x) => (float[5,8] m)
+        <float s = {{0.05}}, uint8 z = {{0}}, float t = {{0.01}}, int8 o = {{0}},
+         float l = {{-1.27}}, float h = {{1.27}}, float g = {{0}}, float k = {{12.75}}> {{
+            {WRITTEN[written]}
+            [product] m = MatMul (d, v)
+        }}"""
+    proto = onnx.parser.parse_model(text)
+    codes = np.random.default_rng(0).integers(largest - 20, largest + 1, (64, 8))
+    tensor = onnx.numpy_helper.from_array(np.float32(codes * 0.01), "f")
+    proto.graph.initializer.append(tensor)
+    found = list(qgraph.lint(proto, "openvino-cpu@x86-64-no-vnni", select="QG312"))
+    assert [str(each.severity) for each in found] == ["warning"] * (largest > 64)
+
+
 def test_lint_warns_of_products_on_the_named_processor():
     levels = {
         name: [

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx_ir as ir
 
 from qgraph.graph.scopes import producer_of
-from qgraph.inventory.description import descriptions
 from qgraph.inventory.einsums import quantized_einsums
 from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.inventory.narrow import narrow_values
 from qgraph.inventory.saturation import saturates
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
@@ -91,7 +91,7 @@ def always_saturates(model: Model, profile: Profile) -> bool:
         layer.node
         for rule in profile.saturating
         if rule.instead is None
-        for narrow in [_narrow(model, rule)]
+        for narrow in [narrow_values(model.ir, rule.largest)]
         for layer in _wide(model, rule, profile)
         if layer.description.w.is_constant and unmoved(layer.node.inputs[1]) not in narrow
     }
@@ -133,7 +133,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
     is_stored = all(layer.description.w.is_constant for layer in layers)
     others = set[ir.Value]()
     if not is_stored or _unstored(layers, spans):
-        others = _narrow(model, rule)
+        others = narrow_values(model.ir, rule.largest)
     for layer in layers:
         weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
         is_narrow = producer_of(weights) in narrow or weights in others
@@ -149,7 +149,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
 def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
     """Return each Einsum that becomes such a product, unless its last operand is narrow."""
     nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
-    narrow = _narrow(model, rule) if nodes else set[ir.Value]()
+    narrow = narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
     return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow]
 
 
@@ -166,14 +166,6 @@ def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> boo
         and producer_of(unmoved(layer.node.inputs[1])) not in decodes
         for layer in layers
     )
-
-
-def _narrow(model: Model, rule: SaturatingProducts) -> set[ir.Value]:
-    """Return the values whose used codes are within the safe range, counted from real zero."""
-    bits = rule.largest.bit_length()
-    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
-    every = descriptions(model.ir)
-    return {each.y for each in every if each.y is not None and each.description.format in safe}
 
 
 def _is_wide(span: NumberRange, largest: int) -> bool:

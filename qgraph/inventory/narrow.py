@@ -1,0 +1,20 @@
+"""Find quantized values whose codes are small, so that no sum of two products exceeds 16 bits."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from qgraph.inventory.description import descriptions
+
+
+def narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
+    """Return the results of quantizers whose used codes are in the safe range, from real zero.
+
+    Args:
+        model: the model.
+        largest: the largest safe number, a power of two: 64 for codes from -64 to 63.
+    """
+    bits = largest.bit_length()
+    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
+    every = descriptions(model)
+    return {each.y for each in every if each.y is not None and each.description.format in safe}
