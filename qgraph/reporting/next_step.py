@@ -72,9 +72,11 @@ def _after_diff(document: Document, first: str, second: str) -> str:
     return f"qgraph why {first} {second}  # ranks quantizers by what they cost"
 
 
-def _after_why(document: Document, _first: str, second: str) -> str | None:
+def _after_why(document: Document, first: str, second: str) -> str | None:
     costs = [cost for cost in document["quantizers"] if cost["reason"] is None]
-    if not costs or document["sqnr_db"] is None:
+    if document["sqnr_db"] is None:
+        return f"qgraph prove {first} {second}  # covers every input, not only these"
+    if not costs:
         return None
     node = shlex.quote(str(costs[0]["node"]))
     return f"qgraph plot {second} --node {node} -o worst.svg  # draws the first one"
@@ -87,7 +89,18 @@ def _after_info(document: Document, model: str) -> str | None:
 
 
 def _after_run(document: Document, model: str) -> str | None:
-    return None if document["quantizers"] else f"qgraph run {model} --stats  # shows clipping too"
+    if not document["quantizers"]:
+        return f"qgraph run {model} --stats  # shows clipping too"
+    return f"qgraph lint {model}  # looks for known traps"
+
+
+def _after_bench(document: Document, _: str) -> str | None:
+    first = document["models"][0] if document["models"] else {}
+    target = _TARGETS.get(str(document["runtime"]).split(" ")[0])
+    if target is None or not first.get("float_nodes") or first.get("integer_nodes"):
+        return None
+    model = shlex.quote(str(first["path"]))
+    return f"qgraph deploy {model} -o deployed.onnx --target {target}  # for integer kernels"
 
 
 def _after_lint(document: Document, model: str) -> str | None:
@@ -96,4 +109,6 @@ def _after_lint(document: Document, model: str) -> str | None:
 
 
 _PAIRS = {"prove": _after_prove, "diff": _after_diff, "why": _after_why}
-_OTHERS = {"info": _after_info, "run": _after_run, "lint": _after_lint}
+_TARGETS = {"onnxruntime": "onnxruntime-cpu", "openvino": "openvino-cpu"}
+"""Targets by the names of runtimes."""
+_OTHERS = {"bench": _after_bench, "info": _after_info, "run": _after_run, "lint": _after_lint}

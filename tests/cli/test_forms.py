@@ -165,6 +165,35 @@ def test_advice_can_be_pasted():
     assert next_step({"command": "lock"}) is None
 
 
+EXECUTED = {"path": "a b.onnx", "integer_nodes": 0, "float_nodes": 3}
+"""A model of a measurement."""
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"command": "why", "quantizers": [], "sqnr_db": None}, ["prove", "a.onnx", "b.onnx"]),
+        ({"command": "run", "quantizers": [{}]}, ["lint", "a.onnx"]),
+        (
+            {"command": "bench", "runtime": "onnxruntime 1.32.0", "models": [EXECUTED]},
+            ["deploy", "a b.onnx", "-o", "deployed.onnx", "--target", "onnxruntime-cpu"],
+        ),
+        (
+            {
+                "command": "bench",
+                "runtime": "openvino 2026.4.1",
+                "models": [EXECUTED | {"integer_nodes": 3}],
+            },
+            None,
+        ),
+        ({"command": "bench", "runtime": "numpy 2.4.6", "models": [EXECUTED]}, None),
+    ],
+)
+def test_results_lead_on(document, words):
+    advice = next_step(document, ("a.onnx", "b.onnx"))
+    assert (advice and shlex.split(advice, comments=True)[1:]) == words
+
+
 def test_a_check_that_fails_leads_on_with_the_same_inputs(qgraph, write):
     """A large difference is cut out of the models; a small one may be rounding, with a bound."""
     text = """<ir_version: 10, opset_import: ["": 20]>

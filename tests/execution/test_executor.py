@@ -447,6 +447,6 @@ def test_exports_of_one_network_agree(models: Path, assert_same_rows: Callable[.
 def test_a_small_network_on_360_images_takes_less_than_a_second(models: Path) -> None:
     data = np.load(models / "nncf_cnn_int8_sym.npz")
     executor = Executor(qgraph.load(models / "nncf_cnn_int8_sym.onnx").ir)
-    started = time.perf_counter()
+    started = time.process_time()
     executor.run({"x": data["x"]})
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
