@@ -88,6 +88,8 @@ def test_a_model_that_cannot_be_read_is_named_and_the_others_are_linted(qgraph, 
     assert error.get("message") == document["failed"][0]["error"]
     assert suite.get("errors") == "1"
     assert qgraph("lint", "sub/broken.onnx").status == 3
+    *_, last = qgraph("lint", ".", "--format", "github").out.splitlines()
+    assert last.startswith("::error file=sub/broken.onnx::sub/broken.onnx: these 7 bytes are not")
 
 
 def test_annotations_are_those_of_github(qgraph, folder: Path) -> None:
