@@ -22,6 +22,7 @@ _COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
 """Coarse characters of bars, for encodings that lack the fine ones."""
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_BEGINS_WITH_LARGE_NUMBER = re.compile(r"[-+]?\d{1,3}(,\d{3})+(?![\d,])")
 
 
 def show_table(table: Table, talk: Talk | None = None) -> None:
@@ -75,7 +76,8 @@ def csv_text(tables: Iterable[Table], subject: str = "") -> str:
 
 def _machine_text(column: Column, cell: Cell) -> str:
     text = one_line(cell.full or cell.text)
-    return "" if text == NONE else _THOUSANDS.sub("", text) if column.number else text
+    is_number = column.number or (not column.code and _BEGINS_WITH_LARGE_NUMBER.match(text))
+    return "" if text == NONE else _THOUSANDS.sub("", text) if is_number else text
 
 
 def _in_line(text: str) -> str:

@@ -207,3 +207,8 @@ def test_csv_has_whole_cells_and_plain_digits():
         "more,x",
     ]
     assert csv_text([table], "m.onnx").splitlines()[1].startswith("m.onnx,names,/a/b,")
+    facts = Table("summary", ["name", "value"], [["inputs", "1,234,567"], ["shape", "1,3,224,224"]])
+    assert csv_text([facts]).splitlines()[1:] == [
+        "summary,inputs,1234567",
+        'summary,shape,"1,3,224,224"',
+    ]
