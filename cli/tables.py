@@ -22,7 +22,7 @@ _COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
 """Coarse characters of bars, for encodings that lack the fine ones."""
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
-_BEGINS_WITH_LARGE_NUMBER = re.compile(r"[-+]?\d{1,3}(,\d{3})+(?![\d,])")
+_LARGE_NUMBER = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def show_table(table: Table, talk: Talk | None = None) -> None:
@@ -76,7 +76,7 @@ def csv_text(tables: Iterable[Table], subject: str = "") -> str:
 
 def _machine_text(column: Column, cell: Cell) -> str:
     text = one_line(cell.full or cell.text)
-    is_number = column.number or (not column.code and _BEGINS_WITH_LARGE_NUMBER.match(text))
+    is_number = column.number or (not column.code and _LARGE_NUMBER.fullmatch(text))
     return "" if text == NONE else _THOUSANDS.sub("", text) if is_number else text
 
 
