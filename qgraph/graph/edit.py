@@ -65,7 +65,7 @@ class Draft:
         promise: level of equality, if it holds by construction and is checked when the model is
             saved; None if it must be decided.
         size_summary: sizes before and after of the constant that the draft stores.
-        open: the constants that are an open scale.
+        open: the constants that depend on an open scale.
         template: the draft with an open scale from which it was made, and the ``scale`` filled in.
     """
 
@@ -212,7 +212,8 @@ class Draft:
             draft.template, draft.scale, draft.constants = self, scale, dict(self.constants)
             for value in self.open:
                 del draft.constants[value]
-                new[value] = draft.constant(scale, value.name or "const")
+                number: Any = self.constants[value]
+                new[value] = draft.constant(number.at(scale), value.name or "const")
         for node in self.nodes:
             if len(node.outputs) > 1 or any(value not in new for value in node.inputs):
                 return None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,12 +18,13 @@ from qgraph.graph.edit import HALF_TYPES, Draft
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
 from qgraph.numerics import Array
+from qgraph.numerics.open_scale import OpenScale
 from qgraph.numerics.values import compare_values
 from qgraph.ops.determined import CHOOSING, meets_both_zeros
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
-from qgraph.proof.functions.expression import Builder
+from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.proof.functions.narrow import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.pair import FunctionPair, Key, OpenPair, open_scale
@@ -149,14 +151,20 @@ class _Lowering:
             self._open[template] = None
             site, scale = template.region, open_scale()
             own = dict.fromkeys(scales_of(site), scale)
-            new = dict.fromkeys(template.open, scale)
+            numbers: list[tuple[Expr, Any]] = [(scale, OpenScale())]
+            new = {}
+            for value in template.open:
+                number: Any = template.constants[value]
+                new[value] = scale if number.is_scale else open_scale()
+                if not number.is_scale:
+                    numbers.append((new[value], number))
             if isinstance(site, Site):
                 with suppress(Undecidable, OperatorError, UnsupportedError, ValueError):
                     reference, candidate = (
                         lower(r.nodes, r.x, r.y, site.shape, self._builder, given=given)
                         for r, given in ((site, own), (template, new))
                     )
-                    pair = OpenPair((reference, candidate), scale, site.shape, self._builder)
+                    pair = OpenPair((reference, candidate), numbers, site.shape, self._builder)
                     self._open[template] = pair if pair.stays_open else None
         return self._open[template]
 

@@ -46,6 +46,8 @@ def opened(site: Site, forms: Forms) -> Opened | None:
     meaning = site.meaning
     if not isinstance(meaning, Affine) or meaning.decoding is not None or meaning.scale.shape:
         return None
+    if site.weight is not None or meaning.scale == 1:  # operations with 1 are left out
+        return None
     number, marks = meaning.scale.tobytes(), {}
     for value, array in scales_of(site).items():
         if array is None or array.dtype != meaning.scale.dtype or array.shape:
@@ -87,22 +89,23 @@ def spelled_once(
     return drafts
 
 
+def with_open_scale(site: Site) -> Site:
+    """Return a site that has a form, with an open scale in place of its own."""
+    scale: Any = OpenScale()
+    meaning: Any = site.meaning
+    scales = scales_of(site)
+    return replace(
+        site,
+        meaning=replace(meaning, scale=scale),
+        constants=lambda value: scale if value in scales else array_of(value),
+    )
+
+
 class _OpenDrafts:
     """The drafts of a site with an open scale, up to the first that depends on its value."""
 
     def __init__(self, site: Site, spell: Spell) -> None:
-        scale: Any = OpenScale()
-        meaning: Any = site.meaning
-        scales = scales_of(site)
-        self._source = iter(
-            spell(
-                replace(
-                    site,
-                    meaning=replace(meaning, scale=scale),
-                    constants=lambda value: scale if value in scales else array_of(value),
-                )
-            )
-        )
+        self._source = iter(spell(with_open_scale(site)))
         self._drafts: list[Draft] = []
         self._ended = False
 

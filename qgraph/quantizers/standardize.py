@@ -16,9 +16,7 @@ Forms, the fastest first:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -28,128 +26,18 @@ import onnx_ir as ir
 from qgraph.errors import UnsupportedError
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream, freeze_inputs
-from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset.versions import raise_ir_version, require
 from qgraph.graph.scopes import bodies, nodes_of
-from qgraph.numerics.rounding import Rounding
 from qgraph.ops.composite import composite_of, write_out
-from qgraph.ops.operator import operator_of
-from qgraph.ops.steps import round_to_integer
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
-from qgraph.quantizers.dialects.layout import layout_of
-from qgraph.quantizers.dialects.onnx import by_definition
-from qgraph.quantizers.dialects.parts import (
-    CLIPPABLE,
-    CodeType,
-    clip,
-    dequantize,
-    range_steps,
-    range_values,
-    real_values,
-    split_top,
-)
-from qgraph.quantizers.dialects.qdq_pairs import pairs
 from qgraph.quantizers.magnitudes import magnitudes
-from qgraph.quantizers.quantizer import Affine, Floating, Ranged
+from qgraph.quantizers.quantizer import Affine, Floating
+from qgraph.quantizers.runtime_forms import Offer, offered, offers, with_relu
 from qgraph.quantizers.sites import site_of
-
-Make = Callable[[], Draft]
-"""Writes a draft."""
-
-
-def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Make]:
-    """Yield the forms of ``site``, the fastest first, its definition last.
-
-    Other nodes may precede the quantizer in ``site``; its forms omit them. Equal quantizers have
-    the same forms, in the same order.
-
-    Args:
-        site: the quantizer.
-        editor: makes the drafts.
-        numbers: also yield forms that lose NaN.
-    """
-    match site.quantizer:
-        case Affine() as meaning:
-            for keeps_nan in (False, True) if numbers else (True,):
-                yield from _pair(site, editor, meaning, keeps_nan=keeps_nan)
-            yield from _affine_chains(site, editor, meaning)
-        case Ranged() as meaning:
-            yield from _ranged_chains(site, editor, meaning)
-        case Floating():
-            yield from map(_returning, pairs(site, editor))
-    if all(operator_of(node) is not None for node in site.nodes):
-        yield from map(_returning, by_definition(site, editor))
-
-
-def _returning(draft: Draft) -> Make:
-    return lambda: draft
-
-
-def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Make]:
-    """Yield the pair, or ``min(max(x, top), pair)``, which is equal and keeps NaN."""
-    scale, zero = meaning.scale, np.zeros_like(meaning.scale)
-    codes = CodeType.of(meaning.lo, meaning.hi, CLIPPABLE)
-    layout = layout_of(site.shape or None, scale)
-    is_plain = meaning.rounding is Rounding.ROUND and not meaning.zero_point.any()
-    if codes is None or layout is None or not codes.is_uniform or not is_plain:
-        return
-
-    def make() -> Draft:
-        draft = editor.draft(site)
-        q = codes.quantize(draft, draft.x, scale, zero, layout)
-        pair: Operand = dequantize(draft, q, scale, zero, codes.kind, layout)
-        if keeps_nan:
-            with np.errstate(over="ignore"):
-                top = np.maximum(np.float32(codes.lo) * scale, np.float32(codes.hi) * scale)
-            pair = draft.op.Min(draft.op.Max(draft.x, top), pair)
-        return draft.giving(pair)
-
-    yield make
-
-
-def _affine_chains(site: Site, editor: Editor, meaning: Affine) -> Iterator[Make]:
-    """Yield ``(round(clip(x / s + z)) - z) * s``, for z = 0 also without the addition.
-
-    Adding 0 changes -0 to +0.
-    """
-    zero_point = meaning.zero_point
-
-    def make(*, adds: bool) -> Draft:
-        draft = editor.draft(site)
-        y = draft.op.Div(draft.x, meaning.scale)
-        y = draft.op.Add(y, zero_point) if adds else y
-        y = round_to_integer(draft.op, clip(draft, y, meaning.lo, meaning.hi), meaning.rounding)
-        return draft.giving(real_values(draft, y, meaning.scale, zero_point))
-
-    for adds in (True,) if zero_point.any() else (False, True):
-        yield partial(make, adds=adds)
-
-
-def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Make]:
-    """Yield FakeQuantize's formula on data clamped to the range, without its comparisons.
-
-    Operations with 0 are omitted first. At the top of the range the formula may miss the upper
-    limit by an ulp; then inputs above the range have a separate level.
-    """
-    low, high = meaning.output_low, meaning.output_high
-    if not (meaning.input_low < meaning.input_high).all():
-        return
-
-    def make(*, adds: bool, splits: bool) -> Draft:
-        draft = editor.draft(site)
-        inside = clip(draft, draft.x, meaning.input_low, meaning.input_high)
-        codes = draft.op.Round(range_steps(draft, inside, meaning))
-        y = range_values(draft, codes, low, high, meaning.levels - 1)
-        y = draft.op.Add(y, low) if adds else y
-        return draft.giving(split_top(draft, y, draft.x, meaning.input_high, high) if splits else y)
-
-    for splits in (False, True):
-        for adds in [False] if low.any() else [False, True]:
-            yield partial(make, adds=adds, splits=splits)
-
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +45,6 @@ _OPSET = 13
 """Opset with all operators of the forms of uniform quantizers, also per axis."""
 _OPSET_OF_FLOATS = 24
 """Opset with the cast to E8M0, which gives powers of two."""
-
-Offer = tuple[Site, Make]
 
 
 def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
@@ -297,7 +183,7 @@ def _choose(
     """
     forms, alike = Forms(), dict[object, list[Site]]()
     for site in sites:
-        starts = [*_with_relu(site), site]
+        starts = [*with_relu(site), site]
         keys = [forms.of_region(start.nodes, start.x, start.y) for start in starts]
         key = (*keys, site.shape, *(start.x in numbers for start in starts))
         alike.setdefault(site.y if None in keys else key, []).append(site)
@@ -315,15 +201,16 @@ def _choose(
                 logger.debug("%s of %r: %s", draft.spelling, site.y.name, verdict)
         return drafts
 
-    pending = [(group, enumerate(_offers(group[0], numbers, editor))) for group in alike.values()]
+    firsts = offered([group[0] for group in alike.values()], numbers, editor, forms)
+    pending = list(zip(alike.values(), map(enumerate, firsts), strict=True))
     others: list[Offer] = []
     while pending:
         rounds = [(*each, offer) for each in pending if (offer := next(each[1], None))]
         drafts = equal([offer for *_, (_, offer) in rounds])
         pending = []
-        for (group, offers, (index, _)), draft in zip(rounds, drafts, strict=True):
+        for (group, rest, (index, _)), draft in zip(rounds, drafts, strict=True):
             if draft is None:
-                pending.append((group, offers))
+                pending.append((group, rest))
                 continue
             yield draft
             for site in group[1:]:
@@ -331,7 +218,7 @@ def _choose(
                 if repeated is not None:
                     yield repeated
                 else:
-                    others += islice(_offers(site, numbers, editor), index, index + 1)
+                    others += islice(offers(site, numbers, editor), index, index + 1)
     yield from filter(None, equal(others))
 
 
@@ -342,7 +229,7 @@ def _repeated(draft: Draft, site: Site) -> Draft | None:
     """
     if site.weight is not None:
         return None
-    starts = (*_with_relu(site), site)
+    starts = (*with_relu(site), site)
     return next(
         draft.again(start) for start in starts if len(start.nodes) == len(draft.region.nodes)
     )
@@ -352,19 +239,3 @@ def _is_equal(verdict: Verdict, *, but_nan: bool) -> bool:
     if but_nan and verdict.reaches(Exactness.VALUES):
         return not verdict.zero_sign_inputs
     return verdict.reaches(Exactness.BITS)
-
-
-def _offers(site: Site, numbers: Container[ir.Value], editor: Editor) -> Iterator[Offer]:
-    for start in (*_with_relu(site), site):
-        for make in runtime_forms(start, editor, numbers=start.x in numbers):
-            yield start, make
-
-
-def _with_relu(site: Site) -> Iterator[Site]:
-    """Yield the site extended by a Relu before it, which an unsigned quantizer makes redundant."""
-    relu = site.x.producer()
-    if not isinstance(site.quantizer, Affine | Ranged) or relu is None or relu.op_type != "Relu":
-        return
-    x = relu.inputs[0]
-    if x is not None and relu.domain == "" and relu.graph is site.root.graph:
-        yield replace(site, x=x, nodes=(relu, *site.nodes))

@@ -35,12 +35,17 @@ ONE = np.float32(1)
         list,
         lambda s: s == 1,
         lambda s: s != ONE,
+        lambda s: s != 2,
+        lambda s: np.maximum(s * ONE, ONE) != 1,
         partial(op.ne, ONE),
         lambda s: s > 0,
         lambda s: s * 2,
         lambda s: 2 * s,
-        lambda s: ONE * s,
-        lambda s: np.ones(2, np.float32) / s,
+        lambda s: np.float64(2) * s,
+        lambda s: np.ones(2, np.float32) * s,
+        lambda s: np.add(s, ONE),
+        lambda s: np.multiply.reduce(s),
+        lambda s: np.float32(1) / s,
         lambda s: s / ONE,
         lambda s: -s,
         lambda s: abs(s),
@@ -52,7 +57,6 @@ ONE = np.float32(1)
         lambda s: s.reshape(-1),
         lambda s: s.astype(np.float16),
         lambda s: np.where(True, s, ONE),
-        lambda s: np.maximum(ONE, s),
         lambda s: np.broadcast_to(s, (2,)),
         lambda s: np.stack([s, s]),
     ],
@@ -67,6 +71,17 @@ def test_an_open_scale_has_a_type_and_a_shape() -> None:
     assert (scale.dtype, scale.shape, scale.ndim, scale.size) == (np.float32, (), 0, 1)
     assert scale.reshape(()) is scale
     assert scale.astype(np.float32, copy=False) is scale
+    assert (scale != 1).any()
+
+
+@pytest.mark.parametrize("scale", [0.1, 3e38, -0.25, 2.0**-149, 0.0, -np.inf])
+def test_products_and_extremes_are_computed_for_each_scale(scale: float) -> None:
+    known, low, high = np.asarray(scale, np.float32), np.float32(-8), np.float32(7)
+    with np.errstate(all="ignore"):
+        number = np.maximum(low * OpenScale(), OpenScale() * high).at(known)
+        expected = np.maximum(low * known, high * known)
+    assert number.dtype == np.float32
+    assert number.tobytes() == expected.tobytes()
 
 
 QUANT = "qonnx.custom_op.general.Quant"
@@ -77,7 +92,8 @@ def found(*quantizers: str) -> list[Site]:
     text = f"""<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
     net (float[N, 4] x, float[N, 4, 1] w) => (float[N, 4] y)
     <float s = {{0.25}}, float t = {{0.1}}, float one = {{1}}, float[1] l = {{0.3}}, int8 k = {{1}},
-     float z = {{0}}, float o = {{1}}, float b = {{4}}, float e = {{8}}, float u = {{0}}>
+     float z = {{0}}, float o = {{1}}, float b = {{4}}, float e = {{8}}, float u = {{0}},
+     float v = {{-0.3}}>
     {{ {" ".join(each.format(i) for i, each in enumerate(quantizers))} y = Relu (x) }}"""
     listed = list(sites(ir.from_onnx_text(text)))
     assert len(listed) == len(quantizers)
@@ -95,7 +111,7 @@ def forms_of(*quantizers: str) -> list[object]:
 
 
 def test_quantizers_that_differ_in_their_scale_have_one_form() -> None:
-    a, b, c = forms_of(*(f"y{{0}} = {QUANT} (x, {scale}, z, b)" for scale in ("s", "t", "one")))
+    a, b, c = forms_of(*(f"y{{0}} = {QUANT} (x, {scale}, z, b)" for scale in ("s", "t", "u")))
     assert a is not None
     assert a == b == c
     a, b = forms_of(pair("s", "s"), pair("t", "t"))
@@ -113,6 +129,7 @@ def test_quantizers_that_differ_in_their_scale_have_one_form() -> None:
         f'y{{0}} = {QUANT} <rounding_mode = "FLOOR"> (x, t, z, b)',
         f"y{{0}} = {QUANT} (w, t, z, b)",
         f"y{{0}} = {QUANT} (x, l, z, b)",
+        f"y{{0}} = {QUANT} (x, one, z, b)",
         f"y{{0}} = {QUANT} (x, t, t, b)",
         f"y{{0}} = {QUANT} (x, u, u, b)",
         pair("t", "t"),
@@ -137,7 +154,7 @@ def test_quantizers_that_differ_in_more_have_other_forms(other: str) -> None:
 def test_filled_drafts_are_those_that_are_written_for_the_scale(
     make: Callable[[str], str], to: str
 ) -> None:
-    listed = found(make("s"), make("t"), make("one"))
+    listed = found(make("s"), make("t"), make("v"))
     graph = listed[0].root.graph
     assert graph is not None
     editor = Editor(ir.Model(graph, ir_version=10))

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from qgraph.numerics import Array, Float32
+from qgraph.numerics.open_scale import OpenScale
 from qgraph.proof.functions.expression import (
     CONSTANT,
     TABLE,
@@ -107,17 +108,21 @@ def form(pair: Sequence[Expr], order: Sequence[Expr]) -> Key | None:
 
 
 class OpenPair:
-    """Two functions that contain a scalar constant which is not known yet: a scale.
+    """Two functions that contain scalar constants which are not known yet: a scale, and products.
 
     Args:
         functions: the reference and the candidate, by one builder.
-        scale: stands for the scale in them.
+        numbers: the open numbers, by the expressions that stand for them.
         shape: shape of the variable.
         builder: builds the functions of a known scale.
     """
 
     def __init__(
-        self, functions: tuple[Expr, Expr], scale: Expr, shape: Shape | None, builder: Builder
+        self,
+        functions: tuple[Expr, Expr],
+        numbers: Sequence[tuple[Expr, OpenScale]],
+        shape: Shape | None,
+        builder: Builder,
     ) -> None:
         self.functions = functions
         self.is_same = functions[0] is functions[1]
@@ -125,7 +130,9 @@ class OpenPair:
         self.order = in_order(functions)
         self.form = form(functions, self.order)
         self._builder = builder
-        self._templates = [Template.of(each, [builder.input, scale]) for each in functions]
+        self._numbers = numbers
+        operands = [builder.input, *(symbol for symbol, _ in numbers)]
+        self._templates = [Template.of(each, operands) for each in functions]
 
     @property
     def stays_open(self) -> bool:
@@ -140,9 +147,14 @@ class OpenPair:
         """Return the pair of functions with a scale."""
         return _ScaledPair(self, scale)
 
+    def numbers(self, scale: Float32) -> dict[int, Array]:
+        """Return the numbers for a scale, by the identities of the expressions for them."""
+        return {id(symbol): number.at(scale) for symbol, number in self._numbers}
+
     def filled(self, scale: Float32) -> tuple[Expr, Expr]:
         """Return both functions with a scale."""
-        operands = [self._builder.input, self._builder.constant(scale)]
+        known = map(self._builder.constant, self.numbers(scale).values())
+        operands = [self._builder.input, *known]
         reference, candidate = (each.over(self._builder, operands) for each in self._templates)
         return reference, candidate
 
@@ -185,5 +197,6 @@ class _ScaledPair(FunctionPair):
 
     @property
     def constants(self) -> list[Array]:
+        numbers = self._open.numbers(self._scale)
         leaves = (e for e in self.order if e.op in CONSTANTS)
-        return [self._scale if e.op == SCALE else known(e) for e in leaves]
+        return [numbers[id(e)] if e.op == SCALE else known(e) for e in leaves]

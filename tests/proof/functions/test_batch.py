@@ -7,6 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from qgraph.numerics.open_scale import OpenScale
 from qgraph.proof.functions.decide import decide, decide_all, decide_pairs
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.finding import PairFinding, Runs
@@ -130,7 +131,7 @@ SCALES = (TINY, 0.25, 0.1, 255.0, 3.0, 1.0, 2.0**-126, 1e-40, 3e38, -0.25, -0.1,
 def test_a_pair_with_an_open_scale_is_decided_as_with_that_scale():
     op, symbol = Builder(), open_scale()
     functions = (quantizer(op, symbol, 3, first=first) for first in (True, False))
-    opened = OpenPair((next(functions), next(functions)), symbol, None, op)
+    opened = OpenPair((next(functions), next(functions)), [(symbol, OpenScale())], None, op)
     assert opened.stays_open
     together = list(decide_all([opened.at(np.float32(scale)) for scale in SCALES]))
     assert_same_as_alone(together, pairs([(scale, 3) for scale in SCALES]))
@@ -141,7 +142,7 @@ def test_a_pair_with_an_open_scale_is_decided_as_with_that_scale():
 def test_a_scale_that_is_nan_or_infinite_is_decided_for_itself():
     op, symbol = Builder(), open_scale()
     functions = (quantizer(op, symbol, 3, first=first) for first in (True, False))
-    opened = OpenPair((next(functions), next(functions)), symbol, None, op)
+    opened = OpenPair((next(functions), next(functions)), [(symbol, OpenScale())], None, op)
     scales = [np.float32(scale) for scale in (0.25, np.nan, np.inf, -np.inf)]
     together = decide_pairs([opened.at(scale) for scale in scales], {})
     alone = [decide_pairs([FunctionPair(*opened.filled(scale))], {})[0].verdict for scale in scales]
@@ -151,7 +152,7 @@ def test_a_scale_that_is_nan_or_infinite_is_decided_for_itself():
 def test_keys_of_pairs_with_an_open_scale_are_those_of_their_functions():
     op, symbol = Builder(), open_scale()
     functions = (quantizer(op, symbol, 3, first=first) for first in (True, False))
-    opened = OpenPair((next(functions), next(functions)), symbol, (4,), op)
+    opened = OpenPair((next(functions), next(functions)), [(symbol, OpenScale())], (4,), op)
     some, other = (opened.at(np.float32(scale)) for scale in (0.25, 0.1))
     assert some.key == FunctionPair(*some.functions, (4,)).key
     assert some.key != other.key
@@ -164,4 +165,4 @@ def test_keys_of_pairs_with_an_open_scale_are_those_of_their_functions():
 def test_what_is_computed_with_the_scale_alone_is_not_left_open():
     op, symbol = Builder(), open_scale()
     functions = op.Mul(op.input, op.Mul(symbol, 3.0)), op.Mul(op.Mul(op.input, symbol), 3.0)
-    assert not OpenPair(functions, symbol, None, op).stays_open
+    assert not OpenPair(functions, [(symbol, OpenScale())], None, op).stays_open
