@@ -262,7 +262,6 @@ def test_names_of_parts_are_unique_and_all_there(page: Callable[[str], str], com
     assert used <= set(named)
 
 
-@pytest.mark.slow
 def test_names_of_nodes_are_text_and_nothing_else(page: Callable[[str], str]) -> None:
     html = page("prove")
     assert "act<b>" not in html

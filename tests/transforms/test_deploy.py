@@ -113,7 +113,6 @@ def test_a_refused_request_changes_nothing(network):
     assert model.to_proto() == before
 
 
-@pytest.mark.slow
 def test_the_command_writes_model_report_and_certificate(network, tmp_path, capsys):
     out, report, proof = (tmp_path / name for name in ("out.onnx", "r.json", "c.json"))
     command = ["deploy", str(network), "--target", "onnxruntime-cpu"]
