@@ -85,6 +85,7 @@ class Demonstration:
         value: the number.
         elements: indices of elements with other numbers.
         values: these numbers.
+        scale: factor of all real inputs.
     """
 
     batch: int = 0
@@ -92,6 +93,7 @@ class Demonstration:
     value: float | None = None
     elements: tuple[tuple[int, ...], ...] = ()
     values: tuple[float, ...] = ()
+    scale: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the input in the form of certificates."""
@@ -99,12 +101,14 @@ class Demonstration:
         if self.elements:
             document["elements"] = [list(element) for element in self.elements]
             document["values"] = list(self.values)
+        if self.scale != 1:
+            document["scale"] = self.scale
         return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Demonstration:
         """Return what :meth:`to_json` gave."""
-        return read_fields(cls, {"elements": (), "values": (), **document})
+        return read_fields(cls, {"elements": (), "values": (), "scale": 1.0, **document})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -241,8 +245,7 @@ class Certificate(Displayed):
             was searched or found.
         kept_inputs: whether initializers that are also inputs were not treated as constants.
         facts: the types and shapes that the proof uses.
-        shown_by: an input on which the outputs differ, if no region alone makes the models
-            different.
+        shown_by: an input on which the outputs differ, if a run of the models showed it.
         bounding: the options of bounds.
     """
 

@@ -29,6 +29,9 @@ _SAMPLES = 16
 _BATCH_ELEMENTS = 1 << 16
 """Elements of an input at a time, unless one sample has more."""
 
+_OPEN_SIZE = 16
+"""Open sizes of an input that has open sizes after the first."""
+
 _MOST_ELEMENTS = 1 << 20
 """Elements of all inputs together; models with larger inputs are not run."""
 
@@ -42,7 +45,8 @@ _BEYOND_ROUNDING = 2.0**-10
 
 _UNBOUNDED = frozenset({"Loop", "Scan", "SequenceMap"})
 
-_NOT_RUN = (ExecutionError, ModelError, OperatorError, OptionError, UnsupportedError, KeyError)
+NOT_RUN = (ExecutionError, ModelError, OperatorError, OptionError, UnsupportedError, KeyError)
+"""Errors of models or inputs that cannot be run."""
 
 
 def demonstrate(
@@ -75,7 +79,7 @@ def demonstrate(
             executors = executors or [Executor(model) for model in models]
             ours = executors[0].run(fed)
             theirs = executors[1].run({str(b.name): fed[str(a.name)] for a, b in inputs})
-        except _NOT_RUN:
+        except NOT_RUN:
             continue
         for a, b, is_exact in outputs:
             arrays = ours[str(a.name)], theirs[str(b.name)]
@@ -91,14 +95,30 @@ def feeds_of(demonstration: Demonstration, reference: ir.Graph) -> dict[str, Arr
         OptionError: the shape or type of an input is not known.
     """
     values = [value for value in reference.inputs if not value.is_initializer()]
-    shapes = batch_shapes(values, _SAMPLES, _BATCH_ELEMENTS)
+    shapes = batch_shapes(values, _SAMPLES, _BATCH_ELEMENTS) | _open_shapes(values)
     drawn = make_inputs(values, number=demonstration.batch, shapes=shapes)
     if demonstration.input in drawn and demonstration.input is not None:
         array = np.full_like(drawn[demonstration.input], demonstration.value)
         for element, number in zip(demonstration.elements, demonstration.values, strict=True):
             array[element] = number
         drawn[demonstration.input] = array
+    if demonstration.scale != 1:
+        with np.errstate(all="ignore"):
+            for name, x in drawn.items():
+                if x.dtype.kind == "f":
+                    drawn[name] = x * x.dtype.type(demonstration.scale)
     return drawn
+
+
+def _open_shapes(values: Sequence[ir.Value]) -> dict[str, tuple[int, ...]]:
+    """Return shapes for inputs with open sizes after the first."""
+    shapes = {}
+    for value in values:
+        dims = () if value.shape is None else value.shape.dims
+        if any(not isinstance(size, int) for size in dims[1:]):
+            sizes = [size if isinstance(size, int) else _OPEN_SIZE for size in dims]
+            shapes[str(value.name)] = tuple(sizes)
+    return shapes
 
 
 def _are_apart(a: Any, b: Any, *, is_exact: bool, same_sums: bool) -> bool:

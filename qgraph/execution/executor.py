@@ -141,6 +141,13 @@ class Executor:
         """Return the plan of the main graph, of a subgraph, or of a function's body."""
         return Plan(graph, [self.step(node, imports) for node in graph if not is_constant(node)])
 
+    def part(self, nodes: Collection[ir.Node | None]) -> Plan:
+        """Return the plan of some nodes of the main graph."""
+        steps = self._plan.steps
+        return Plan(
+            self._graph, [s for s in steps if s.outputs and s.outputs[0].producer() in nodes]
+        )
+
     def step(self, node: ir.Node, imports: Imports) -> Step:
         """Return the step that computes ``node``."""
         if is_control(node) and not self.is_call(node):

@@ -31,7 +31,8 @@ from qgraph.graph.slices import between
 from qgraph.ops.integer import definitions
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
-from qgraph.proof.forced import Demonstrate, Established, adds_bias, establish
+from qgraph.proof.establish import Established, establish
+from qgraph.proof.forced import Runs, adds_bias
 from qgraph.proof.functions.decide import PairOutcome
 from qgraph.proof.functions.pair import Key
 from qgraph.proof.functions.search import boxes
@@ -67,7 +68,7 @@ def certify(
     exact: str = Exactness.VALUES,
     keep_inputs: bool = False,
     evidence: bool = False,
-    demonstrate: Demonstrate | None = None,
+    runs: Runs | None = None,
     counts: bool = True,
 ) -> Proof:
     """Prove that two models compute equal outputs for every input.
@@ -86,8 +87,7 @@ def certify(
         keep_inputs: do not treat initializers that are also graph inputs as constants.
         evidence: list in the certificate how the inputs of each region were divided, for its
             verification.
-        demonstrate: runs the models to find an input on which their outputs differ; None to run
-            nothing.
+        runs: runs the models to find an input on which their outputs differ; None to run nothing.
         counts: count the inputs on which regions differ in values. If not, such regions are
             undecided, which takes less time.
 
@@ -105,17 +105,17 @@ def certify(
     sides = normalised_models(
         reference, candidate, keep_inputs=keep_inputs, open_sums=True, defines=True
     )
-    runs = None if sides[0].defined else demonstrate
+    first = None if sides[0].defined else runs
     soon = None if counts else level
-    (matching, shown, shown_by), form = _show(sides, level, runs, soon)
+    (matching, shown, shown_by), form = _show(sides, level, first, soon)
     if sides[0].defined and _failed(shown, level) and not is_over():
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
-        (matching, shown, shown_by), form = _show(sides, level, demonstrate, soon)
+        (matching, shown, shown_by), form = _show(sides, level, runs, soon)
     failed = any(s.outcome.differs(level) for s in shown) if counts else _failed(shown, level)
     if sides[0].has_open_sums and failed and not is_over():
         # They may differ only at numbers that no sum of codes is.
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
-        (matching, shown, shown_by), form = _show(sides, level, demonstrate, soon)
+        (matching, shown, shown_by), form = _show(sides, level, runs, soon)
     sides = matching.reference.normalised, matching.candidate.normalised
     divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
@@ -172,7 +172,7 @@ _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
 
 def _show(
-    sides: _Sides, level: Exactness, demonstrate: Demonstrate | None, soon: Exactness | None
+    sides: _Sides, level: Exactness, runs: Runs | None, soon: Exactness | None
 ) -> tuple[Established, NormalForm | None]:
     """Return the attempt with the fewest failed claims, on the models as written or in normal form.
 
@@ -185,13 +185,13 @@ def _show(
     for matching, form in _in_order(sides, level):
         tried.append((*_attempt(matching, level, decided), form))
         if not _failed(tried[-1][1], level) or is_over():
-            return _concluded(tried[-1], level, decided, demonstrate)
+            return _concluded(tried[-1], level, decided, runs)
     as_written = next(attempt for attempt in tried if attempt[2] is None)
     best = min([as_written, *tried], key=lambda attempt: _failed(attempt[1], level))
-    concluded = _concluded(best, level, decided, demonstrate)
+    concluded = _concluded(best, level, decided, runs)
     if best is as_written or _is_decided(concluded[0], level):
         return concluded
-    second = _concluded(as_written, level, decided, demonstrate)
+    second = _concluded(as_written, level, decided, runs)
     return second if _is_decided(second[0], level) else concluded
 
 
@@ -213,7 +213,7 @@ def _in_order(sides: _Sides, level: Exactness) -> Iterator[tuple[Matching, Norma
 
 
 def _concluded(
-    attempt: _Attempt, level: Exactness, known: Decided, demonstrate: Demonstrate | None
+    attempt: _Attempt, level: Exactness, known: Decided, runs: Runs | None
 ) -> tuple[Established, NormalForm | None]:
     """Complete an attempt: enumerate costly regions, and establish its differences.
 
@@ -222,13 +222,13 @@ def _concluded(
     matching, shown, form = attempt
     established: Established = matching, list(shown), None
     if (counts := known.at_least is None) or not _failed(shown, level):
-        established = _established(matching, shown, level, known, demonstrate)
+        established = _established(matching, shown, level, known, runs)
     matching, shown, example = established
     if any(s.outcome.differs(level) for s in shown):
         return (matching, try_all_inputs(shown) if counts else shown, example), form
     if any(s.verdict.exactness is None and not s.is_given_up for s in shown):
         return established, form  # the models are undecided, whatever the other regions give
-    return _established(matching, try_all_inputs(shown), level, known, demonstrate), form
+    return _established(matching, try_all_inputs(shown), level, known, runs), form
 
 
 def _established(
@@ -236,12 +236,12 @@ def _established(
     shown: Sequence[Shown],
     level: Exactness,
     known: Decided,
-    demonstrate: Demonstrate | None,
+    runs: Runs | None,
 ) -> Established:
     is_decided = all(s.verdict.reaches(level) or s.outcome.differs(level) for s in shown)
     biases = matching.reference.normalised.bias_sums | matching.candidate.normalised.bias_sums
     same_sums = is_decided and not biases and not _zero_sign_nodes(matching, shown)
-    return establish(matching, shown, level, known, demonstrate, same_sums=same_sums)
+    return establish(matching, shown, level, known, runs, same_sums=same_sums)
 
 
 def _is_decided(established: Established, level: Exactness) -> bool:

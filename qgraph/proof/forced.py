@@ -11,15 +11,16 @@ different if
 3. the entry can take one of the differing inputs;
 4. the difference reaches an output for which 2 holds.
 
-3 and 4 follow from the operators around the region; nothing is run. If no region satisfies all
-four, a run of the models may still show a difference. Otherwise the regions and the models are
-undecided.
+3 follows from the operators before the region. 4 follows from the operators after it if they only
+move elements. Otherwise runs have to show it, because later operators may hide the difference. If
+no region satisfies all four, a run of both models may still show a difference. Otherwise the
+regions and the models are undecided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,36 +28,85 @@ import onnx_ir as ir
 
 from qgraph.certificate import Demonstration
 from qgraph.exactness import Exactness
+from qgraph.graph.difference import Difference, Reached
 from qgraph.graph.interface import Pair
-from qgraph.graph.scopes import graphs_of
-from qgraph.numerics.float32 import from_keys
-from qgraph.ops.determined import is_exact, is_random
-from qgraph.proof.discharge import Shown, discharge
-from qgraph.proof.functions.decide import undecided
-from qgraph.proof.matching.attained import Attained
+from qgraph.numerics.float32 import from_keys, to_keys
+from qgraph.proof.discharge import Shown
+from qgraph.proof.matching.attained import Attained, Limits
 from qgraph.proof.matching.closure import Closure, Context, Implication, Ways
 from qgraph.proof.matching.match import Kind, Matching
-from qgraph.proof.matching.normalise import live_nodes
-from qgraph.proof.matching.visible import visible
+from qgraph.proof.matching.visible import is_moved_to, later_operators
 from qgraph.proof.regions import Decided, cut, decide_cuts
-from qgraph.reasons import NOT_FORCED
 
 _MOST = 32
 """Maximum number of regions to examine."""
 
 
-def forced(
-    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided
-) -> tuple[Shown, Shown] | None:
-    """Return a differing region that makes the models different; None if there is none.
+class Runs(Protocol):
+    """Runs two models, see :class:`qgraph.execution.continuation.ModelRuns`."""
 
-    Returns: the region in ``shown``, and the same region with the entry for which it is forced.
+    def demonstrate(
+        self,
+        models: tuple[ir.Model, ir.Model],
+        inputs: Sequence[Pair],
+        outputs: Sequence[tuple[ir.Value, ir.Value, bool]],
+        tried: Iterable[Demonstration],
+        *,
+        same_sums: bool,
+    ) -> Demonstration | None:
+        """Return the first of some inputs on which the outputs differ; None if there is none."""
+
+    def reaches(
+        self,
+        models: tuple[ir.Model, ir.Model],
+        inputs: Sequence[Pair],
+        difference: Difference,
+        tried: Iterable[Demonstration],
+    ) -> Reached | None:
+        """Return a run in which a difference reaches an output; None if there is none."""
+
+
+@dataclass
+class Forced:
+    """A region that makes two models different.
+
+    Attributes:
+        nearest: the region.
+        version: the same region with the entry for which it is forced.
+        example: an input on which the outputs differ; None if no run of a whole model showed it.
+    """
+
+    nearest: Shown
+    version: Shown
+    example: Demonstration | None = None
+
+
+@dataclass
+class Search:
+    """What is run to find whether differences reach an output.
+
+    Attributes:
+        runs: runs the models; None to run nothing.
+        left: number of regions for which the models may still be run.
+        hiding: for regions whose difference no run showed, the types of later operators.
+    """
+
+    runs: Runs | None
+    left: int
+    hiding: dict[Pair, list[str]]
+
+
+def forced(
+    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided, search: Search
+) -> Forced | None:
+    """Return a differing region that makes the models different; None if there is none.
 
     Args:
         matching: the matching of the two models.
         shown: all its claims with their outcomes.
         level: the level to prove: bits or values.
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
+        search: the runs that may be made.
     """
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:
@@ -70,19 +120,71 @@ def forced(
         without = Context(ways, others)
         including = Context(ways, [*others, s.claim.values])
         decided = [
-            p for p in matching.interface.outputs if not without.holds(p) and including.holds(p)
+            a
+            for a, b in matching.interface.outputs
+            if not without.holds((a, b)) and including.holds((a, b))
         ]
-        if not decided or adds_bias(matching, s) or not _shows(matching, s, decided, level):
+        if not decided or adds_bias(matching, s):
             continue
         for version in _versions(matching, s, known):
             entries = _entries(version)
-            if (
-                version.outcome.differs(level)
-                and all(map(without.holds, entries))
-                and _occurs(version, attained, level)
-            ):
-                return s, version
+            if not version.outcome.differs(level) or not all(map(without.holds, entries)):
+                continue
+            numbers = _occurring(version, attained, level)
+            if numbers is None:
+                continue
+            if _is_moved(matching, version, decided):
+                return Forced(s, version)
+            found = _reaches(matching, version, decided, numbers, level, known, search)
+            if found is not None:
+                return Forced(s, version, found.example)
     return None
+
+
+def _is_moved(matching: Matching, s: Shown, outputs: Sequence[ir.Value]) -> bool:
+    known, finding = matching.reference.known, s.outcome.finding
+    everywhere = finding is not None and finding.channels == 1
+    return is_moved_to(s.claim.reference, known, set(outputs), everywhere=everywhere)
+
+
+def _reaches(
+    matching: Matching,
+    s: Shown,
+    outputs: Sequence[ir.Value],
+    numbers: Sequence[float],
+    level: Exactness,
+    known: Decided,
+    search: Search,
+) -> Reached | None:
+    """Return a run that shows that the difference of a region reaches an output."""
+    values = _differs_in_value(s, level)
+    if not values and not s.verdict.nan_differs:
+        return None  # sums lose the sign of a zero
+    search.hiding[s.claim.values] = later_operators(s.claim.reference, outputs)
+    if search.runs is None or not search.left:
+        return None
+    search.left -= 1
+    sides = zip(s.claim.values, (matching.reference, matching.candidate), strict=True)
+    constants = None
+    if s.claim.kind is Kind.CONSTANT:
+        arrays = [side.known.array(value) for value, side in sides]
+        if arrays[0] is None or arrays[1] is None:
+            return None
+        constants = arrays[0], arrays[1]
+    models = matching.reference.normalised.model, matching.candidate.normalised.model
+    return search.runs.reaches(
+        models,
+        matching.interface.inputs,
+        Difference(
+            None if s.region is None else s.region.entry,
+            s.claim.values,
+            constants,
+            outputs,
+            numbers if values else [np.nan],
+            level is Exactness.BITS,
+        ),
+        demonstrations(matching, [s], known),
+    )
 
 
 def _entries(s: Shown) -> tuple[Pair, ...]:
@@ -113,17 +215,6 @@ def adds_bias(matching: Matching, s: Shown) -> bool:
     )
 
 
-def _shows(matching: Matching, s: Shown, outputs: Sequence[Pair], level: Exactness) -> bool:
-    return visible(
-        s.claim.reference,
-        matching.reference.known,
-        {a for a, _ in outputs},
-        everywhere=s.outcome.finding is not None and s.outcome.finding.channels == 1,
-        # sums pass NaN on, but not the sign of a zero
-        through_sums=_differs_in_value(s, level) or s.verdict.nan_differs,
-    )
-
-
 def _differs_in_value(s: Shown, level: Exactness) -> bool:
     """Return whether numbers differ, not only signs of zero or NaN as the level bits allows."""
     if level is Exactness.VALUES:
@@ -143,17 +234,33 @@ def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
             yield replace(s, outcome=outcome, region=region)
 
 
-def _occurs(s: Shown, attained: Attained, level: Exactness) -> bool:
-    """Return whether the entry of a region can take one of the differing inputs."""
+def _occurring(s: Shown, attained: Attained, level: Exactness) -> list[float] | None:
+    """Return differing inputs that the entry of a region can take; None if there are none."""
     if s.claim.kind is Kind.CONSTANT:
-        return True
+        return []
     if s.region is None:
-        return False
+        return None
     source = s.region.entry[0]
     if not _differs_in_value(s, level):
-        return attained.is_fed(source)
+        return [] if attained.is_fed(source) else None
     limits = attained.source(source)
-    return limits is not None and any(limits.admit(*stretch) for stretch in _stretches(s))
+    if limits is None:
+        return None
+    found = [stretch for stretch in _stretches(s) if limits.admit(*stretch)]
+    chosen = found[:: -(-len(found) // _NUMBERS)] if found else ()
+    return [_within(limits, first, last) for _, _, first, last in chosen] or None
+
+
+_NUMBERS = 16
+"""Maximum number of differing inputs of a region to try."""
+
+
+def _within(limits: Limits, first: float, last: float) -> float:
+    """Return a number between two numbers, and between limits if possible."""
+    lo, hi = max(first, limits.lo.min()), min(last, limits.hi.max())
+    ends = np.array([lo, hi] if lo <= hi else [first, last], np.float32)
+    middle = from_keys(to_keys(ends).sum(keepdims=True) // 2)
+    return float(np.clip(middle, first, last)[0])
 
 
 def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:
@@ -175,74 +282,8 @@ _BATCHES = 3
 _WITNESSES = 4
 """Maximum number of regions whose witnesses are tried as inputs."""
 
-Established = tuple[Matching, list[Shown], Demonstration | None]
 
-
-class Demonstrate(Protocol):
-    """Runs two models, see :func:`qgraph.execution.demonstration.demonstrate`."""
-
-    def __call__(
-        self,
-        models: tuple[ir.Model, ir.Model],
-        inputs: Sequence[Pair],
-        outputs: Sequence[tuple[ir.Value, ir.Value, bool]],
-        tried: Iterable[Demonstration],
-        *,
-        same_sums: bool,
-    ) -> Demonstration | None:
-        """Return the first of some inputs on which the outputs differ; None if there is none."""
-
-
-def establish(
-    matching: Matching,
-    shown: Sequence[Shown],
-    level: Exactness,
-    known: Decided,
-    demonstrate: Demonstrate | None,
-    *,
-    same_sums: bool,
-) -> Established:
-    """Return the outcomes; differing regions become undecided unless the models are different.
-
-    Returns: the matching, the outcomes, and the input that shows a difference, if a run did.
-
-    Args:
-        matching: the matching of the two models.
-        shown: its claims with their outcomes.
-        level: the level to prove: bits or values.
-        known: see :func:`~qgraph.proof.regions.decide_cuts`.
-        demonstrate: runs the models; None to run nothing.
-        same_sums: whether everything else is proved, so that the models add the same numbers.
-    """
-    differing = [s for s in shown if s.outcome.differs(level)]
-    if not differing:
-        return matching, list(shown), None
-    pair = forced(matching, shown, level, known)
-    for other in matching.others() if pair is None else ():
-        # regions may be too small or too large
-        without = discharge(other, level, known)
-        pair = forced(other, without, level, known)
-        if pair is not None:
-            matching, shown = other, without
-            break
-    if pair is not None:
-        nearest, forcing = pair
-        return matching, [forcing if s is nearest else s for s in shown], None
-    if demonstrate is not None:
-        pairs = matching.interface
-        example = demonstrate(
-            (matching.reference.normalised.model, matching.candidate.normalised.model),
-            pairs.inputs,
-            comparable(pairs.outputs),
-            _demonstrations(matching, differing, known),
-            same_sums=same_sums,
-        )
-        if example is not None:
-            return matching, list(shown), example
-    return matching, [_left_open(s) if s.outcome.differs(level) else s for s in shown], None
-
-
-def _demonstrations(
+def demonstrations(
     matching: Matching, differing: Sequence[Shown], known: Decided
 ) -> Iterator[Demonstration]:
     """Yield inputs filled with a number on which a region differs, then random inputs."""
@@ -254,52 +295,3 @@ def _demonstrations(
                 if outcome.verdict.witness is not None:
                     yield Demonstration(0, str(entry[0].name), outcome.verdict.witness.input)
     yield from map(Demonstration, range(_BATCHES))
-
-
-def comparable(outputs: Iterable[Pair]) -> list[tuple[ir.Value, ir.Value, bool]]:
-    """Return the pairs of defined outputs, and whether ONNX defines their last bits."""
-    pairs = ((a, b, {_reliance(value) for value in (a, b)}) for a, b in outputs)
-    return [(a, b, kinds == {"exact"}) for a, b, kinds in pairs if "undetermined" not in kinds]
-
-
-def _reliance(value: ir.Value) -> str:
-    """Return whether a value is exact, rounded or undefined, by the nodes that compute it."""
-    reliance = "exact"
-    for node in live_nodes([value]):
-        if is_random(node, {"": 1}) or _is_open_cast(node):
-            return "undetermined"
-        if not graphs_of(node) and not (is_exact(node) and not _divides_by_data(node)):
-            reliance = "rounded"
-    return reliance
-
-
-def _is_open_cast(node: ir.Node) -> bool:
-    """Return whether a node casts numbers to integers whose range they may exceed."""
-    if node.op_type not in ("Cast", "CastLike") or node.inputs[0] is None:
-        return False
-    before, after = node.inputs[0].dtype, node.outputs[0].dtype
-    if before is None or after is None:
-        return True
-    return before.is_floating_point() and after.is_integer()
-
-
-def _divides_by_data(node: ir.Node) -> bool:
-    """Return whether a node divides by data, so that it may distinguish -0 from +0."""
-    return node.op_type in ("Div", "Reciprocal", "Mod", "Atan2")
-
-
-def _left_open(s: Shown) -> Shown:
-    differing, witness = s.verdict.differing_inputs, s.verdict.witness
-    count = f"{differing} of its inputs" if differing else "some of its inputs"
-    if not s.outcome.is_counted and differing:
-        count = f"at least {count}"
-    such = "" if witness is None else f", such as {witness.input!r}"
-    return replace(
-        s,
-        outcome=undecided(
-            NOT_FORCED(
-                f"its sides differ on {count}{such}, but this does not show that the models "
-                "differ: another difference may undo it, or these inputs may not occur"
-            )
-        ),
-    )

@@ -9,7 +9,7 @@ from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.effort import require_time
 from qgraph.exactness import Exactness, ProofVerdict
-from qgraph.execution.demonstration import demonstrate
+from qgraph.execution.continuation import ModelRuns
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import with_bounds
@@ -292,7 +292,7 @@ def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
 def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
     """Return the certificate of two models; the candidate is not saved yet."""
     sides = reference.ir, candidate.ir
-    proof = certify(*sides, evidence=True, demonstrate=demonstrate)
+    proof = certify(*sides, evidence=True, runs=ModelRuns())
     certificate = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
     return replace(certificate, reference=reference.identity())
 

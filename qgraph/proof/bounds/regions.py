@@ -37,7 +37,7 @@ from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof, certify
-from qgraph.proof.forced import Demonstrate, fact_of
+from qgraph.proof.forced import Runs, fact_of
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def certified(
     exact: str,
     keep_inputs: bool,
     evidence: bool,
-    demonstrate: Demonstrate | None,
+    runs: Runs | None,
 ) -> tuple[Proof, Certificate]:
     """Prove two models equal or bounded; return the proof and its certificate.
 
@@ -101,7 +101,7 @@ def certified(
         exact: see :func:`qgraph.proof.certify.certify`, also for the next arguments.
         keep_inputs: see there.
         evidence: see there; also list the bounds of all channels.
-        demonstrate: see there.
+        runs: see there.
 
     Raises:
         ModelError: the models have different inputs or outputs.
@@ -116,7 +116,7 @@ def certified(
             exact=exact,
             keep_inputs=keep_inputs,
             evidence=evidence,
-            demonstrate=demonstrate,
+            runs=runs,
             counts=counts,
         )
         return proof, with_bounds(

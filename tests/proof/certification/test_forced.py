@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 import qgraph
+from qgraph.certificate import Demonstration
 from qgraph.errors import EquivalenceError
+from qgraph.execution.demonstration import feeds_of
 from qgraph.proof import certify
 from qgraph.proof.functions import enumeration
 from tests.verify.checking import verify
@@ -181,6 +184,58 @@ def test_different_models_are_different(name):
         "float[2,2,1,1] w = {1,-0.5,0.75,1}, float[2,2,1,1] k = {1,-0.5,0.75,3}"
     )
     assert verdict(*DIFFERENT[name], constants) == "different"
+
+
+HIDDEN = {
+    "a bias beyond a Clip": "c = Conv(a, {w}, far) y = Clip(c, zero, six)",
+    "a bias beyond a Relu": "c = Conv(a, {w}, low) y = Relu(c)",
+    "a bias beyond a quantizer": "c = Conv(a, {w}, far) " + fake("c", "y"),
+    "a power of zero": "c = Conv(a, {w}) y = Pow(c, zero)",
+    "a factor of zero": "c = Conv(a, {w}) y = Mul(c, zero)",
+    "a value and itself": "c = Conv(a, {w}) y = Sub(c, c)",
+    "a minimum": "c = Conv(a, {w}) y = Min(c, bottom)",
+    "a maximum": "c = Conv(a, {w}) y = Max(c, top)",
+    "a choice": "c = Conv(a, {w}) y = Where(yes, x, c)",
+    "a comparison": "c = Conv(a, {w}) g = Greater(c, top) y = Cast <to = 1> (g)",
+    "a wide step": "c = Conv(a, {w}) m = Mul(c, tiny) " + fake("m", "y"),
+    "a large sum": "c = Conv(a, {w}) d = Add(c, top) e = Sub(d, top) y = Clip(e, top, top)",
+}
+"""What follows a quantizer, with a weight that makes no difference."""
+
+
+@pytest.mark.cases(fast=8)
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_later_operators_hide_is_no_difference(name):
+    constants = (
+        f"{SCALE}, float[2,2,1,1] w = {{1,-0.5,0.75,1}}, float[2,2,1,1] k = {{1,-0.5,0.75,3}}, "
+        "float[2] far = {1000, 1000}, float[2] low = {-1000, -1000}, float zero = {0}, "
+        "float six = {6}, float top = {1e9}, float bottom = {-1e9}, float tiny = {1e-9}, "
+        "bool yes = {1}"
+    )
+    body = fake("x", "a") + HIDDEN[name]
+    pair = [model(body.replace("{w}", weight), constants) for weight in "wk"]
+    x = {"x": np.random.default_rng(0).normal(0, 50, (1, 2, 4, 4)).astype(np.float32)}
+    results = [qgraph.load(each).run(x, backend="numpy")["y"] for each in pair]
+    assert np.array_equal(*results)
+    assert qgraph.prove(*pair).verdict in ("bounded", "undecided")
+
+
+def test_a_difference_beyond_a_limit_is_shown_by_large_inputs():
+    """Without a quantizer at the start, large inputs bring the sums between the limits."""
+    constants = (
+        "float[2,2,1,1] w = {1,-0.5,0.75,1}, float[2,2,1,1] k = {1,-0.5,0.75,3}, "
+        "float[2] far = {1000, 1000}, float zero = {0}, float six = {6}"
+    )
+    bodies = (f"c = Conv(x, {weight}, far) y = Clip(c, zero, six)" for weight in "wk")
+    pair = [model(body, constants) for body in bodies]
+    found = qgraph.prove(*pair)
+    assert found.verdict == "different"
+    assert found.shown_by is not None
+    assert found.shown_by.scale > 1
+    feeds = feeds_of(found.shown_by, pair[0].graph)
+    results = [qgraph.load(each).run(feeds, backend="numpy")["y"] for each in pair]
+    assert not np.array_equal(*results)
+    assert Demonstration.from_json(found.shown_by.to_json()) == found.shown_by
 
 
 def test_one_of_several_outputs_is_enough():
