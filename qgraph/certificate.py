@@ -14,7 +14,7 @@ from qgraph.conditions import Condition
 from qgraph.deprecated import renamed
 from qgraph.display import Displayed, Fields
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
-from qgraph.evidence import Cases, Division
+from qgraph.evidence import Cases, Demonstration, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
@@ -73,42 +73,6 @@ class ListedFact:
     def from_json(cls, fact: Mapping[str, Any]) -> ListedFact:
         """Return what :meth:`to_json` gave."""
         return read_fields(cls, {"value": None, **fact})
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """Inputs of a run: random arrays, of which one may be filled with a number.
-
-    Attributes:
-        batch: number of the random arrays.
-        input: name of the input of the reference that is filled; None if there is none.
-        value: the number.
-        elements: indices of elements with other numbers.
-        values: these numbers.
-        scale: factor of all real inputs.
-    """
-
-    batch: int = 0
-    input: str | None = None
-    value: float | None = None
-    elements: tuple[tuple[int, ...], ...] = ()
-    values: tuple[float, ...] = ()
-    scale: float = 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the input in the form of certificates."""
-        document: dict[str, Any] = {"batch": self.batch, "input": self.input, "value": self.value}
-        if self.elements:
-            document["elements"] = [list(element) for element in self.elements]
-            document["values"] = list(self.values)
-        if self.scale != 1:
-            document["scale"] = self.scale
-        return document
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Demonstration:
-        """Return what :meth:`to_json` gave."""
-        return read_fields(cls, {"elements": (), "values": (), "scale": 1.0, **document})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

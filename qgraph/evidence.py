@@ -1,4 +1,4 @@
-"""Evidence in certificates: how a proof divided the inputs of a region."""
+"""Evidence in certificates: how inputs of a region were divided, and inputs that were run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from qgraph.text import read_json
+from qgraph.text import read_fields, read_json
 
 
 @dataclass(frozen=True)
@@ -90,3 +90,50 @@ def _distances(starts: Sequence[int]) -> str:
     So they take one line of the file instead of thousands.
     """
     return " ".join(str(b - a) for a, b in zip((0, *starts), starts, strict=False))
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """Inputs of a run: random arrays, of which one may be filled with a number.
+
+    Attributes:
+        batch: number of the random arrays.
+        input: name of the input of the reference that is filled; None if there is none.
+        value: the number.
+        elements: indices of elements with other numbers.
+        values: these numbers.
+        scale: factor of all real inputs.
+    """
+
+    batch: int = 0
+    input: str | None = None
+    value: float | None = None
+    elements: tuple[tuple[int, ...], ...] = ()
+    values: tuple[float, ...] = ()
+    scale: float = 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the input in the form of certificates."""
+        document: dict[str, Any] = {"batch": self.batch, "input": self.input, "value": self.value}
+        if self.elements:
+            document["elements"] = [list(element) for element in self.elements]
+            document["values"] = list(self.values)
+        if self.scale != 1:
+            document["scale"] = self.scale
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Demonstration:
+        """Return what :meth:`to_json` gave."""
+        return read_fields(cls, {"elements": (), "values": (), "scale": 1.0, **document})
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A run that shows a difference.
+
+    Attributes:
+        example: the input of the reference; None if numbers of the entry were replaced.
+    """
+
+    example: Demonstration | None

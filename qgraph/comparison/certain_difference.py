@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.certificate import Certificate, Demonstration, ProofVerdict
+from qgraph.certificate import Certificate, ProofVerdict
 from qgraph.comparison.adverse_codes import EXTREMES, Pattern, adverse_codes
 from qgraph.comparison.bound_runs import BoundRuns, SegmentRun, error_of_float64
 from qgraph.comparison.ideal import ideal
@@ -24,6 +24,7 @@ from qgraph.comparison.segment_starts import SegmentStart, key_of, starts_of
 from qgraph.conditions import AFTER_DIFFERENCE
 from qgraph.effort import is_over
 from qgraph.errors import QGraphError
+from qgraph.evidence import Demonstration
 from qgraph.exactness import Exactness
 from qgraph.execution.demonstration import are_small, demonstrate, feeds_of
 from qgraph.numerics import Array, Float64

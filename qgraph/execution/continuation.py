@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.certificate import Demonstration
+from qgraph.evidence import Demonstration, Reached
 from qgraph.execution.demonstration import NOT_RUN, are_small, demonstrate, feeds_of
 from qgraph.execution.executor import Executor
-from qgraph.graph.difference import Difference, Reached
+from qgraph.graph.difference import Difference
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Array, Mask
@@ -95,12 +95,12 @@ class _Continuation:
         self._names = {str(a.name): b for a, b in inputs}
         ours, theirs = map(Executor, models)
         exit_, entry = difference.exit, difference.entry
-        self._rest = _Part(ours, [exit_[0]], difference.outputs)
+        self._rest = _Span(ours, [exit_[0]], difference.outputs)
         if entry is not None:
-            self._before = _Part(ours, [], [entry[0]])
+            self._before = _Span(ours, [], [entry[0]])
             self._regions = (
-                _Part(ours, [entry[0]], [exit_[0]]),
-                _Part(theirs, [entry[1]], [exit_[1]]),
+                _Span(ours, [entry[0]], [exit_[0]]),
+                _Span(theirs, [entry[1]], [exit_[1]]),
             )
         self._last: tuple[Demonstration, dict[ir.Value, Any], Any] | None = None
 
@@ -184,7 +184,7 @@ def _places(entry: Array, ours: Array, theirs: Array) -> Mask:
     return np.asarray(ours != theirs)
 
 
-class _Part:
+class _Span:
     """A part of a model, from values that are given to values that are wanted."""
 
     def __init__(

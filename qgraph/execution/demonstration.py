@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.certificate import Demonstration
 from qgraph.errors import ExecutionError, ModelError, OperatorError, OptionError, UnsupportedError
+from qgraph.evidence import Demonstration
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
 from qgraph.numerics import Array

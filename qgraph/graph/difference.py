@@ -1,4 +1,4 @@
-"""A difference between two values of two models, and a run that shows it in an output."""
+"""A difference between two values of two models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from qgraph.certificate import Demonstration
 from qgraph.graph.interface import Pair
 from qgraph.numerics import Array
 
@@ -31,14 +30,3 @@ class Difference:
     outputs: Sequence[ir.Value]
     numbers: Sequence[float]
     bits: bool
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A run that shows a difference.
-
-    Attributes:
-        example: the input of the reference; None if numbers of the entry were replaced.
-    """
-
-    example: Demonstration | None

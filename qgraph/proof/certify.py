@@ -32,7 +32,7 @@ from qgraph.ops.integer import definitions
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
 from qgraph.proof.establish import Established, establish
-from qgraph.proof.forced import Runs, adds_bias
+from qgraph.proof.forced import Runner, adds_bias
 from qgraph.proof.functions.decide import PairOutcome
 from qgraph.proof.functions.pair import Key
 from qgraph.proof.functions.search import boxes
@@ -68,7 +68,7 @@ def certify(
     exact: str = Exactness.VALUES,
     keep_inputs: bool = False,
     evidence: bool = False,
-    runs: Runs | None = None,
+    runs: Runner | None = None,
     counts: bool = True,
 ) -> Proof:
     """Prove that two models compute equal outputs for every input.
@@ -172,7 +172,7 @@ _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
 
 def _show(
-    sides: _Sides, level: Exactness, runs: Runs | None, soon: Exactness | None
+    sides: _Sides, level: Exactness, runs: Runner | None, soon: Exactness | None
 ) -> tuple[Established, NormalForm | None]:
     """Return the attempt with the fewest failed claims, on the models as written or in normal form.
 
@@ -213,7 +213,7 @@ def _in_order(sides: _Sides, level: Exactness) -> Iterator[tuple[Matching, Norma
 
 
 def _concluded(
-    attempt: _Attempt, level: Exactness, known: Decided, runs: Runs | None
+    attempt: _Attempt, level: Exactness, known: Decided, runs: Runner | None
 ) -> tuple[Established, NormalForm | None]:
     """Complete an attempt: enumerate costly regions, and establish its differences.
 
@@ -236,7 +236,7 @@ def _established(
     shown: Sequence[Shown],
     level: Exactness,
     known: Decided,
-    runs: Runs | None,
+    runs: Runner | None,
 ) -> Established:
     is_decided = all(s.verdict.reaches(level) or s.outcome.differs(level) for s in shown)
     biases = matching.reference.normalised.bias_sums | matching.candidate.normalised.bias_sums

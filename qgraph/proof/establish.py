@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from qgraph.certificate import Demonstration
+from qgraph.evidence import Demonstration
 from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.graph.scopes import graphs_of
 from qgraph.ops.determined import is_exact, is_random
 from qgraph.proof.discharge import Shown, discharge
-from qgraph.proof.forced import Runs, Search, demonstrations, forced
+from qgraph.proof.forced import Runner, Search, demonstrations, forced
 from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import live_nodes
@@ -31,7 +31,7 @@ def establish(
     shown: Sequence[Shown],
     level: Exactness,
     known: Decided,
-    runs: Runs | None,
+    runs: Runner | None,
     *,
     same_sums: bool,
 ) -> Established:

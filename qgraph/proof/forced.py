@@ -26,9 +26,9 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.certificate import Demonstration
+from qgraph.evidence import Demonstration, Reached
 from qgraph.exactness import Exactness
-from qgraph.graph.difference import Difference, Reached
+from qgraph.graph.difference import Difference
 from qgraph.graph.interface import Pair
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.proof.discharge import Shown
@@ -42,7 +42,7 @@ _MOST = 32
 """Maximum number of regions to examine."""
 
 
-class Runs(Protocol):
+class Runner(Protocol):
     """Runs two models, see :class:`qgraph.execution.continuation.ModelRuns`."""
 
     def demonstrate(
@@ -91,7 +91,7 @@ class Search:
         hiding: for regions whose difference no run showed, the types of later operators.
     """
 
-    runs: Runs | None
+    runs: Runner | None
     left: int
     hiding: dict[Pair, list[str]]
 

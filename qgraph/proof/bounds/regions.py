@@ -37,7 +37,7 @@ from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof, certify
-from qgraph.proof.forced import Runs, fact_of
+from qgraph.proof.forced import Runner, fact_of
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def certified(
     exact: str,
     keep_inputs: bool,
     evidence: bool,
-    runs: Runs | None,
+    runs: Runner | None,
 ) -> tuple[Proof, Certificate]:
     """Prove two models equal or bounded; return the proof and its certificate.
 
