@@ -154,6 +154,12 @@ AFTER_DIFFERENCE = _condition(
     "after-difference",
     "after a difference, values were assumed equal to find later differences",
 )
+SUMS_REACH = _condition(
+    "sums-reach",
+    "sums take the numbers between their limits on which a region differs; no run of the models "
+    "showed a difference",
+)
+"""The condition of a difference that was not seen in a run."""
 EQUAL_OPERATORS = _condition(
     "equal-operators",
     "equal operators on equal operands have equal results",

@@ -19,6 +19,7 @@ from qgraph.conditions import (
     BIAS_LAST,
     OPEN_BOUNDS,
     ROUNDED_ONCE,
+    SUMS_REACH,
     WHOLE_SUMS,
     Condition,
 )
@@ -327,7 +328,10 @@ def _region(
         counted=outcome.is_counted,
         channels=1 if finding is None else finding.channels,
         differing_channels=() if finding is None else finding.by_channel,
-        conditions=(BIAS_LAST,) if adds_bias(matching, s) else (),
+        conditions=(
+            *((BIAS_LAST,) if adds_bias(matching, s) else ()),
+            *((SUMS_REACH,) if s.is_assumed else ()),
+        ),
         boxes=() if divided is None else _boxes(outcome, divided),
         cases=() if divided is None else outcome.cases,
     )
@@ -385,6 +389,7 @@ def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Con
         (any(side.has_common_sums for side in sides), WHOLE_SUMS),
         (any(side.bias_sums for side in sides), BIAS_LAST),
         (sides[0].open_clips != sides[1].open_clips, OPEN_BOUNDS),
+        (any(SUMS_REACH in region.conditions for region in regions), SUMS_REACH),
     ):
         if is_needed:
             yield condition

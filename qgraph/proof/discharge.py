@@ -40,11 +40,19 @@ threads."""
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A claim and its outcome; ``region`` is None for constants and open claims."""
+    """A claim and its outcome.
+
+    Attributes:
+        claim: the claim.
+        outcome: its outcome.
+        region: the region that was compared; None for constants and open claims.
+        is_assumed: whether it makes models different only if sums take the differing numbers.
+    """
 
     claim: EqualityClaim
     outcome: PairOutcome
     region: Cut | None = None
+    is_assumed: bool = False
 
     @property
     def verdict(self) -> Verdict:

@@ -11,10 +11,11 @@ different if
 3. the entry can take one of the differing inputs;
 4. the difference reaches an output for which 2 holds.
 
-3 follows from the operators before the region. 4 follows from the operators after it if they only
-move elements. Otherwise runs have to show it, because later operators may hide the difference. If
-no region satisfies all four, a run of both models may still show a difference. Otherwise the
-regions and the models are undecided.
+3 and 4 follow from a run of both models whose outputs differ. 3 also follows if the region starts
+at an input of the model. Otherwise, that sums take every number between their limits is a
+condition. 4 also follows from the operators after the region if they only move elements. Other
+operators may hide the difference, so runs have to show it. If no region satisfies all four, a run
+of both models may still show a difference. Otherwise the regions and the models are undecided.
 """
 
 from __future__ import annotations
@@ -133,11 +134,17 @@ def forced(
             numbers = _occurring(version, attained, level)
             if numbers is None:
                 continue
-            if _is_moved(matching, version, decided):
+            entry = None if version.region is None else version.region.entry[0]
+            is_moved = _is_moved(matching, version, decided)
+            if is_moved and (entry is None or attained.is_fed(entry)):
                 return Forced(s, version)
             found = _reaches(matching, version, decided, numbers, level, known, search)
-            if found is not None:
+            if found is None and not is_moved:
+                continue
+            if found is not None and found.example is not None:
                 return Forced(s, version, found.example)
+            is_input = entry is not None and entry.is_graph_input()
+            return Forced(s, replace(version, is_assumed=not is_input))
     return None
 
 

@@ -2,7 +2,8 @@
 
 A region that differs does not make models different if its differing inputs never occur. So the
 limits of a value are computed from inside: some input of the model reaches each of them. The
-results of sums, such as those of a Conv, are assumed to take every value between their limits.
+results of sums, such as those of a Conv, are assumed to take every value between their limits. Sums
+of two values that depend on one input have no limits: ``x - Relu(x)`` is never positive.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Attained:
         self._known = known
         self._imports = imports
         self._found: dict[ir.Value, Limits | None] = {}
+        self._fed: dict[ir.Value, frozenset[ir.Value]] = {}
 
     def source(self, value: ir.Value) -> Limits | None:
         """Return limits between which a value can take every number; None if unknown.
@@ -115,8 +117,13 @@ class Attained:
     def _of(self, value: ir.Value) -> Limits | None:
         node = value.producer()
         if node is None:
+            self._fed[value] = frozenset([value])
             return _whole_type(value) if value.is_graph_input() else None
         data = self._data(value)
+        origins = [self._fed[v] for v in data]
+        self._fed[value] = frozenset[ir.Value]().union(*origins)
+        if sum(map(len, origins)) > len(self._fed[value]):
+            return None
         limits = [self._found.get(v) for v in data]
         met = [reach for reach in limits if reach is not None]
         if not met or len(met) < len(limits):

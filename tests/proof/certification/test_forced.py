@@ -220,6 +220,43 @@ def test_what_later_operators_hide_is_no_difference(name):
     assert qgraph.prove(*pair).verdict in ("bounded", "undecided")
 
 
+NEVER = {
+    "a number less its positive part": "r = Relu(x) b = Sub(x, r)",
+    "a number and its negative": "r = Neg(x) b = Add(x, r)",
+    "a residual": "r = Abs(x) n = Neg(r) b = Add(n, x)",
+}
+"""Sums that are never positive, though the limits of both operands are infinite."""
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_difference_on_numbers_that_a_sum_never_takes_is_no_difference(name):
+    constants = "float zero = {0}, float six = {6}"
+    bodies = f"{NEVER[name]} y = Relu(b)", f"{NEVER[name]} y = Clip(b, zero, six)"
+    assert qgraph.prove(*(model(body, constants) for body in bodies)).verdict != "different"
+
+
+def test_a_difference_that_no_run_shows_has_a_condition():
+    """The quantizers differ on few numbers between 1e30 and 2e30 only."""
+    constants = (
+        "float[2,2,1,1] w = {1,-0.5,0.75,1}, float low = {-3}, float six = {1e30}, "
+        "float more = {1.1e30}"
+    )
+    bodies = (f"c = Conv(x, w) y = Clip(c, low, {top})" for top in ("six", "more"))
+    found = qgraph.prove(*(model(body, constants) for body in bodies))
+    assert found.verdict == "different"
+    assert found.shown_by is None
+    assert "sums-reach" in [condition.kind for condition in found.conditions]
+
+
+def test_a_difference_that_a_run_shows_has_no_condition():
+    constants = "float[2,2,1,1] w = {1,-0.5,0.75,1}, float zero = {0}, float one = {1}"
+    bodies = "c = Conv(x, w) y = Clip(c, zero, one)", "c = Conv(x, w) y = Relu(c)"
+    found = qgraph.prove(*(model(body, constants) for body in bodies))
+    assert found.verdict == "different"
+    assert found.shown_by is not None
+    assert "sums-reach" not in [condition.kind for condition in found.conditions]
+
+
 def test_a_difference_beyond_a_limit_is_shown_by_large_inputs():
     """Without a quantizer at the start, large inputs bring the sums between the limits."""
     constants = (
