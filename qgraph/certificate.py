@@ -351,7 +351,10 @@ def conditions_of(regions: Sequence[RegionVerdict], frozen: int) -> list[Conditi
     )
     own = [kinds.AS_WRITTEN, kinds.EQUAL_OPERATORS, *(kind(n) for n, kind in counts if n)]
     differs = any(region.verdict is ProofVerdict.DIFFERENT for region in regions)
-    return [*own, kinds.AFTER_DIFFERENCE] if differs else own
+    assumed = any(kinds.SUMS_REACH in region.conditions for region in regions)
+    if differs:
+        own.append(kinds.AFTER_DIFFERENCE)
+    return [*own, kinds.SUMS_REACH] if assumed else own
 
 
 def json_schema() -> dict[str, Any]:

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from qgraph.certificate import (
-    Certificate,
-    Identity,
-    ProofVerdict,
-    RegionVerdict,
-    conditions_of,
-)
+from qgraph.certificate import Certificate, Identity, RegionVerdict, conditions_of
 from qgraph.conditions import (
     BIAS_LAST,
     OPEN_BOUNDS,
@@ -26,7 +20,7 @@ from qgraph.conditions import (
 from qgraph.effort import is_over
 from qgraph.errors import OptionError, member
 from qgraph.evidence import Division
-from qgraph.exactness import Exactness
+from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between
 from qgraph.ops.integer import definitions
@@ -389,7 +383,6 @@ def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Con
         (any(side.has_common_sums for side in sides), WHOLE_SUMS),
         (any(side.bias_sums for side in sides), BIAS_LAST),
         (sides[0].open_clips != sides[1].open_clips, OPEN_BOUNDS),
-        (any(SUMS_REACH in region.conditions for region in regions), SUMS_REACH),
     ):
         if is_needed:
             yield condition

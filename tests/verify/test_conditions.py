@@ -123,6 +123,13 @@ PAIRS: dict[ConditionKind | Condition, Callable[[], Pair]] = {
         ),
         lambda: test_tampering.pair(test_tampering.LAYERS),
     ),
+    conditions.SUMS_REACH: lambda: pair(
+        f"{WEIGHTS}, float low = {{-3}}, float top = {{1e30}}, float other = {{1.1e30}}",
+        "c = Conv(x, w) y = Clip(c, low, top)",
+        "c = Conv(x, w) y = Clip(c, low, other)",
+        x="float[1,2,4,4] x",
+        y="float[1,2,4,4] y",
+    ),
     conditions.ACCUMULATED: lambda: pair(
         f"{STEPS}, float[2,2] w = {{1, 2.5, 3, -4}}",
         HALF.format("MatMul"),
@@ -164,7 +171,7 @@ def certified(name: str) -> tuple[dict[str, Any], Pair]:
     models = NAMES[name]()
     accumulate = "float32" if name == "accumulated" else "own"
     order = "chunk:4" if name == "in-chunks" else "any"
-    limit = () if name == "after-difference" else "5step"
+    limit = () if name in ("after-difference", "sums-reach") else "5step"
     within = Bounding(limit, order=order, accumulate=accumulate)
     certificate = qgraph.prove(*models, evidence=True, within=within)
     return dict(json.loads(json_text(certificate.to_json()))), models
