@@ -276,3 +276,33 @@ def test_quantizers_that_stand_behind_one_another_keep_no_layer_in_float():
     once = model.to_proto()
     qgraph.deploy(model, "hls4ml")
     assert model.to_proto() == once
+
+
+@pytest.mark.parametrize("written", ["qonnx", "qdq"])
+def test_quantizers_that_a_target_refuses_become_plain_operators(written):
+    """TensorRT takes no zero points of data: it has no integer kernel for this, and no operator."""
+    forms = {
+        "qonnx": "d = qonnx.custom_op.general.Quant <signed = 0> (x, s, p, b)",
+        "qdq": "q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)",
+    }
+    model = qgraph.load(
+        onnx.parser.parse_model(f"""<ir_version: 10,
+         opset_import: ["": 20, "qonnx.custom_op.general": 1]>
+        net (float[N,4] x) => (float[N,2] y)
+        <float s = {{0.05}}, float p = {{101}}, float b = {{8}}, uint8 z = {{101}},
+         float t = {{0.5}}, int8[4,2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int8 o = {{0}}> {{
+            {forms[written]}
+            v = DequantizeLinear (w, t, o)
+            y = MatMul (d, v)
+        }}""")
+    )
+    found = qgraph.deploy(model, "tensorrt")
+    (layer,) = found.layers
+    assert layer.kernel is None
+    assert str(found.certificate.verdict) == "proved"
+    names = {node.op_type for node in model.nodes()}
+    assert names.isdisjoint({"QuantizeLinear", "Quant"})
+    assert not list(qgraph.lint(model, "tensorrt", select="QG601"))
+    once = model.to_proto()
+    qgraph.deploy(model, "tensorrt")
+    assert model.to_proto() == once

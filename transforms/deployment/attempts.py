@@ -23,7 +23,7 @@ from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
-from qgraph.transforms.convert import FoldWeights
+from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.deployment.decoding import decode_weights
 from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for, steps_for
 from qgraph.transforms.deployment.saturation import unstored
@@ -287,6 +287,14 @@ def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
     report.notes.append("quantizers are only converted, since no form has integer layers")
     decoded = decode_weights(model, profile, report)
     return Attempt(model, report, proved(reference, model, request), decoded)
+
+
+def portable(reference: Model, profile: Profile, request: Bounding) -> Attempt:
+    """Return the model with quantizers as plain operators, which targets load in float."""
+    model = reference.clone()
+    report = model.apply(as_pairs(), ConvertDialect(to="onnx", exact=Exactness.VALUES))
+    report.notes.append(f"quantizers are plain operators, since {profile.name} loads no other form")
+    return Attempt(model, report, proved(reference, model, request))
 
 
 def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:

@@ -35,6 +35,7 @@ from qgraph.transforms.deployment.attempts import (
     best_form,
     converted,
     order_of,
+    portable,
     unchanged,
     unchanged_layers,
 )
@@ -48,7 +49,7 @@ from qgraph.transforms.deployment.forms import (
     marked_slower,
     packed,
 )
-from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers
+from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers, unmet_of
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
@@ -151,9 +152,18 @@ def deploy(
             attempt = _gaining(*how, deployment, runtime)
     elif preference is not Preference.SIZE:
         attempt = unchanged_layers(reference, profile, request, note)
+    reasons: Left = {}
+    if _is_refused(attempt.model, profile):
+        plain = portable(reference, profile, request)
+        if not (plain.failing or _refusals(plain.model, profile)):
+            reasons = _renamed(unmet_of(attempt.model, profile), reference, attempt.model)
+            refused = attempt.report.sites
+            plain.report.sites += [s for s in refused if s.outcome is SiteStatus.REFUSED]
+            attempt = plain
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
+    left = {**reasons, **left}
     deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
     if chosen.tuning is not None and (remark := chosen.tuning.note) is not None:
         deployment = replace(deployment, notes=[*deployment.notes, remark])
@@ -289,11 +299,20 @@ def _is_taken(reference: Model, result: Model, deployment: Deployment, profile: 
     """Return whether the target loads the input; if it cannot be run, as much as the result."""
     if deployment.is_executed or profile.executed is not None:
         return deployment.is_executed
-    against = []
-    for each in (reference, result):
-        (verdict,) = runtimes_of(each.ir, [profile])
-        against.append(sum(reason.loads is Loads.NO for reason in verdict.reasons))
-    return against[0] <= against[1]
+    return _refusals(reference, profile) <= _refusals(result, profile)
+
+
+def _refusals(model: Model, profile: Profile) -> int:
+    """Return how many reasons a profile gives against loading a model."""
+    (verdict,) = runtimes_of(model.ir, [profile])
+    return sum(reason.loads is Loads.NO for reason in verdict.reasons)
+
+
+def _is_refused(model: Model, profile: Profile) -> bool:
+    """Return whether a target that cannot be run refuses a model without integer layers."""
+    if profile.executed is not None or not _refusals(model, profile):
+        return False
+    return not any(has_kernel(layer, profile) for layer in quantized_layers(model.ir))
 
 
 def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:

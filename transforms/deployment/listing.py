@@ -128,6 +128,13 @@ def _predicted(layer: QuantizedLayer, profile: Profile) -> _Taken:
     return _Taken(None, ExplainedReason(text, match.reasons[-1].id) if match.reasons else None)
 
 
+def unmet_of(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
+    """Return why no kernel of a target accepts the layers of a model."""
+    layers = {label(each.node): each.description for each in quantized_layers(model.ir)}
+    taken = {name: _predicted(layer, profile).reason for name, layer in layers.items()}
+    return {name: reason for name, reason in taken.items() if isinstance(reason, ExplainedReason)}
+
+
 def _unread(layer: QuantizedLayer, profile: Profile) -> _Taken:
     """Return why a layer of the input that is not quantized in the result has no kernel."""
     taken = _predicted(layer, profile)
