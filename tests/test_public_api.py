@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -308,6 +309,10 @@ def test_tensors_of_other_libraries_are_arrays(model: qgraph.Model) -> None:
         def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
             return np.array([[2.0, -1.0]], np.float32)
 
+    class Double(Tensor):
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return np.zeros((1, 2))
+
     class Broken:
         def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
             raise RuntimeError("it requires a gradient")
@@ -315,6 +320,26 @@ def test_tensors_of_other_libraries_are_arrays(model: qgraph.Model) -> None:
     assert model.run({"x": Tensor()}, backend="numpy")["y"].tolist() == [[2, 0]]
     with pytest.raises(ExecutionError, match="it requires a gradient"):
         model.run({"x": Broken()}, backend="numpy")
+    with pytest.raises(ExecutionError, match=r"array of float64\. Convert it to float32 first\.$"):
+        model.run({"x": Double()}, backend="numpy")
+
+
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("ort", marks=pytest.mark.runtime)])
+def test_tensors_of_torch_are_arrays(model: qgraph.Model, backend: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Shared:
+        def __init__(self, tensor: Any) -> None:
+            self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+    x = torch.tensor([[2.0, -1.0], [0.5, 3.0]])
+    for fed in (x, x.T.contiguous().T, Shared(x)):
+        y = model.run({"x": fed, "label": torch.arange(2)}, backend=backend)["y"]
+        assert type(y) is np.ndarray
+        assert y.tolist() == [[2, 0], [0.5, 3]]
+    for wrong, message in ((x.requires_grad_(), "detach"), (x.double().detach(), "float64")):
+        with pytest.raises(ExecutionError, match=message):
+            model.run({"x": wrong}, backend=backend)
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def _fit(graph: ir.Graph, value: ir.Value, data: Any) -> Any:
     if wanted is not None and array.dtype != wanted:
         # Arrays are taken as they are: a silent change of their type would hide a mistake.
         if hasattr(data, "dtype") or not np.can_cast(array.dtype, wanted, "same_kind"):
+            way = f", as by x.astype({str(wanted)!r})" if hasattr(data, "astype") else ""
             raise ExecutionError(
-                f"{expected} an array of {array.dtype}. Convert it to {wanted} first, as by "
-                f"x.astype({str(wanted)!r})."
+                f"{expected} an array of {array.dtype}. Convert it to {wanted} first{way}."
             )
         array = array.astype(wanted)
     if not fits(array.shape, fixed_sizes(value)):
