@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,13 +126,15 @@ class Described:
     nodes: tuple[ir.Node, ...] = ()
 
 
-def descriptions(model: ir.Model) -> Iterator[Described]:
+def descriptions(
+    model: ir.Model, found: Iterable[Site | Refusal] | None = None
+) -> Iterator[Described]:
     """Yield every quantizer of a model with its description, in topological order.
 
-    Weights are read one at a time, and not kept.
+    Weights are read one at a time, and not kept. ``found`` is what ``sites`` yields, if known.
     """
     memory: dict[tuple[object, ...], tuple[Site, Description]] = {}
-    for site in sites(model):
+    for site in sites(model) if found is None else found:
         if isinstance(site, Refusal):
             yield _refused(site)
             continue
@@ -145,18 +147,16 @@ def descriptions(model: ir.Model) -> Iterator[Described]:
 
 
 def _refused(site: Refusal) -> Described:
-    y, inputs = site.root.outputs[0], site.root.inputs
-    description = Description(str(y.name), reason=site.reason)
-    return Described(description, inputs[0] if inputs else None, y, site.root.name or "")
+    y, x = site.root.outputs[0], next(iter(site.root.inputs), None)
+    return Described(Description(str(y.name), reason=site.reason), x, y, site.root.name or "")
 
 
 def _described(site: Site, known: Description) -> Described:
     y, nodes = site.y, site.nodes
     if site.weight is not None and known.scale is not None:
         known, y = _of_constant(site, known)
-    if y is not site.y and (last := y.producer()) is not None:
-        nodes = *nodes, last
-    return Described(known, site.x, y, site.root.name or "", nodes)
+    last = () if y is site.y else filter(None, [y.producer()])
+    return Described(known, site.x, y, site.root.name or "", (*nodes, *last))
 
 
 @np.errstate(all="ignore")

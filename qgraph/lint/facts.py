@@ -175,7 +175,7 @@ class ModelFacts:
     @cached_property
     def narrow(self) -> set[ir.Value]:
         """Results of quantizers whose codes are at most 64."""
-        return narrow_values(self.model, 64)
+        return narrow_values(self.model, 64, self.found)
 
     @cached_property
     def site_of(self) -> dict[ir.Node, Site]:

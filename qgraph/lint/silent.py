@@ -207,8 +207,8 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
         counts = None if weights is None else facts.counts(weights)
         if weights is None or counts is None:
             if unmoved(layer.node.inputs[1]) not in facts.narrow:
-                text = f"weights that {w.written} computes are beyond -64..64: two neighbours can "
-                yield Found((layer.node,), f"{text}exceed 16 bits", {}, level)
+                known = f"weights that {w.written} computes are not known to be within -64..63"
+                yield Found((layer.node,), f"{known}: two may exceed 16 bits", {}, level)
             continue
         if max(-counts.low, counts.high) * 2 <= _BOTH:
             continue
