@@ -181,6 +181,7 @@ def test_kernels_can_be_called_as_functions():
     assert codes.tolist() == [255, 0, 0, 255]
 
 
+@pytest.mark.slow
 def test_operators_of_other_domains_may_have_names_of_known_ones(monkeypatch):
     monkeypatch.setattr(OPERATORS, "_entries", dict(OPERATORS._entries))
     monkeypatch.setattr(operators, "_BY_KEY", {})
