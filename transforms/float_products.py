@@ -9,15 +9,24 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Editor, Operand, Region
+from qgraph.graph.opset.versions import only_float_type
 from qgraph.inventory.einsums import quantized_einsums
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.movement import unmoved
+from qgraph.quantizers.quantizer import Affine, Floating, Ranged
+from qgraph.quantizers.sites import sites
+from qgraph.reasons import FAULTY_SCALE
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, option, selects, transform
-from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.drafts.choice import label, refused
 from qgraph.transforms.drafts.rebuilding import replace_node
 
 _SAME = Verdict(Exactness.BITS, Method.CONSTANT)
+_INFINITE = FAULTY_SCALE(
+    "results of the quantizer of its operand may be infinite, and a Max would change them"
+)
 
 
 @transform("float-products")
@@ -30,8 +39,9 @@ class FloatProducts(Transform):
     3. ``data=true``: ``Conv(x, w, b) -> Conv(Max(x, lowest), w, b)`` for layers with quantized
        weights ``w``, instead.
 
-    The Max changes no number. Without it, OpenVINO multiplies the codes, and processors without
-    VNNI cut off large sums of such products.
+    The Max changes nothing, since all results of the quantizers are finite; others are refused.
+    Without it, OpenVINO multiplies the codes, and processors without VNNI cut off large sums of
+    such products.
     """
 
     nodes: str = option("*", help="names of operators, such as *attention*|!*MatMul_1")
@@ -43,6 +53,8 @@ class FloatProducts(Transform):
         """Insert a Max before the second operand of each product, and report it."""
         editor = Editor(model.ir)
         einsums = [] if self.data else quantized_einsums(model.ir)
+        found = (site for site in sites(model.ir) if isinstance(site, Site))
+        finite = {site.y for site in found if _is_finite(site)}
         for node in [*_products(model, has_weights=self.data), *einsums]:
             if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
                 continue
@@ -51,13 +63,32 @@ class FloatProducts(Transform):
             y = node.inputs[index]
             if y is None:
                 continue
-            dtype = y.dtype or ir.DataType.FLOAT
-            lowest = np.asarray(ir.DataType(dtype).min, dtype.numpy())
+            if unmoved(y) not in finite:
+                report.sites.append(refused(node, _INFINITE))
+                continue
+            dtype = y.dtype or only_float_type(model.ir) or ir.DataType.FLOAT
+            lowest = np.asarray(dtype.min, dtype.numpy())
             draft = editor.draft(Region(y, node.outputs[0], (node,)))
             limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=dtype)
             operands[index] = limited
             draft.giving(draft.copy(node, operands))
             replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+
+
+def _is_finite(site: Site) -> bool:
+    """Return whether the parameters show that no result of a quantizer is infinite."""
+    with np.errstate(all="ignore"):
+        match site.quantizer:
+            case Affine(lo=lo, hi=hi, to_real=real):
+                ends = [(code - real.zero_point) * real.scale for code in (lo, hi)]
+            case Ranged(output_low=low, output_high=high):
+                ends = [low, high, high - low]
+            case Floating(scale=scale, format=kind, saturating=True):
+                ends = [np.float32(kind.max_value) * scale]
+            case _:
+                return False
+        dtype = (site.y.dtype or ir.DataType.FLOAT).numpy()
+        return all(bool(np.isfinite(end.astype(dtype)).all()) for end in ends)
 
 
 def _products(model: Model, *, has_weights: bool) -> list[ir.Node]:

@@ -11,6 +11,7 @@ import onnx_ir
 import pytest
 
 import qgraph
+from qgraph import transforms
 from qgraph.errors import OptionError
 from qgraph.inventory.saturation import saturates
 from qgraph.reporting.pages import page_of
@@ -167,6 +168,25 @@ def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_intege
     found = core.compile_model(str(tmp_path / "out.onnx"), "CPU", options)([a, b])[0]
     assert np.abs(np.rint(found / 40) - exact).max() <= 1
     assert len(np.unique(exact)) > 1
+
+
+@pytest.mark.parametrize(("scale", "is_finite"), [("3e36", False), ("2e36", True)])
+def test_a_product_is_left_where_its_operand_may_be_infinite(scale, is_finite):
+    """The lowest code times 3e36 is -inf, which a Max with the lowest number would change."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    net (float[2,1] a, float[1,2] b) => (float[2,2] y)
+    <float s = {{0.05}}, float huge = {{{scale}}}, int8 z = {{0}}> {{
+        q = QuantizeLinear (a, s, z)     x = DequantizeLinear (q, s, z)
+        p = QuantizeLinear (b, huge, z)  w = DequantizeLinear (p, huge, z)
+        y = MatMul (x, w)
+    }}""")
+    before, after = qgraph.load(model), qgraph.load(model)
+    (site,) = after.apply(transforms.FloatProducts())
+    assert site.outcome == ("changed" if is_finite else "refused")
+    feeds = {"a": np.ones((2, 1), np.float32), "b": np.full((1, 2), -np.inf, np.float32)}
+    results = [each.run(feeds, backend="numpy")["y"] for each in (before, after)]
+    assert np.isfinite(results[0]).all() == is_finite
+    assert np.array_equal(*results)
 
 
 @pytest.mark.cases(fast=1)

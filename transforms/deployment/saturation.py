@@ -62,8 +62,11 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         for is_data in [not layer.description.w.is_constant]
         for what in ["second operand can be" if is_data else "weights are"]
     } | {
-        label(node): SATURATES(text.format(profile.processor, "operands can be", "-64..64"))
+        label(node): SATURATES(
+            text.format(profile.processor, "operands can be", f"-{most}..{most}")
+        )
         for rule in profile.saturating
+        for most in [rule.largest]
         for node in _einsums(model, rule)
     }
 

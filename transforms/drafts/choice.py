@@ -151,7 +151,7 @@ def choose(
         if earlier is not offer:
             same.append((offer, earlier))
     if spell is not None:
-        share_drafts([each for each in first.values() if each.decision is None], forms, spell)
+        _share_drafts([each for each in first.values() if each.decision is None], forms, spell)
     waiting = {id(offer) for offer, _ in same}
     _decide([offer for offer in tried if id(offer) not in waiting], exact, limit, comparer)
     for offer, earlier in same:
@@ -166,7 +166,7 @@ def choose(
     return [offer.decision or offer.refusal(exact, limit) for offer in tried]
 
 
-def share_drafts(offers: list[_Offer], forms: Forms, spell: Spell) -> None:
+def _share_drafts(offers: list[_Offer], forms: Forms, spell: Spell) -> None:
     """Let sites that differ in their scale only share drafts that do not depend on it."""
     sites = [(offer.site, offer.drafts) for offer in offers]
     for offer, drafts in zip(offers, spelled_once(sites, forms, spell), strict=True):
