@@ -104,6 +104,7 @@ def test_the_whole_document_is_current():
     assert document(found) == DOCUMENT.read_text(), "run python -m tests.conformance"
 
 
+@pytest.mark.slow
 def test_every_operator_has_rows_of_every_granularity_it_has():
     seen: dict[str, set[str]] = defaultdict(set)
     for quantizer in rows():

@@ -139,7 +139,7 @@ def test_the_differing_inputs_are_counted_exactly(dropping):
     assert [r.differing_inputs for r in found.regions if r.verdict == "different"] == [count]
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @PAIRS
 def test_an_input_of_the_whole_model_shows_it(dropping):
     found = qgraph.prove(file(dropping, "qonnx"), file(dropping, "qcdq"), runs=20)
@@ -184,7 +184,7 @@ def test_diff_shows_it(dropping, capsys):
     assert text.endswith("4 same, 1 changed\n")
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize("form", FORMS)
 @PAIRS

@@ -153,6 +153,7 @@ def test_names_matched_by_position_are_told(qgraph, write):
     assert load(second).outputs[0].name == "yy"
 
 
+@pytest.mark.slow
 def test_probes_find_what_random_inputs_do_not(qgraph, write):
     """The candidate's scale is one ulp larger: only the thresholds move."""
     text = MODEL.replace("float s = {0.5}", "float s = {0.3}")

@@ -102,6 +102,7 @@ def test_differences_are_counted_exactly(moved):
     assert plot_data(moved[0], "act", compare=moved[1], channel=0)["differing"] == 0
 
 
+@pytest.mark.slow
 def test_equal_quantizers_of_two_dialects_have_no_differences(qgraph, model, tmp_path):
     other, out = tmp_path / "qdq.onnx", tmp_path / "q.svg"
     qgraph("convert", model, "-o", other, "--to", "qdq")

@@ -81,6 +81,7 @@ def test_undecided_models_have_a_status_of_their_own(qgraph, write):
     assert "no rule" in found.out
 
 
+@pytest.mark.slow
 def test_undecided_parts_outweigh_bounded_ones(qgraph, write, tmp_path):
     text = """
         <ir_version: 10, opset_import: ["": 21]>

@@ -72,6 +72,7 @@ def exact_codes(weights: np.ndarray, bias: float, x: np.ndarray) -> list[Fractio
     ]
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("weights", "bias"), [(others(), 0.3), (WEIGHTS, 0.9)])
 def test_a_changed_constant_is_a_difference_with_an_input(weights, bias):
     pair = model("MatMul"), model("Gemm", weights, bias)
@@ -92,11 +93,13 @@ def test_a_limit_asks_for_bounds():
     assert certificate.verdict == "bounded"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("bias", [0.3, 0.30000004])
 def test_what_an_order_of_additions_may_bring_back_is_bounded(bias):
     assert qgraph.prove(model("MatMul"), model("Gemm", bias=bias)).verdict == "bounded"
 
 
+@pytest.mark.slow
 def test_a_difference_has_to_reach_an_output():
     pairs = [
         (model("MatMul", later=later), model("Gemm", bias=0.9, later=later))
@@ -123,6 +126,7 @@ def test_certificates_state_the_input():
         verify(document, *pair)
 
 
+@pytest.mark.slow
 def test_a_difference_in_a_later_segment_is_shown_if_the_codes_before_are_known():
     text = """<ir_version: 10, opset_import: ["": 21]>
         net (float[1,2,5,5] x) => (float y)

@@ -323,6 +323,7 @@ def test_every_real_model_equals_itself(models: Path, backend: str) -> None:
         assert report.first_divergence is None
 
 
+@pytest.mark.slow
 def test_an_ulp_in_a_real_model_is_found(models: Path) -> None:
     reference = qgraph.load(models / "brev_cnn_w4a4.onnx")
     candidate = reference.clone()

@@ -101,6 +101,7 @@ def test_a_threshold_that_moved_by_an_ulp_is_found_by_probes_only() -> None:
     assert report.first_divergence.reference == "u"
 
 
+@pytest.mark.slow
 def test_a_quantizer_behind_another_one_is_crossed_as_near_as_codes_allow() -> None:
     body = f"q = {QUANT} (x, s, z, b) t = MatMul (q, w) y = {QUANT} (t, s, z, b)"
     first, second = probed(model(body, more=DENSE)).reports
@@ -117,6 +118,7 @@ def test_open_parameters_and_unused_inputs_are_told() -> None:
     assert probed(model("y = Neg (x)")) == Probes()
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_no_first_axis_is_run_row_by_row() -> None:
     """A Reshape with a fixed size breaks any batch but one."""
     body = f"r = Reshape (x, d) t = MatMul (r, w) y = {QUANT} (t, s, z, b)"
@@ -125,6 +127,7 @@ def test_a_batch_that_is_no_first_axis_is_run_row_by_row() -> None:
     assert (report.targets, report.crossed) == (8, 8)
 
 
+@pytest.mark.slow
 def test_inputs_that_are_no_floats_stay_as_they_are() -> None:
     """Between two of them nothing lies; what is crossed has the same ones on both sides."""
     text = (

@@ -206,6 +206,7 @@ def test_the_cause_is_named(case: tuple[Model, dict[str, Array]], first: str, wh
     assert begun
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_products_in_integers_that_stay_real_numbers_are_no_fault() -> None:
     """MatMulIntegerToFloat takes the scales after the sum: last bits differ, as told."""

@@ -183,6 +183,7 @@ def test_the_one_quantizer_with_another_scale_is_guilty(name: str) -> None:
     assert all(cost.local_sqnr_db is None for cost in others)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", ["first", "second", "weights"])
 def test_a_quantizer_that_happens_to_answer_better_is_guilty_of_its_error(name: str) -> None:
     """The labels are what the spoiled model answers, so that no exchange gains an answer."""
@@ -309,6 +310,7 @@ def test_no_quantizer_of_a_network_costs_anything_in_another_dialect(seed: int) 
         assert all(cost.restored_sqnr_db is None and cost.alone_sqnr_db is None for cost in costs)
 
 
+@pytest.mark.slow
 def test_values_of_few_quantizers_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, size = 16, 1 << 19
     body = "\n".join(

@@ -140,7 +140,7 @@ def others() -> Iterator[tuple[str, str, Any]]:
             yield floats.format(mode), f"float s = {{0.1}}, {widths}", 0.1
 
 
-@pytest.mark.cases(fast=6, slow=28)
+@pytest.mark.cases(fast=3, slow=28)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("node", "parameters", "step"), [*uniform(), *others()])
 def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(

@@ -110,7 +110,7 @@ FORMATS_AND_LIMITS = (
 )
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("mode", Rounding)
 def test_float_quant(mode, defined, same_bits, hostile_inputs):
     overflows = ((False, False, True), (True, True, False), (False, True, False))

@@ -144,6 +144,7 @@ def test_the_executed_graph_has_the_kernel(target: str, name: str) -> None:
     assert not found.unknown
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("target", ["onnxruntime-cpu", "openvino-cpu"])
 def test_each_kernel_that_was_run_is_run_again(target: str) -> None:
     """One of the models above is for each kernel of the profile."""

@@ -50,6 +50,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one.view(np.uint16), other.view(np.uint16))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("kind", "scales", "spelling"),
     [

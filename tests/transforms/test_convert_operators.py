@@ -60,7 +60,7 @@ def made(text: str) -> tuple[Model, np.ndarray]:
     return model, np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.cases(fast=9)
+@pytest.mark.cases(fast=5)
 @pytest.mark.parametrize("text", [CODES, BLOCKS, DYNAMIC], ids=["codes", "blocks", "dynamic"])
 @pytest.mark.parametrize("to", DIALECTS)
 def test_results_are_those_of_onnx_runtime(to: str, text: str) -> None:

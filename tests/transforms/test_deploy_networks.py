@@ -146,6 +146,7 @@ PACKED_BEHIND_CODES = """<ir_version: 8, opset_import: ["": 17, "qonnx.custom_op
     }"""
 
 
+@pytest.mark.slow
 def test_a_layer_that_only_the_result_has_counts_as_gained():
     """ONNX Runtime refuses the input, in which MatMulNBits is no layer of two quantizers."""
     proto = onnx.parser.parse_model(PACKED_BEHIND_CODES)
@@ -160,6 +161,7 @@ def test_a_layer_that_only_the_result_has_counts_as_gained():
     assert model.to_proto() == once
 
 
+@pytest.mark.slow
 def test_a_conversion_decodes_weights_at_once():
     """ONNX Runtime refuses the input, and has no kernel on codes for its only layer."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17,

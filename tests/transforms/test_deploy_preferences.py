@@ -113,7 +113,7 @@ LAST_IN_FLOAT = """<ir_version: 10, opset_import: ["": 21]>
     }"""
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=0, slow=5)
 @pytest.mark.parametrize("prefer", ["speed", "size"])
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 @pytest.mark.parametrize("quantized", [False, True])
@@ -245,6 +245,7 @@ def test_tuning_takes_the_fastest_form(network, clock, tmp_path, capsys):
         qgraph.deploy(network, "tensorrt", prefer="tuned")
 
 
+@pytest.mark.slow
 def test_tuning_leaves_an_input_that_is_the_fastest(network, clock):
     clock["INT32"] = 3.2  # biases of the result
     model = qgraph.load(network)
@@ -310,6 +311,7 @@ ATAN = """<ir_version: 10, opset_import: ["": 21]>
     }"""
 
 
+@pytest.mark.slow
 def test_a_result_that_the_installed_runtime_refuses_is_told(tmp_path, capsys):
     """ONNX Runtime has no Atan of float64, which is type 11."""
     for kind, refused in (("11", True), ("1", False)):

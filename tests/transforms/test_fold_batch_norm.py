@@ -200,7 +200,7 @@ def constant(model: Model, node: str, index: int) -> np.ndarray:
 NORMALIZED = "[bn] y = BatchNormalization (c, ga, be, mu, va)"
 
 
-@pytest.mark.cases(fast=2, slow=5)
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_takes_a_normalization_in(check_pass, each, name):
     layer = LAYERS[name]

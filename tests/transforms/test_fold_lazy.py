@@ -130,7 +130,7 @@ QUANTS = {
 }
 
 
-@pytest.mark.cases(fast=8)
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("name", QUANTS)
 def test_quant(tmp_path, name):
     body, bits, scale, zero, opset, kind = QUANTS[name]
@@ -306,6 +306,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("name", OTHERS)
 def test_quantizers_of_other_dialects(tmp_path, name):
     body, parameters, kind = OTHERS[name]

@@ -64,7 +64,7 @@ def data_for(text: str, *, seed: int = 3) -> dict[str, np.ndarray]:
     return {v.name: random.normal(size=list(v.shape)).astype(F) * 3 for v in model.inputs}
 
 
-@pytest.mark.cases(fast=7)
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize(
     ("body", "constants", "data", "ops"),
     [
@@ -171,6 +171,7 @@ def test_signed_codes_need_the_zero_point_only_for_exact_ties(check_pass):
     assert single(report).verdict.exactness is Exactness.NEAR
 
 
+@pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(
     ("il", "ol", "exact", "ops"),
     [

@@ -122,6 +122,7 @@ def test_other_products_are_not_bounded(change):
     assert proof.beyond or proof.verdict == "undecided"
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_a_deployment_gives_such_a_layer_a_kernel():
     pytest.importorskip("onnxruntime")

@@ -30,6 +30,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("case", CASES)
 def test_the_bias_is_that_of_the_model(case, tmp_path):

@@ -70,7 +70,7 @@ def feeds(model: Model, models: Path) -> dict[str, Array]:
     return {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
 
 
-@pytest.mark.cases(fast=3, slow=8)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.sums
 @pytest.mark.parametrize(
     "name",
@@ -170,6 +170,7 @@ def test_it_is_one_level_off_at_most(core, tmp_path, part):
         assert np.count_nonzero(off > 1e-3) < 0.2 * off.size, quantizer.row
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("to", ["qonnx", "qdq", "onnx"])
 def test_what_came_from_a_fake_quantize_and_goes_back_is_one(core, tmp_path, to):
     quantizer = fake_quantize(0.25, 256, 128)

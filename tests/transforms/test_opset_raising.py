@@ -101,6 +101,7 @@ def test_the_opset_rises_as_far_as_needed_and_is_reported(source):
     assert report.notes == [f"opset raised from {source} to 21"]
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("source", [21, 23, 28])
 def test_the_opset_is_never_lowered(source):
     model = rich(source)

@@ -121,7 +121,7 @@ PLANTED += (LARGEST, LARGEST / 8, LARGEST / 127, 2.0**-126, 2.0**-127, 1e-38, 1e
     "quantizer",
     [
         (0, 4, 1),
-        (3, 8, 0),
+        pytest.param((3, 8, 0), marks=pytest.mark.slow),
         pytest.param((0, 8, 1), marks=pytest.mark.slow),
         pytest.param((0.5, 3, 0), marks=pytest.mark.slow),
         pytest.param((0, 2, 0), marks=pytest.mark.slow),

@@ -206,6 +206,7 @@ def test_onnx_runtime_gets_unsigned_data():
     assert kinds == {onnx_ir.DataType.UINT8}
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("equation", "is_turned"), [("ij,jk->ik", False), ("ij,kj->ik", True), ("ij,jk->ki", False)]
@@ -234,7 +235,7 @@ def test_einsum_of_wide_weights_is_right_in_openvino(equation, is_turned, tmp_pa
     assert np.abs((found.T if equation.endswith("ki") else found) - exact).max() <= 1
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("kinds", [("int8", "int8"), ("uint8", "uint8")])
 def test_a_result_for_vnni_counts_products_of_data(kinds):
     points, limits = ((0, 128), "0, 255") if kinds[1] == "uint8" else ((0, 0), "-128, 127")
@@ -242,6 +243,7 @@ def test_a_result_for_vnni_counts_products_of_data(kinds):
     assert "products of 1 layer saturate" in result.to_json()["conditions"][-1]
 
 
+@pytest.mark.slow
 def test_quantizers_stay_where_every_layer_is_left_in_float():
     """Another form of the quantizers would move codes by a step, and gain nothing."""
     proto = onnx.parser.parse_model("""<ir_version: 8,
@@ -328,7 +330,7 @@ def test_weights_of_seven_bits_stay_as_they_are(target):
     assert weight_types(model) == {"INT8"}
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_result_for_vnni_says_where_it_is_wrong(target):
     model = qgraph.load(network(127))
@@ -341,6 +343,7 @@ def test_a_result_for_vnni_says_where_it_is_wrong(target):
     assert f"--target {target}@x86-64-no-vnni" in text
 
 
+@pytest.mark.slow
 def test_this_processor_counts_where_none_is_named(monkeypatch):
     for answer, types in ((True, {"UINT8"}), (False, {"INT8"}), (None, {"INT8"})):
         monkeypatch.setattr(saturation, "saturates", lambda runtime, answer=answer: answer)

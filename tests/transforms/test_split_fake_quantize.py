@@ -41,7 +41,7 @@ def single(report):
     return entry
 
 
-@pytest.mark.cases(fast=6)
+@pytest.mark.cases(fast=3)
 @pytest.mark.parametrize(
     ("low", "high", "levels", "ops"),
     [

@@ -162,6 +162,7 @@ def test_onnx_runtime_computes_both_layers_on_codes(name, behind, tmp_path):
     assert model.to_proto() == once
 
 
+@pytest.mark.slow
 @pytest.mark.runtime
 def test_a_layer_without_a_name_is_known_by_its_result():
     pytest.importorskip("onnxruntime")
@@ -172,7 +173,7 @@ def test_a_layer_without_a_name_is_known_by_its_result():
     assert (layer.node, layer.kernel) == ("c", "QGemm")
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("target", ["openvino-cpu", "tensorrt"])
 def test_other_targets_keep_leaky_relu(target):
     model = network("conv")

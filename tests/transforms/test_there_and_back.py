@@ -55,7 +55,7 @@ def test_there_and_back_computes_the_same(operator, there, back):
         assert not wrong, [(chosen[number].row, text) for number, text in wrong.items()]
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=0, slow=6)
 @pytest.mark.parametrize("operator", HOME)
 def test_in_its_own_dialect_nothing_is_changed(operator):
     model = build(representatives(operator))

@@ -116,6 +116,7 @@ def test_symmetric_ranges_of_an_odd_number_of_levels_are_whole_already(check_pas
     assert single(report).reason == "its zero point is already 127"
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("levels", [16, 255, 256])
 def test_asymmetric_ranges_move_as_little_as_possible(levels):
     random = np.random.default_rng(levels)

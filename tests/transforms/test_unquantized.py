@@ -86,6 +86,7 @@ net (float[2,4] x) => (float[2,2] y)
 }"""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("target", "has_kernel"), [("qnn-htp", True), ("tensorrt", False)])
 def test_codes_of_16_bits_are_judged_by_the_profile(target, has_kernel):
     (layer,) = deploy(ir.from_onnx_text(WIDE), target).layers

@@ -49,6 +49,7 @@ def test_what_follows_codes_without_a_bound_is_checked():
     assert [str(part.status) for part in checked(document, *pair).regions][1] == "unchecked"
 
 
+@pytest.mark.slow
 def test_other_factors_behind_codes_without_a_bound_are_not_checked():
     pair = model(0.1, 1.3), model(0.10001, 1.3001)
     document = json.loads(json_text(qgraph.prove(*pair, evidence=True, within="8step").to_json()))
@@ -118,7 +119,7 @@ def test_the_segment_behind_quantizers_without_a_bound_is_checked(kind: str) -> 
     assert statuses(document, one, other)[2] != "checked"
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_a_quantizer_of_another_function_is_not_checked(kind: str) -> None:
     """The numbers before rounding are not compared, whatever is stated of them."""

@@ -256,6 +256,7 @@ def test_all_inputs_are_tried_again(monkeypatch):
     refused(found, ours, theirs, "tries all inputs one by one", outright=False)
 
 
+@pytest.mark.slow
 def test_operators_that_see_the_sign_of_zeros():
     """Whatever the search says: a certificate that leaves a Reciprocal behind is refused."""
     bounded = (

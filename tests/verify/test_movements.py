@@ -131,7 +131,7 @@ OTHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=0, slow=5)
 @pytest.mark.parametrize(("one", "other", "size"), SAME)
 def test_movements_of_the_same_elements_are_one_movement(one, other, size):
     """The certificate is that of a candidate with the same operator, which may not reshape."""
@@ -142,7 +142,7 @@ def test_movements_of_the_same_elements_are_one_movement(one, other, size):
     assert str(result.verdict) == "bounded", [part.reason for part in result.parts]
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize(("one", "other", "size"), OTHER)
 def test_movements_of_other_elements_are_others(one, other, size):
     pair = layer(one, folded=False, size=size), layer(one, folded=True, size=size)
@@ -173,6 +173,7 @@ PLANE = "c = Transpose <perm = [2, 0, 1]> (a) "
 OUTER = "b = Transpose <perm = [1, 0, 2]> (a) c = Add (a, b) "
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     ("sizes", "rows", "one", "other"),
     [

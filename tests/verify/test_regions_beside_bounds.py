@@ -21,6 +21,7 @@ def layer(text: str) -> ir.Model:
     return ir.from_onnx_text(LAYER.replace("SUM", text))
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("method", ["intervals", "congruence"])
 def test_equal_quantizers_of_other_sums_are_no_segment(method):
     """Equal quantizers give equal codes of equal sums, but the weights of the candidate differ."""

@@ -208,7 +208,7 @@ def test_the_exact_form_has_the_codes_of_the_operator(node_case, ort, name):
     assert changed > len(SEEDS) / 2
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_form_with_real_numbers_is_what_its_report_says(node_case, ort, name):

@@ -241,6 +241,7 @@ def test_decoded_products_are_sums_where_nothing_is_rounded(k, weight, s, verdic
     assert qgraph.prove(text(head + OURS), text(head + THEIRS)).verdict is verdict
 
 
+@pytest.mark.slow
 def test_a_sum_whose_zero_has_a_sign_is_equal_in_value_only():
     head = HEAD.format(k=1, weights="2, 3", s=0.125, out="float")
     ours = (

@@ -120,7 +120,7 @@ def test_codes_before_and_behind_a_concat_are_bounded_part_by_part(pair, relu):
     assert np.abs(codes(one) - codes(other)).max() <= 1
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("off", "t_b", "least"), [(2.6 * 1.7, 1.7, 3), (0.0, 1.9, 3)])
 def test_a_part_with_another_bias_or_scale_has_a_bound_of_its_own(turned, off, t_b, least):
@@ -137,6 +137,7 @@ def test_a_part_with_another_bias_or_scale_has_a_bound_of_its_own(turned, off, t
     assert least == apart[:, :, 3:].max() <= second <= least + 1
 
 
+@pytest.mark.slow
 def test_tensors_of_one_form_with_other_numbers_of_channels_are_no_pair():
     one, other = (model("before", folded=folded) for folded in (False, True))
     assert bounds(one, other) == {("q_a", "q_a"): 1, ("q_b", "q_b"): 1, ("p", "p"): 1}

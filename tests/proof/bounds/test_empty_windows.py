@@ -53,6 +53,7 @@ def test_a_maximum_of_padding_is_not_bounded():
     assert all("padding alone" in str(segment.reason) for segment in segments)
 
 
+@pytest.mark.slow
 def test_a_mean_of_padding_is_not_bounded():
     pair = [model(1, order.format(MEAN.format(GAPS)), 1.3) for order in ADDED]
     proved = qgraph.prove(*pair, within="1step")
@@ -60,7 +61,7 @@ def test_a_mean_of_padding_is_not_bounded():
     assert any("padding alone" in str(region.reason) for region in proved.regions)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize(
     ("size", "window"),
     [
@@ -80,6 +81,7 @@ def test_other_windows_are_bounded(size, window):
     assert farthest(pair, size) <= 1
 
 
+@pytest.mark.slow
 def test_the_checker_knows_of_padding():
     nodes = ORDERS[0].format(MAX.format(GAPS))
     pair = [model(2, nodes, factor) for factor in (1.3, 1.3001)]

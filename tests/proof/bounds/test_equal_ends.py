@@ -58,6 +58,7 @@ def test_only_standard_operators_that_keep_codes_apart_decode_them(use, count):
     assert len(decoded_from(end)) == count
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(
     "limits", ["z = Clip (r, low, high)", "h = Max (r, low) z = Min (h, high)"]
 )

@@ -31,7 +31,7 @@ def prove(*bodies: str, kind: str = "int8", within: str = "1step", unit: object 
     return qgraph.prove(*(ir.from_onnx_text(head + body) for body in bodies), within=within)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("bodies", [(SUMS, OPERATORS), (OPERATORS, SUMS)])
 def test_exact_sums_are_proved_where_multiplier_and_division_give_the_same_codes(bodies):
     found = prove(*bodies)
@@ -126,7 +126,7 @@ def bounds_of(*changes: dict[str, str]):
     return {region.reference_nodes[-1]: region for region in found.regions}, found
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("flip", [False, True])
 def test_codes_beyond_the_limits_of_one_model_count(flip):
     changes = [{}, {"HIGH": "127"}]
@@ -168,6 +168,7 @@ def test_sums_that_wrap_around_alike_are_bounded_and_named():
     assert any("it is 2147492700 where" in condition for condition in found.conditions)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("bodies", [(WRAPS, GOES_ON), (GOES_ON, WRAPS)])
 def test_a_sum_that_wraps_around_in_one_model_is_named(bodies):
     found = wrapping(*((body, "2.5e6") for body in bodies))

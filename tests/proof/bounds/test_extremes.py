@@ -99,6 +99,7 @@ def test_the_larger_code_of_two_layers_is_bounded_against_leaky_relu():
     assert np.abs(codes[0] - codes[1]).max() <= bound.max_steps
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize(("slope", "beyond", "steps"), [(0.21, 0.0, 5), (SLOPE, 0.6, 10)])
 def test_another_slope_or_bias_moves_the_bound_as_far_as_codes_move(slope, beyond, steps):
     sides = network(LEAKY), network(LARGER, slope, beyond)

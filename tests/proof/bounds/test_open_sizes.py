@@ -44,7 +44,7 @@ def pair(name: str, table: str) -> tuple[ir.Model, ir.Model]:
     return model(name, 0.05, table=table), model(name, 0.050000004, table=table)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_over_limited_axes_have_bounds(name):
     sides = pair(name, "cut")

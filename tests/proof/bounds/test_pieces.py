@@ -121,7 +121,7 @@ def test_arithmetic_on_codes_is_proved() -> None:
     assert certificate.verdict == "proved"
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", ["silu", "gelu", "hard swish", "tanh"])
 def test_functions_of_sums_lie_no_further_apart_than_the_bound(name: str) -> None:

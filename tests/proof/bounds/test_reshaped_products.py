@@ -65,6 +65,7 @@ def outputs(model: ir.Model) -> np.ndarray:
     return np.stack([runtime.run(None, {"x": x})[0] for x in codes]).astype(np.int64)
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("end", ENDS)
 def test_product_of_reshaped_rows_is_bounded(end):
     sides = model(REFERENCE, end), model(ROWS, end)
@@ -77,6 +78,7 @@ def test_product_of_reshaped_rows_is_bounded(end):
     assert np.abs(one - other).max() <= 1
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("change", CHANGED)
 def test_products_of_other_rows_are_not(change):
     sides = model(REFERENCE, "rows"), model(f"{CHANGED[change]} n = Reshape (g, whole)", "rows")

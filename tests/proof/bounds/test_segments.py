@@ -31,6 +31,7 @@ def chain(layers: int, first: str) -> ir.Model:
         }}""")
 
 
+@pytest.mark.slow
 def test_layers_of_one_form_are_paired_in_their_order():
     found = qgraph.prove(chain(24, "0.3"), chain(24, "0.30001"), within="1step")
     assert found.verdict == "bounded"
@@ -70,7 +71,7 @@ def test_an_input_needs_a_range():
     assert 0 < region.bound.absolute <= 2 * 3 * 10 * 2.0**-24
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=0)
 @pytest.mark.parametrize(("bias", "steps"), [("1.25", 1), ("1.75", 3), ("3", 8)])
 def test_a_bias_that_is_off_is_not_taken_for_another_zero_point(bias, steps):
     # No limit of the codes is reached, and the next scale is so large that it hides the bias.

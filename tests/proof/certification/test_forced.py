@@ -176,7 +176,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_models_are_different(name):
     constants = (
@@ -203,7 +203,7 @@ HIDDEN = {
 """What follows a quantizer, with a weight that makes no difference."""
 
 
-@pytest.mark.cases(fast=8)
+@pytest.mark.cases(fast=4)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_later_operators_hide_is_no_difference(name):
     constants = (
@@ -228,6 +228,7 @@ NEVER = {
 """Sums that are never positive, though the limits of both operands are infinite."""
 
 
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", NEVER)
 def test_a_difference_on_numbers_that_a_sum_never_takes_is_no_difference(name):
     constants = "float zero = {0}, float six = {6}"

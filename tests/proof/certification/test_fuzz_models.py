@@ -83,6 +83,7 @@ def search(
     return wrong, seen
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_valid_and_equal_to_itself():
     for seed in range(8):
         made = drawing.model(np.random.default_rng(seed))

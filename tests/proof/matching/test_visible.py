@@ -33,6 +33,7 @@ def test_a_slice_that_takes_nothing_shows_nothing(end, shows, last):
     assert found == (shows and last.startswith("y"))
 
 
+@pytest.mark.slow
 def test_models_without_results_do_not_differ():
     body = "{} y = Slice(r, b, e, a, s)"
     ours = cut(body.format("r = Floor(x)"), 5)
@@ -67,7 +68,7 @@ def pair(sum_: str, rest: str) -> list[ir.Model]:
     return [ir.from_onnx_text(text.replace("SCALE", scale)) for scale in ("0.3", "0.4")]
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("rest", RESTS.values(), ids=RESTS)
 @pytest.mark.parametrize("sum_", SUMS.values(), ids=SUMS)
 def test_what_leaves_the_channel_out_that_differs_shows_nothing(sum_, rest):
