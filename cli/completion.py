@@ -20,7 +20,8 @@ def _offering(names: Callable[[click.Context], Iterable[str]]) -> Complete:
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         try:
-            return sorted(name for name in names(ctx) if name.startswith(incomplete))
+            offered = (name for name in names(ctx) if name.startswith(incomplete))
+            return sorted(filter(str.isprintable, offered))  # shells read one name a line
         except Exception:  # a message would end up among the words of the user
             return []
 

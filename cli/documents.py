@@ -45,8 +45,19 @@ def show_document(
         show_page(talk, page)
     else:
         show_sections(talk, sections)
-    named = {"command": click.get_current_context().info_name} | dict(document)
-    advice = None if page is not None and page.closing else next_step(named, models, inputs)
+    if page is None or not page.closing:
+        advise(talk, document, models, inputs)
+
+
+def advise(
+    talk: Talk,
+    document: Mapping[str, Any],
+    models: Sequence[object] = (),
+    inputs: Sequence[str] = (),
+) -> None:
+    """Print what to do after a result; for the arguments see :func:`show_document`."""
+    command = {"command": click.get_current_context().info_name}
+    advice = next_step(command | dict(document), models, inputs)
     if advice is not None:
         talk.note(f"next: {advice}")
 

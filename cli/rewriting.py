@@ -138,7 +138,7 @@ def run(
             if refused := report.count("refused"):
                 talk.warn(f"{counted(refused, 'quantizer')} left unchanged; the report says why")
             return
-        models = () if files.prove else (files.model, out)
+        models = (out,) if files.prove else (files.model, out)
         show_document(talk, document, page_of, models)
         if talk.form == "table" and files.prove:
             show_paragraph("proved equal for every input", Tone.GOOD)

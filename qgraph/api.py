@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import onnx_ir as ir
 
@@ -22,15 +22,14 @@ from qgraph.inventory.lockfile import lock_text
 from qgraph.inventory.overview import Overview, overview
 from qgraph.lint.engine import Ids, LintReport
 from qgraph.lint.engine import lint as linted
-from qgraph.lint.rule_pages import causes_of_rules
+from qgraph.lint.rule_pages import known_cause, known_causes
 from qgraph.model import Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales
-from qgraph.reasons import CAUSES, Cause, cause_of
+from qgraph.reasons import Cause
 from qgraph.reports import Report
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of, profiles
-from qgraph.targets.unmet import UNMET
 from qgraph.transforms.base import TRANSFORMS, PassInfo, describe, parse_spec
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.rewriting import rewrite
@@ -296,17 +295,25 @@ def lint(
     return linted(model, target, select=select, ignore=ignore, inputs=list(batches))
 
 
-def explain(reason_id: str) -> Cause:
-    """Return the meaning of the id of a reason or of a rule, and what to do.
+@overload
+def explain(reason_id: str) -> Cause: ...
+
+
+@overload
+def explain(reason_id: None = None) -> list[Cause]: ...
+
+
+def explain(reason_id: str | None = None) -> Cause | list[Cause]:
+    """Return what the id of a reason or of a rule means, and what to do; without an id, all.
 
     Args:
-        reason_id: such as ``QG001`` or ``QG112``.
+        reason_id: such as ``QG001`` or ``QG112``, or the name of a rule.
 
     Raises:
         OptionError: there is none of this id.
     """
-    require(reason_id, str, "reason_id", "an id such as 'QG001'")
-    return cause_of(reason_id, CAUSES | UNMET | causes_of_rules())
+    require(reason_id, str | None, "reason_id", "an id such as 'QG001'")
+    return list(known_causes().values()) if reason_id is None else known_cause(reason_id)
 
 
 def plot(

@@ -104,6 +104,18 @@ def watched(progress: Progress, seconds: float | None = None) -> Iterator[None]:
 
 
 @contextmanager
+def part_of(total: int, first: int, last: int) -> Iterator[None]:
+    """Report the steps of the block as those from ``first`` to ``last`` of ``total``."""
+    outer = watch().progress
+
+    def progress(what: str, done: int, of: int) -> None:
+        outer(what, first * of + (last - first) * done, total * of)
+
+    with watched(progress):
+        yield
+
+
+@contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Limit the time of calls in the block.
 

@@ -51,7 +51,7 @@ METHODS = {"run"}
         (lambda m: m.constant("w"), "value is 'w', expected an onnx_ir.Value"),
         (lambda m: qgraph.convert(m, "qdq", output=7), "output is 7 (int), expected the path"),
         (lambda m: qgraph.check_lock(m, None), "lock is None (NoneType), expected the path"),
-        (lambda m: qgraph.explain(None), "reason_id is None (NoneType), expected an id"),
+        (lambda m: qgraph.explain(3), "reason_id is 3 (int), expected an id"),
         (lambda m: qgraph.lint(m, select=[7]), "a rule is 7 (int), expected an id"),
         (lambda m: qgraph.plot(m, None), "node is None (NoneType), expected the name of a node"),
         (lambda m: qgraph.time_limit("x").__enter__(), "a time limit is 'x', expected a number"),
@@ -322,6 +322,25 @@ def test_tensors_of_other_libraries_are_arrays(model: qgraph.Model) -> None:
         model.run({"x": Broken()}, backend="numpy")
     with pytest.raises(ExecutionError, match=r"array of float64\. Convert it to float32 first\.$"):
         model.run({"x": Double()}, backend="numpy")
+
+
+def test_tensors_of_types_that_numpy_lacks_are_arrays() -> None:
+    class Tensor:
+        dtype = "torch.bfloat16"
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            raise TypeError("Got unsupported ScalarType BFloat16")
+
+        def float(self) -> np.ndarray:
+            return np.array([1.5, -(2.0**-130)], np.float32)
+
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (TYPE[2] x) => (float[2] y) { y = Cast <to = 1> (x) }"""
+    model = qgraph.load(ir.from_onnx_text(text.replace("TYPE", "bfloat16")))
+    assert model.run({"x": Tensor()}, backend="numpy")["y"].tolist() == [1.5, -(2.0**-130)]
+    other = qgraph.load(ir.from_onnx_text(text.replace("TYPE", "float8e5m2")))
+    with pytest.raises(ExecutionError, match="unsupported ScalarType"):
+        other.run({"x": Tensor()}, backend="numpy")
 
 
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("ort", marks=pytest.mark.runtime)])

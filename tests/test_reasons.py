@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import csv
+import io
 import json
 import pickle
 import re
@@ -201,7 +203,12 @@ def test_explain_lists_all_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     rules = [rule.id for rule in RULES]
     listed = [line[:5] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert listed == sorted([*CAUSES, *UNMET, *rules])
+    assert listed == sorted([*CAUSES, *UNMET, *rules]) == [c.id for c in qgraph.explain()]
+    assert main(["explain", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ids"][1] == qgraph.explain("QG001").to_json()
+    assert main(["explain", "bias-scale", "--format", "csv"]) == 0
+    (_, row) = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert row == ["reasons", "QG112", "bias-scale", qgraph.explain("bias-scale").meaning]
 
 
 def test_an_unknown_id_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

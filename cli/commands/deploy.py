@@ -198,6 +198,7 @@ def command(
         if explain is not None:
             for line in deployment.explained(explain):
                 show_paragraph(line)
+            talk.note(f"next: {document['next']}")
             return 0
         show_document(talk, document, page_of, (model,))
         if written is not None:

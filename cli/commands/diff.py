@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
-from qgraph.cli.documents import show_document
+from qgraph.cli.documents import advise, show_document
 from qgraph.cli.output import Talk, console, is_colourful, show
-from qgraph.reporting.next_step import next_step
 from qgraph.text import printable
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def command(talk: Talk, reference: Path, candidate: Path, keep_inputs: bool) -> 
     differences = diff(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
     if talk.form == "table":
         show_differences(talk, differences, is_brief=talk.quiet)
-        advice = next_step(differences.to_json(), (reference, candidate))
-        talk.note(f"next: {advice}")
+        advise(talk, differences.to_json(), (reference, candidate))
     else:
         show_document(talk, differences.to_json(), diff_sections, (reference, candidate))
     return int(not differences.is_same)

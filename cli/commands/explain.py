@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from qgraph.cli import completion, options
-from qgraph.cli.output import show, show_paragraph
-from qgraph.cli.tables import show_table
-from qgraph.reasons import CAUSES, Cause, cause_of
-from qgraph.reporting.view import Row, Table
-from qgraph.targets.unmet import UNMET
+from qgraph.cli.documents import advise, show_document
+from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.reporting.view import Cell, Row, Section, Table
 
 
 @click.command(name="explain")
 @click.argument("reason_id", metavar="[ID]", required=False, shell_complete=completion.ids)
+@options.table_options()
 @options.talk_options
-def command(reason_id: str | None) -> None:
+@click.pass_obj
+def command(talk: Talk, reason_id: str | None) -> None:
     """Explain the id of a rule or of a reason, or list all ids.
 
     Each refused site in a report, each undecided region in a certificate and each finding of lint
@@ -26,32 +27,33 @@ def command(reason_id: str | None) -> None:
     layer does not meet. All others are rules of 'qgraph lint'; the name of a rule, such as
     bias-scale, is also accepted.
     """
-    from qgraph.lint.rule import RULES, LintRule
-    from qgraph.lint.rule_pages import explained
+    from qgraph.lint.rule import RULES
+    from qgraph.lint.rule_pages import explained, known_cause, known_causes
 
-    rules = {rule.id: rule for rule in RULES}
-    by_name = {rule.name: rule.id for rule in RULES}
-    reasons = CAUSES | UNMET
     if reason_id is None:
-        rows: list[Row] = [[c.id, c.name, _first(c.meaning)] for c in reasons.values()]
-        rows += [[each.id, each.name, each.summary.rstrip(".")] for each in rules.values()]
-        rows.sort(key=lambda row: str(row[0]))
-        show_table(Table("reasons", ["id", "name", "meaning"], rows))
+        document = {"ids": [cause.to_json() for cause in known_causes().values()]}
+        show_document(talk, document, lambda shown: _sections(shown["ids"]))
         return
-    causes: dict[str, Cause | LintRule] = {**reasons, **rules}
-    entry = cause_of(by_name.get(reason_id.lower(), reason_id), causes)
-    for line in explained(entry) if isinstance(entry, LintRule) else _of_cause(entry):
+    cause = known_cause(reason_id)
+    if talk.form != "table":
+        show_document(talk, cause.to_json(), lambda shown: _sections([shown]))
+        return
+    rule = next((rule for rule in RULES if rule.id == cause.id), None)
+    lines = [f"{cause.id} {cause.name}", "", cause.meaning, f"What to do: {cause.remedy}"]
+    for line in lines if rule is None else explained(rule):
         if line.startswith(" "):
             show(line)  # a model, whose lines stay whole
         else:
             show_paragraph(line)
+    advise(talk, cause.to_json() | {"is_rule": rule is not None})
 
 
-def _of_cause(cause: Cause) -> Iterator[str]:
-    yield f"{cause.id} {cause.name}"
-    yield ""
-    yield cause.meaning
-    yield f"What to do: {cause.remedy}"
+def _sections(causes: list[Mapping[str, Any]]) -> list[Section]:
+    """Return the table of causes; terminals show only the first sentence of each meaning."""
+    rows: list[Row] = [
+        [c["id"], c["name"], Cell(_first(c["meaning"]), full=c["meaning"])] for c in causes
+    ]
+    return [Section("Reasons", tables=[Table("reasons", ["id", "name", "meaning"], rows)])]
 
 
 def _first(text: str) -> str:

@@ -9,6 +9,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.commands.diff import show_differences
+from qgraph.cli.documents import advise
 from qgraph.cli.failures import print_failure
 from qgraph.cli.files import planned
 from qgraph.cli.found import found_models
@@ -68,6 +69,7 @@ def command(
     if out is not None:
         return _write(talk, model, keep_inputs, out)
     show(lock_text(load(model).ir, keep_inputs=keep_inputs).rstrip())
+    advise(talk, {}, (model,))
     return 0
 
 
@@ -92,6 +94,7 @@ def _check(talk: Talk, model: Path, lock: Path, keep_inputs: bool) -> int:
 
     changes = check_lock(load(model).ir, lock, keep_inputs=keep_inputs)
     show_differences(talk, changes, is_brief=not talk.verbosity)
+    advise(talk, {}, (model,))
     return int(not changes.is_same)
 
 
@@ -104,4 +107,5 @@ def _write(talk: Talk, model: Path, keep_inputs: bool, out: Path | None = None) 
         text = lock_text(load(model).ir, keep_inputs=keep_inputs)
         outputs.write_text(lock, text)
     talk.note(f"wrote {lock}: {counted(text.count('[[quantizer]]'), 'quantizer')}")
+    advise(talk, {}, (model, lock))
     return 0

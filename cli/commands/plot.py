@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from qgraph.cli import completion, options
+from qgraph.cli.documents import advise
 from qgraph.cli.files import planned
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
@@ -68,3 +69,4 @@ def command(
         with outputs.open(out) as file:
             file.write(picture)
         show_paragraph(f"wrote {out}")
+    advise(talk, {}, (model,) if compare is None else (model, compare))

@@ -10,7 +10,7 @@ import click
 from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.bounding import bounding_options
-from qgraph.cli.documents import show_document
+from qgraph.cli.documents import advise, show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.output import Talk, show, show_paragraph
 from qgraph.cli.pairs import pairs_of_models
@@ -42,7 +42,7 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
             )
         return
     write_arrays(path, certificate.counterexample, outputs)
-    show_paragraph(f"wrote {path}: an input on which the outputs differ")
+    talk.note(f"wrote {path}: an input on which the outputs differ")
 
 
 @click.command(name="prove")
@@ -110,11 +110,7 @@ def command(
                 "--verify writes nothing. Omit --certificate, --witness and the reports."
             )
         return _verify(talk, verify, (reference, candidate))
-    if talk.form == "json":
-        raise click.UsageError(
-            "prove prints no JSON. Use --certificate FILE to write the certificate (JSON), or "
-            "--verify."
-        )
+    is_whole = certificate is not None or talk.form == "json"
     targets = (certificate, witness, *views.paths)
     with planned(targets, models=(reference, candidate)) as outputs:
         with ProgressBar(talk) as bar:
@@ -124,9 +120,9 @@ def command(
                 candidate,
                 exact=exact,
                 keep_inputs=keep_inputs,
-                evidence=certificate is not None or talk.verbosity > 0,
+                evidence=is_whole or talk.verbosity > 0,
                 runs=_RUNS if witness is not None else 0,
-                hashes=certificate is not None or views.are_wanted,
+                hashes=is_whole or views.are_wanted,
                 within=request,
             )
             document = proof.to_json()
@@ -165,6 +161,7 @@ def _verify(talk: Talk, path: Path, models: tuple[Path, Path]) -> int:
         show(json_text(head | checked.to_json()).rstrip())
     else:
         _show_verification(certificate, checked)
+        advise(talk, {"command": "prove --verify"}, models)
     return 1 if checked.is_refuted else _status(checked.verdict, certificate)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qgraph.cli import options
+from qgraph.cli.documents import advise
 from qgraph.cli.files import planned, protect_models
 from qgraph.cli.inputs import InputOptions, input_options, probes_option
 from qgraph.cli.output import Talk, show_paragraph
@@ -79,6 +80,7 @@ def command(
                 talk.note("the time limit was reached, so the parts may be larger than necessary")
             files = reduction.save(folder, outputs)
         _show(reduction, files, backend)
+    advise(talk, {}, files[:2])
     return 0
 
 

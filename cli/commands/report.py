@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from qgraph.cli import options
+from qgraph.cli.documents import advise
 from qgraph.cli.files import Views, planned, protect_models, view_options
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
@@ -50,6 +51,7 @@ def command(talk: Talk, source: Path, views: Views) -> None:
             with ProgressBar(talk) as bar:
                 bar.tell("drawing", 0, 0)
                 views.write(document, models, outputs)
+            advise(talk, document, [path for path, _ in named])
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise QGraphError(
                 f"{source}: is not a valid report of qgraph ({type(error).__name__}: {error}). "

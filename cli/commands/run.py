@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from qgraph.cli import completion, options
-from qgraph.cli.documents import show_document
+from qgraph.cli.documents import advise, show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options
 from qgraph.cli.output import Talk
@@ -106,6 +106,8 @@ def command(
             views.write(document, None, outputs)
         if out is None or stats or talk.form != "table":
             show_document(talk, document, run_sections, (model,))
+        else:
+            advise(talk, document, (model,))
     if out is not None:
         talk.note(f"wrote {out}")
 

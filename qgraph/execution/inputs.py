@@ -82,6 +82,9 @@ def _fit(graph: ir.Graph, value: ir.Value, data: Any) -> Any:
     expected = f"Input {describe(value)} of graph {graph.name!r} is fed"
     wanted = numpy_type(value)
     try:
+        kind = str(getattr(data, "dtype", ""))
+        if wanted is not None and wanted.isbuiltin != 1 and kind == f"torch.{wanted}":
+            data = np.asarray(data.float()).astype(wanted)  # torch itself makes no such arrays
         is_shared = hasattr(data, "__dlpack__") and not hasattr(data, "__array__")
         array = np.from_dlpack(data) if is_shared else np.asarray(data)
     except (TypeError, ValueError, RuntimeError) as error:

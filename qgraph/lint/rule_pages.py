@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from qgraph.lint.rule import RULES, LintRule
-from qgraph.reasons import Cause
+from qgraph.reasons import CAUSES, Cause, cause_of
+from qgraph.targets.unmet import UNMET
 
 HEADER = (
     '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2, '
@@ -93,6 +94,22 @@ def causes_of_rules() -> dict[str, Cause]:
     """Return all rules by id, in the form of causes of refusals."""
     pages = ((rule, page_of_rule(rule)) for rule in RULES)
     return {r.id: Cause(r.id, r.name, page.meaning, page.remedy) for r, page in pages}
+
+
+def known_causes() -> dict[str, Cause]:
+    """Return all reasons, conditions of kernels and rules, by id and in the order of ids."""
+    causes = CAUSES | UNMET | causes_of_rules()
+    return {name: causes[name] for name in sorted(causes)}
+
+
+def known_cause(name: str) -> Cause:
+    """Return the cause with an id, or of the rule with a name.
+
+    Raises:
+        OptionError: there is none.
+    """
+    ids = {rule.name: rule.id for rule in RULES}
+    return cause_of(ids.get(name.lower(), name), known_causes())
 
 
 def explained(rule: LintRule) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.effort import is_over
+from qgraph.effort import is_over, part_of
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.scopes import node_name
 from qgraph.proof.cases import decide_joint, decide_steps
@@ -148,25 +150,25 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
     """
-    efforts: list[tuple[int, int]] = []
+    if is_over():
+        return list(shown)
+    stopped: dict[Hashable, list[int]] = defaultdict(list)
+    efforts: dict[Hashable, int] = {}
     for index, s in enumerate(shown):
         finding, pair = s.outcome.finding, s.outcome.pair
         if finding is not None and finding.given_up and pair is not None:
-            efforts.append((effort(*pair.functions), index))
-    left = _MOST_OPERATIONS
+            stopped[pair.key].append(index)
+            efforts[pair.key] = efforts.get(pair.key) or effort(*pair.functions)
+    keys = sorted(stopped, key=lambda key: (efforts[key], stopped[key]))
+    ends = list(accumulate(efforts[key] for key in keys))
+    total = max((end for end in ends if end <= _MOST_OPERATIONS), default=0)
     done = list(shown)
-    if is_over():
-        return done
-    decided = Decided()
-    for operations, index in sorted(efforts):
-        outcome = done[index].outcome
-        if outcome.pair is None:
-            continue
-        key = outcome.pair.key
-        if key not in decided:
-            left -= operations
-            decided[key] = count_all(outcome) if left >= 0 else _spared(outcome)
-        done[index] = replace(done[index], outcome=decided[key])
+    for key, end in zip(keys, ends, strict=True):
+        outcome = done[stopped[key][0]].outcome
+        with part_of(total, end - efforts[key], end):
+            outcome = count_all(outcome) if end <= total else _spared(outcome)
+        for index in stopped[key]:
+            done[index] = replace(done[index], outcome=outcome)
     return done
 
 

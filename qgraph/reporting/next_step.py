@@ -26,17 +26,15 @@ def next_step(
         inputs: options with which the command got its inputs.
     """
     names = [shlex.quote(str(model)) for model in models]
-    command = document.get("command")
-    if command in ("convert", "fold", "transform") and len(names) == 2:
-        return f"qgraph prove {names[0]} {names[1]}  # whether both are equal for every input"
+    command = str(document.get("command"))
     if command == "check" and len(names) == 2:
         given = "".join(f" {shlex.quote(word)}" for word in inputs)
         return _after_check(document, names[0], names[1], given)
     if command in _PAIRS and len(names) == 2:
         return _PAIRS[command](document, *names)
     if command in _OTHERS:
-        return _OTHERS[command](document, names[0] if names else "")
-    return None
+        return _OTHERS[command](document, names[0] if names else "MODEL")
+    return _ADVICE.get((command, len(names)), "").format(*names) or None
 
 
 def _after_check(document: Document, first: str, second: str, inputs: str) -> str:
@@ -72,43 +70,92 @@ def _after_diff(document: Document, first: str, second: str) -> str:
     return f"qgraph why {first} {second}  # ranks quantizers by what they cost"
 
 
-def _after_why(document: Document, first: str, second: str) -> str | None:
+def _after_why(document: Document, first: str, second: str) -> str:
     costs = [cost for cost in document["quantizers"] if cost["reason"] is None]
     if document["sqnr_db"] is None:
         return f"qgraph prove {first} {second}  # covers every input, not only these"
     if not costs:
-        return None
+        return f"qgraph diff {first} {second}  # shows which quantizers correspond"
     node = shlex.quote(str(costs[0]["node"]))
     return f"qgraph plot {second} --node {node} -o worst.svg  # draws the first one"
 
 
-def _after_info(document: Document, model: str) -> str | None:
-    if not document["quantizers"] or not model:
-        return None
-    return f"qgraph lint {model}  # looks for known traps"
-
-
-def _after_run(document: Document, model: str) -> str | None:
+def _after_run(document: Document, model: str) -> str:
     if not document["quantizers"]:
         return f"qgraph run {model} --stats  # shows clipping too"
     return f"qgraph lint {model}  # looks for known traps"
 
 
-def _after_bench(document: Document, _: str) -> str | None:
-    first = document["models"][0] if document["models"] else {}
-    target = _TARGETS.get(str(document["runtime"]).split(" ")[0])
-    if target is None or not first.get("float_nodes") or first.get("integer_nodes"):
-        return None
+def _after_bench(document: Document, _: str) -> str:
+    first, *others = document["models"]
     model = shlex.quote(str(first["path"]))
+    target = _TARGETS.get(str(document["runtime"]).split(" ")[0])
+    if target is not None and first.get("float_nodes") and not first.get("integer_nodes"):
+        return f"qgraph deploy {model} -o deployed.onnx --target {target}  # for integer kernels"
+    if not others:
+        return f"qgraph info {model}  # shows the quantizers"
+    second = shlex.quote(str(others[0]["path"]))
+    return f"qgraph check {model} {second}  # whether both give equal outputs"
+
+
+def _after_lint(document: Document, model: str) -> str:
+    ids = [finding["id"] for each in document["models"] for finding in each.get("findings", ())]
+    if ids:
+        return f"qgraph explain {ids[0]}  # what it means and what to do"
+    if document["target"] is None:
+        return "qgraph targets  # names for --target, with which lint finds more"
+    target = shlex.quote(str(document["target"]))
     return f"qgraph deploy {model} -o deployed.onnx --target {target}  # for integer kernels"
 
 
-def _after_lint(document: Document, model: str) -> str | None:
-    ids = [finding["id"] for each in document["models"] for finding in each.get("findings", ())]
-    return f"qgraph explain {ids[0]}  # what it means and what to do" if ids else None
+def _after_targets(document: Document, _: str) -> str:
+    if "targets" in document:
+        name = shlex.quote(str(document["targets"][0]["name"]))
+        return f"qgraph targets {name}  # shows the facts of one, with their sources"
+    name = shlex.quote(str(document["name"]))
+    return f"qgraph deploy MODEL -o deployed.onnx --target {name}  # rewrites a model for it"
+
+
+def _after_passes(document: Document, _: str) -> str:
+    if "passes" in document:
+        return f"qgraph passes {document['passes'][0]['name']}  # shows the options of one"
+    return f"qgraph transform MODEL -o out.onnx -p {document['name']}  # applies it"
+
+
+def _after_explain(document: Document, _: str) -> str:
+    if "ids" in document:
+        return f"qgraph explain {document['ids'][0]['id']}  # explains one of them"
+    if document.get("is_rule"):
+        return f"qgraph lint MODEL --select {document['id']}  # looks for it in a model"
+    return "qgraph explain  # lists all ids"
 
 
 _PAIRS = {"prove": _after_prove, "diff": _after_diff, "why": _after_why}
 _TARGETS = {"onnxruntime": "onnxruntime-cpu", "openvino": "openvino-cpu"}
 """Targets by the names of runtimes."""
-_OTHERS = {"bench": _after_bench, "info": _after_info, "run": _after_run, "lint": _after_lint}
+_OTHERS = {
+    "bench": _after_bench,
+    "explain": _after_explain,
+    "lint": _after_lint,
+    "passes": _after_passes,
+    "run": _after_run,
+    "targets": _after_targets,
+}
+_LINT = "qgraph lint {0}  # looks for known traps"
+_ADVICE = {
+    ("info", 1): _LINT,
+    ("lock", 1): _LINT,
+    ("lock", 2): "qgraph lock {0} --check {1}  # compares a later version of the model with it",
+    ("plot", 1): "qgraph run {0} --stats  # shows which of the codes random data use",
+    ("plot", 2): "qgraph diff {0} {1}  # compares the parameters of all quantizers",
+    ("prove --verify", 2): "qgraph check {0} {1}  # compares the models on data too",
+    ("reduce", 2): "qgraph prove {0} {1}  # names the regions that differ",
+} | {
+    (command, number): text
+    for command in ("convert", "fold", "transform")
+    for number, text in (
+        (1, _LINT),
+        (2, "qgraph prove {0} {1}  # whether both are equal for every input"),
+    )
+}
+"""Advice by command and number of models."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from click.shell_completion import ShellComplete
 
@@ -34,3 +35,12 @@ MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.
 def test_names_are_offered(words: list[str], start: str, expected: list[str]) -> None:
     shell = ShellComplete(cli, {}, "qgraph", "_QGRAPH_COMPLETE")
     assert [item.value for item in shell.get_completions(words, start)] == expected
+
+
+def test_a_name_with_a_line_break_is_not_offered(tmp_path: Path) -> None:
+    model = onnx.load(MODEL)
+    model.graph.node[0].name, model.graph.node[1].name = "my\nnode", "my node"
+    onnx.save(model, tmp_path / "m.onnx")
+    shell = ShellComplete(cli, {}, "qgraph", "_QGRAPH_COMPLETE")
+    offered = shell.get_completions(["plot", str(tmp_path / "m.onnx"), "--node"], "my")
+    assert [item.value for item in offered] == ["my node"]

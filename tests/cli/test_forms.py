@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +15,7 @@ import pytest
 import qgraph as api
 from qgraph.effort import is_over, step, time_limit, watched
 from qgraph.errors import OptionError, UndecidedError
+from qgraph.proof import discharge
 from qgraph.reporting.next_step import next_step
 
 SMOOTH = """<ir_version: 10, opset_import: ["": 20]>
@@ -95,7 +97,6 @@ def test_a_report_goes_to_standard_output_and_all_else_to_stderr(qgraph, model, 
     [
         (("check", "M", "M", "--report", "-", "--json"), "one report only, and --json"),
         (("info", "M", "--json", "--format", "csv"), "Use one of them"),
-        (("prove", "M", "M", "--json"), "Use --certificate FILE"),
         (("why", "M", "M", "--labels", "label"), "--labels needs --inputs"),
         (("bench", "M", "--threads", 10**8), "1024"),
     ],
@@ -104,6 +105,12 @@ def test_options_that_contradict_are_refused(qgraph, model, arguments, message):
     found = qgraph(*(model if each == "M" else each for each in arguments))
     assert found.status == 2
     assert message in found.error
+
+
+def test_a_proof_in_json_is_the_certificate(qgraph, model, tmp_path):
+    found = qgraph("prove", model, model, "--json", "--certificate", tmp_path / "c.json")
+    assert found.status == 0
+    assert json.loads(found.out) == json.loads((tmp_path / "c.json").read_text())
 
 
 def test_a_proof_that_is_out_of_time_is_undecided(qgraph, pair, tmp_path):
@@ -154,6 +161,31 @@ def test_all_inputs_are_counted_on_the_way():
     assert 0 <= done <= total
 
 
+def test_progress_is_that_of_all_functions(monkeypatch):
+    """The inputs of two functions are tried, the cheaper one first; its operations count less."""
+
+    def count(outcome):
+        for number in range(2):
+            step("trying", number, 2)
+        return outcome
+
+    monkeypatch.setattr(discharge, "count_all", count)
+    monkeypatch.setattr(discharge, "effort", lambda operations: operations)
+    stopped = SimpleNamespace(given_up=True)
+    shown = [
+        discharge.Shown(
+            None,
+            SimpleNamespace(finding=stopped, pair=SimpleNamespace(key=key, functions=(cost,))),
+        )
+        for key, cost in (("b", 20), ("a", 10), ("b", 20))
+    ]
+    told = []
+    with watched(lambda *state: told.append(state)):
+        discharge.try_all_inputs(shown)
+    shares = [done / total for what, done, total in told]
+    assert shares == [0, 1 / 6, 1 / 3, 2 / 3]
+
+
 def test_advice_can_be_pasted():
     node = "/a b/it's #1"
     cost = {"node": node, "reason": None}
@@ -184,14 +216,51 @@ EXECUTED = {"path": "a b.onnx", "integer_nodes": 0, "float_nodes": 3}
                 "runtime": "openvino 2026.4.1",
                 "models": [EXECUTED | {"integer_nodes": 3}],
             },
-            None,
+            ["info", "a b.onnx"],
         ),
-        ({"command": "bench", "runtime": "numpy 2.4.6", "models": [EXECUTED]}, None),
+        (
+            {"command": "bench", "runtime": "numpy 2.4.6", "models": [EXECUTED, {"path": "c"}]},
+            ["check", "a b.onnx", "c"],
+        ),
+        ({"command": "lint", "models": [], "target": None}, ["targets"]),
+        (
+            {"command": "lint", "models": [{"findings": [{"id": "QG1"}]}], "target": None},
+            ["explain", "QG1"],
+        ),
+        (
+            {"command": "lint", "models": [], "target": "x y"},
+            ["deploy", "a.onnx", "-o", "deployed.onnx", "--target", "x y"],
+        ),
+        ({"command": "why", "quantizers": [], "sqnr_db": 3.0}, ["diff", "a.onnx", "b.onnx"]),
+        ({"command": "lock"}, ["lock", "a.onnx", "--check", "b.onnx"]),
+        ({"command": "plot"}, ["diff", "a.onnx", "b.onnx"]),
+        ({"command": "reduce"}, ["prove", "a.onnx", "b.onnx"]),
+        ({"command": "prove --verify"}, ["check", "a.onnx", "b.onnx"]),
     ],
 )
 def test_results_lead_on(document, words):
     advice = next_step(document, ("a.onnx", "b.onnx"))
-    assert (advice and shlex.split(advice, comments=True)[1:]) == words
+    assert advice is not None
+    assert shlex.split(advice, comments=True)[1:] == words
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("explain", ["explain", "QG000"]),
+        ("explain QG001", ["explain"]),
+        ("explain QG112", ["lint", "MODEL", "--select", "QG112"]),
+        ("targets", ["targets", "finn"]),
+        ("targets finn", ["deploy", "MODEL", "-o", "deployed.onnx", "--target", "finn"]),
+        ("passes", ["passes", "canonical-operators"]),
+        ("passes convert", ["transform", "MODEL", "-o", "out.onnx", "-p", "convert"]),
+    ],
+)
+def test_lists_lead_on(qgraph, command, words):
+    found = qgraph(*command.split())
+    (advice,) = [line for line in found.err.splitlines() if line.startswith("next: ")]
+    assert shlex.split(advice.removeprefix("next: "), comments=True)[1:] == words
+    assert "next: " not in qgraph(*command.split(), "-q").err
 
 
 def test_a_check_that_fails_leads_on_with_the_same_inputs(qgraph, write):

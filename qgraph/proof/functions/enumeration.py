@@ -164,7 +164,8 @@ def _compare_blocks(
                     OUT_OF_TIME(f"{number} of {len(starts)} blocks at the time limit")
                 )
             if not starts[0]:
-                watch.progress("trying all inputs", number, len(starts))
+                before, channels = kind * len(starts), len(program.first)
+                watch.progress("trying all inputs", before + number, channels * len(starts))
             result = _compare_parts(blocks, start, gap)
             block = _carefully(program, kind, start) if result is Same.OPEN else result
             if isinstance(block, _Block):
