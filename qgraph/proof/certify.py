@@ -215,13 +215,15 @@ def _concluded(
     All inputs of a region are tried only if that can change the verdict or its counts.
     """
     matching, shown, form = attempt
+    if any(s.larger for s in shown) and not any(s.is_open for s in shown):
+        shown = try_all_inputs(shown)
     established: Established = matching, list(shown), None
     if (counts := known.at_least is None) or not _failed(shown, level):
         established = _established(matching, shown, level, known, runs)
     matching, shown, example = established
     if any(s.outcome.differs(level) for s in shown):
         return (matching, try_all_inputs(shown) if counts else shown, example), form
-    if any(s.verdict.exactness is None and not s.is_given_up for s in shown):
+    if any(s.is_open for s in shown):
         return established, form  # the models are undecided, whatever the other regions give
     return _established(matching, try_all_inputs(shown), level, known, runs), form
 

@@ -49,12 +49,14 @@ class Shown:
         outcome: its outcome.
         region: the region that was compared; None for constants and open claims.
         is_assumed: whether it makes models different only if sums take the differing numbers.
+        larger: a larger region whose comparison was stopped, without a difference so far.
     """
 
     claim: EqualityClaim
     outcome: PairOutcome
     region: Cut | None = None
     is_assumed: bool = False
+    larger: Shown | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -65,6 +67,11 @@ class Shown:
     def is_given_up(self) -> bool:
         """Whether the comparison of the region was stopped because it takes too long."""
         return self.outcome.finding is not None and self.outcome.finding.given_up
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the claim stays undecided, even if all inputs are tried."""
+        return self.verdict.exactness is None and not self.is_given_up
 
     @property
     def loses_zero_sign(self) -> bool:
@@ -116,6 +123,7 @@ def _show_regions(
     one. The entries of equal distance are tried for all regions together.
     """
     shown: dict[EqualityClaim, Shown] = {}
+    stopped: dict[EqualityClaim, Shown] = {}
     left = [claim for claim in matching.claims if claim.kind is Kind.REGION]
     for distance in range(_ENTRIES):
         left = [claim for claim in left if distance < len(claim.entries)]
@@ -129,7 +137,12 @@ def _show_regions(
             counts = before is None or (outcome.is_counted and not before.outcome.is_counted)
             if counts or candidate.verdict.reaches(level):
                 shown[claim] = candidate
+            elif candidate.is_given_up and not outcome.differs(level):
+                stopped.setdefault(claim, candidate)
         left = [claim for claim in left if not shown[claim].verdict.reaches(level)]
+    for claim, larger in stopped.items():
+        if shown[claim].outcome.differs(level):
+            shown[claim] = replace(shown[claim], larger=larger)
     return shown
 
 
@@ -145,18 +158,19 @@ def _or_by_steps(matching: Matching, region: Cut, outcome: PairOutcome) -> PairO
 def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
     """Try all inputs of regions whose comparison was stopped, and return all outcomes.
 
-    The cheapest regions come first. Regions that would take too long are left unchanged.
+    The cheapest regions come first. Regions that would take too long are left unchanged. A region
+    may differ on inputs that do not occur; if a larger one is known, this one is tried instead.
 
     Raises:
         UnsupportedError: this thread does not follow IEEE 754.
     """
     if is_over():
         return list(shown)
+    tried = [s.larger or s for s in shown]
     stopped: dict[Hashable, list[int]] = defaultdict(list)
     efforts: dict[Hashable, int] = {}
-    for index, s in enumerate(shown):
-        finding, pair = s.outcome.finding, s.outcome.pair
-        if finding is not None and finding.given_up and pair is not None:
+    for index, s in enumerate(tried):
+        if s.is_given_up and (pair := s.outcome.pair) is not None:
             stopped[pair.key].append(index)
             efforts[pair.key] = efforts.get(pair.key) or effort(*pair.functions)
     keys = sorted(stopped, key=lambda key: (efforts[key], stopped[key]))
@@ -164,11 +178,12 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
     total = max((end for end in ends if end <= _MOST_OPERATIONS), default=0)
     done = list(shown)
     for key, end in zip(keys, ends, strict=True):
-        outcome = done[stopped[key][0]].outcome
+        outcome = tried[stopped[key][0]].outcome
         with part_of(total, end - efforts[key], end):
             outcome = count_all(outcome) if end <= total else _spared(outcome)
         for index in stopped[key]:
-            done[index] = replace(done[index], outcome=outcome)
+            if outcome.is_counted or tried[index] is shown[index]:
+                done[index] = replace(tried[index], outcome=outcome)
     return done
 
 

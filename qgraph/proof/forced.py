@@ -31,6 +31,7 @@ from qgraph.evidence import Demonstration, Reached
 from qgraph.exactness import Exactness
 from qgraph.graph.difference import Difference
 from qgraph.graph.interface import Pair
+from qgraph.numerics import Float64
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.proof.discharge import Shown
 from qgraph.proof.matching.attained import Attained, Limits
@@ -253,9 +254,10 @@ def _occurring(s: Shown, attained: Attained, level: Exactness) -> list[float] | 
     limits = attained.source(source)
     if limits is None:
         return None
-    found = [stretch for stretch in _stretches(s) if limits.admit(*stretch)]
-    chosen = found[:: -(-len(found) // _NUMBERS)] if found else ()
-    return [_within(limits, first, last) for _, _, first, last in chosen] or None
+    channels, (channel, first, last) = _stretches(s)
+    found = np.flatnonzero(limits.admit(channel.astype(np.int64), channels, first, last))
+    chosen = found[:: max(1, -(-len(found) // _NUMBERS))]
+    return [_within(limits, float(first[i]), float(last[i])) for i in chosen] or None
 
 
 _NUMBERS = 16
@@ -270,17 +272,20 @@ def _within(limits: Limits, first: float, last: float) -> float:
     return float(np.clip(middle, first, last)[0])
 
 
-def _stretches(s: Shown) -> Iterator[tuple[int, int, float, float]]:
-    """Yield the channel, the number of channels, and the ends of intervals of differing inputs."""
+def _stretches(s: Shown) -> tuple[int, Float64]:
+    """Return the number of channels, and for intervals of differing inputs: channel and ends.
+
+    The first interval is the witness.
+    """
     finding, witness = s.outcome.finding, s.verdict.witness
-    channels = 0 if finding is None else finding.channels
+    found = []
     if witness is not None:
-        yield s.verdict.witness_channel or 0, channels, witness.input, witness.input
+        found.append([[s.verdict.witness_channel or 0], [witness.input], [witness.input]])
     if finding is not None and not finding.enumerated:
-        runs = finding.runs
-        bounds = (from_keys(keys).astype(np.float64).tolist() for keys in (runs.lo, runs.hi))
-        for channel, first, last in zip(runs.channel.tolist(), *bounds, strict=True):
-            yield channel, channels, first, last
+        ends = (from_keys(keys) for keys in (finding.runs.lo, finding.runs.hi))
+        found.append([finding.runs.channel, *ends])
+    intervals = np.concatenate(found, axis=1, dtype=np.float64) if found else np.empty((3, 0))
+    return 0 if finding is None else finding.channels, intervals
 
 
 _BATCHES = 3

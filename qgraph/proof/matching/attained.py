@@ -43,21 +43,27 @@ class Limits:
     hi: Float64
     in_order: bool = True
 
-    def admit(self, channel: int, channels: int, first: float, last: float) -> bool:
-        """Return whether a channel can take a value between two numbers.
+    def admit(
+        self, channel: npt.NDArray[np.int64], channels: int, first: Float64, last: Float64
+    ) -> npt.NDArray[np.bool_]:
+        """Return, for each of some intervals, whether its channel can take a value in it.
 
         Args:
-            channel: the channel.
+            channel: the channels.
             channels: the number of channels. If the limits have another number of channels, all of
                 them must take such a value, or one of them if ``channels`` is 1.
-            first: the smaller number.
-            last: the larger number.
+            first: the smaller ends of the intervals.
+            last: the larger ends.
         """
-        fits = (self.lo <= last) & (first <= self.hi)
         if channels == 1:
-            return bool(fits.any())
-        own = self.in_order and len(fits) == channels
-        return bool(fits[channel] if own else fits.all())
+            # the largest upper limit of the channels whose lower limit is not too large
+            order = np.argsort(self.lo)
+            highest = np.append(-np.inf, np.maximum.accumulate(self.hi[order]))
+            fits = np.searchsorted(self.lo[order], last, side="right")
+            return np.asarray(first <= highest[fits])
+        if self.in_order and len(self.lo) == channels:
+            return np.asarray((self.lo[channel] <= last) & (first <= self.hi[channel]))
+        return np.asarray((self.lo.max() <= last) & (first <= self.hi.min()))
 
 
 class Attained:

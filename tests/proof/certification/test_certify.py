@@ -630,6 +630,12 @@ class TestFunctionsWithoutSteps:
         assert region.largest_steps is None
         assert region.boxes == ()
 
+    def test_a_second_operator_without_effect_is_proved_from_the_input(self):
+        """The second one changes numbers that the first one never gives."""
+        found = self.prove("", "y = Round(x)", "a = Round(x) y = Floor(a)")
+        assert (found.verdict, found.regions[0].method) == (ProofVerdict.PROVED, Method.EXHAUSTIVE)
+        assert found.regions[0].entries == (("x", "x"),)
+
     @pytest.mark.exhaustive
     def test_all_inputs_are_counted(self):
         found = self.prove(self.FACTORS, "y = Mul(x, two)", "y = Mul(x, c)")
