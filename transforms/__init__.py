@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
     from qgraph.transforms.repack import Repack
     from qgraph.transforms.rewriting import Writing, rewrite
+    from qgraph.transforms.separate_weights import SeparateWeights
     from qgraph.transforms.shift_zero_points import ShiftZeroPoints
     from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
     from qgraph.transforms.split_gemm import SplitGemm
@@ -73,6 +74,7 @@ __all__ = [
     "RaiseMatMulNBits",
     "RaiseMicrosoft",
     "Repack",
+    "SeparateWeights",
     "ShiftZeroPoints",
     "SplitFakeQuantize",
     "SplitGemm",

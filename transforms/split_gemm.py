@@ -7,20 +7,18 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Verdict
-from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.graph.scopes import inputs_of, producer_of
+from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.scopes import inputs_of
+from qgraph.inventory.turned_weights import weight_chain
 from qgraph.model import Model
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import refused
-from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
+from qgraph.transforms.drafts.rebuilding import replace_node
+from qgraph.transforms.weights.turned_weights import turned_weights
 
 _ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
-_QUANTIZERS = ("IntQuant", "Quant")
-_SIDES = 2
-"""Axes of a matrix."""
 
 
 @transform("split-gemm")
@@ -28,7 +26,7 @@ class SplitGemm(Transform):
     """Write Gemm as MatMul and Add, for compilers that have no Gemm.
 
     1. ``Gemm(x, w, b) -> Add(MatMul(x, w), b)`` for ``alpha`` and ``beta`` 1. With ``transB``, the
-       weights are transposed: constants before their Quant, others by a Transpose.
+       weights are transposed: constants before their quantizer, others by a Transpose.
 
     The exact sums do not change; their rounding may. Other factors, and ``transA``, are refused.
     """
@@ -67,16 +65,8 @@ def _split(node: ir.Node, editor: Editor) -> Draft:
 
 def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
     """Return weights with their axes exchanged."""
-    maker = producer_of(w)
-    if maker is not None and maker.op_type in _QUANTIZERS:
-        arrays = [None if v is None else constant_expression(v) for v in maker.inputs]
-        if all(array is not None and array.ndim <= _SIDES for array in arrays):
-            operands: list[Operand | None] = [
-                value if array is None or array.ndim < _SIDES else draft.constant(array.T, "turned")
-                for value, array in zip(maker.inputs, arrays, strict=True)
-            ]
-            moved = draft.copy(maker, operands)
-            carry_over(maker, draft.nodes[-1])
-            return moved
+    chain = weight_chain(w)
+    is_quantized = chain is not None and chain.nodes and not chain.is_turned
+    turned = turned_weights(draft, chain) if chain is not None and is_quantized else None
     dtype = None if w is None else w.dtype
-    return draft.node("Transpose", [w], {"perm": [1, 0]}, dtype=dtype)
+    return turned or draft.node("Transpose", [w], {"perm": [1, 0]}, dtype=dtype)

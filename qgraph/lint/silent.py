@@ -13,6 +13,7 @@ import onnx_ir as ir
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.row_sums import row_sums
+from qgraph.inventory.turned_weights import turned_products
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -292,6 +293,20 @@ def windows_beyond_padding(facts: ModelFacts) -> Iterator[Found]:
             beyond = [a for a in axes if a.may_overhang and not a.may_start_in_padding]
             if beyond:
                 yield Found((node,), "the last windows reach beyond the padding: other divisors")
+
+
+@rule(
+    "QG319",
+    "weights-read-turned",
+    ERROR,
+    fix=LintFix("separate-weights", "bits"),
+    targets=_OPENVINO,
+)
+def weights_read_turned(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO transposes a square matrix for all products or none, if they share it."""
+    for plain, turned in turned_products(facts.nodes):
+        text = "one of these products reads their square weights transposed: one of them is wrong"
+        yield Found((*turned, *plain), text)
 
 
 def _attribute(node: ir.Node, name: str, default: object) -> object:

@@ -50,6 +50,7 @@ PASSES = [
     "widen-floats",
     "float-products",
     "float-sums",
+    "separate-weights",
     "merge-activation",
     "shift-zero-points",
     "symmetric-weights",

@@ -407,3 +407,29 @@ def test_lint_warns_of_products_on_the_named_processor():
         for name in ("x86-64", "x86-64-no-vnni")
     }
     assert levels == {"x86-64": ["info"], "x86-64-no-vnni": ["warning"]}
+
+
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.runtime
+@pytest.mark.parametrize("largest", [127, 60])
+def test_weights_of_fake_quantize_stay_where_nothing_is_gained(largest, tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 8,
+         opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[5,64] x) => (float[5,8] y)
+        <float g = {0}, float k = {12.7}, float l = {-1.27}, float h = {1.27}> {
+            d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, g, k, g, k)
+            v = org.openvinotoolkit.FakeQuantize <levels = 255> (f, l, h, l, h)
+            [product] y = MatMul (d, v)
+        }""")
+    codes = np.random.default_rng(0).integers(largest - 20, largest + 1, (64, 8))
+    real = codes.astype(np.float32) * np.float32(0.01)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(real, "f"))
+    model, path = qgraph.load(proto), tmp_path / "out.onnx"
+    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    model.save(path)
+    assert str(result.certificate.verdict) == "proved"
+    assert len(list(model.nodes("FakeQuantize"))) == 2
+    assert [layer.kernel is None for layer in result.layers] == [largest == 127]
+    x = np.random.default_rng(1).uniform(6, 13, (5, 64)).astype(np.float32)
+    expected = qgraph.load(proto).run({"x": x}, backend="numpy")["y"]
+    np.testing.assert_allclose(in_runtime(path, x, "openvino"), expected, rtol=1e-5)

@@ -54,7 +54,7 @@ from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment
 from qgraph.transforms.deployment.saturation import (
-    always_saturates,
+    always_cut_off,
     condition,
     for_this_processor,
     saturating,
@@ -68,7 +68,7 @@ _FAMILIES = ("QG1", "QG3", "QG4", "QG6")
 
 _NO_LAYER = "there is no quantized layer to rewrite"
 
-_ALL_SATURATE = "only the weights are stored in another type, since each layer stays in float"
+_CUT_OFF = "quantizers are unchanged, and layers whose sums would saturate stay in float"
 
 _TOLD = ("QG401",)
 """Rules about layers that stay in float; the report lists these layers separately."""
@@ -130,7 +130,8 @@ def deploy(
     preference = member(Preference, prefer, "prefer")
     asked = Bounding.of(within, model.inputs, model.outputs)
     request = replace(asked, against=Against.IDEAL, order=order_of(profile))
-    note = "every quantized layer runs in an integer kernel already"
+    cut_off = always_cut_off(reference, profile)
+    note = _CUT_OFF if cut_off else "every quantized layer runs in an integer kernel already"
     attempt = unchanged(reference, request, note)
     deployment = listed(reference, attempt, runtime)
     if not deployment.layers and deployment.is_executed:
@@ -221,10 +222,9 @@ def _gaining(
     """
     if not before.layers and (loadable := _without_layers(reference, request, before, runtime)):
         return loadable
-    if always_saturates(reference, profile) and not runtime.refuses(reference):
-        attempt = unchanged_layers(reference, profile, request, _ALL_SATURATE)
-        if not unstored(attempt.model, profile):
-            return attempt
+    all_cut_off = len(before.layers) == len(always_cut_off(reference, profile)) > 0
+    if all_cut_off and not runtime.refuses(reference):
+        return unchanged_layers(reference, profile, request, _CUT_OFF)
     attempt = best_form(reference, profile, request, keep)
     after = listed(reference, attempt, runtime)
     if _is_taken(reference, attempt.model, before, profile):
@@ -237,9 +237,15 @@ def _gaining(
         misread = [
             is_misread(each, profile) + len(misread_biases(each, profile)) for each in models
         ]
-        # What fails when it runs is left in float, although the session lists a kernel for it.
+        # What fails or saturates is left in float, although the session lists a kernel for it.
         left = [
-            len(each.left) + (len(failing(model, profile)) if each.is_executed else 0)
+            len(each.left)
+            + (len(failing(model, profile)) if each.is_executed else 0)
+            + sum(
+                has_kernel(layer, profile)
+                for layer in quantized_layers(model.ir)
+                if layer.node in always_cut_off(model, profile)
+            )
             for each, model in zip((before, after), models, strict=True)
         ]
         is_idle = left[1] >= left[0] and slower[1] >= slower[0]

@@ -14,9 +14,11 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from qgraph.errors import Choice
+from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.row_sums import row_sums_of
 from qgraph.model import Model
+from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS
@@ -29,6 +31,7 @@ from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.float_products import FloatProducts
 from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.repack import CodeTarget, Repack
+from qgraph.transforms.weights.stored_codes import stored_codes
 
 FLOAT = "float"
 _BYTE = 8
@@ -50,9 +53,16 @@ class Preference(Choice):
     """The form that is the fastest on this machine, as measured."""
 
 
-def in_float(names: Collection[str]) -> list[Transform]:
-    """Return the passes after which layers are computed in float."""
+def in_float(names: Collection[str], model: Model | None = None) -> list[Transform]:
+    """Return the passes after which layers are computed in float.
+
+    Args:
+        names: of the layers.
+        model: the model, if their weights need not be stored codes: other weights stay, and the
+            data get a Max without effect.
+    """
     nodes = "|".join(map(escaped, names))
+    computed = [] if model is None else [n for n in computed_weights(model) if n in names]
     weights = Repack(
         to=CodeTarget.INT16,
         scales=False,
@@ -61,7 +71,21 @@ def in_float(names: Collection[str]) -> list[Transform]:
         nodes=nodes,
         opset=HIGHEST_OPSET,
     )
-    return [weights, FloatProducts(nodes=nodes)] if names else []
+    steps: list[Transform] = [weights, FloatProducts(nodes=nodes)] if names else []
+    if computed:
+        steps.append(FloatProducts(nodes="|".join(map(escaped, computed)), data=True))
+    return steps
+
+
+def computed_weights(model: Model) -> list[str]:
+    """Return the layers whose weights a quantizer computes, not a DequantizeLinear alone."""
+    decodes = {stored.decode for stored in stored_codes(model)}
+    return [
+        label(layer.node)
+        for layer in quantized_layers(model.ir)
+        if layer.description.w.is_constant
+        and producer_of(unmoved(layer.node.inputs[1])) not in decodes
+    ]
 
 
 def has_kernel(layer: FoundLayer, profile: Profile) -> bool:

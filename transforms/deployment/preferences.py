@@ -27,8 +27,10 @@ from qgraph.transforms.deployment.forms import (
 )
 from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.deployment.tuning import Tuning, tune
+from qgraph.transforms.deployment.wants import misreads_turned_weights
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.float_products import FloatProducts
+from qgraph.transforms.separate_weights import SeparateWeights
 
 _ROUNDS = 21
 _CLEAR = 0.98
@@ -74,6 +76,8 @@ def preferred(
     """
     attempt = _with(unsaturated(attempt.model, profile), attempt, reference, request)
     biases = misread_biases(attempt.model, profile)
+    if misreads_turned_weights(profile):
+        attempt = _with([SeparateWeights()], attempt, reference, request)
     if biases:
         names = "|".join(map(escaped, biases))
         attempt = _with([FloatProducts(nodes=names, data=True)], attempt, reference, request)
@@ -142,7 +146,7 @@ def _leaving(
     attempt: Attempt, reference: Model, request: Bounding, left: Mapping[str, ExplainedReason]
 ) -> Attempt:
     """Return an attempt with some layers in float."""
-    return _with(in_float(left), attempt, reference, request)
+    return _with(in_float(left, attempt.model), attempt, reference, request)
 
 
 def _with(
@@ -153,6 +157,8 @@ def _with(
         return attempt
     model = attempt.model.clone()
     report = model.apply(*steps)
+    if not report.sites:
+        return attempt
     whole = replace(attempt.report, sites=[*attempt.report.sites], notes=[*attempt.report.notes])
     whole.extend(report)
     certificate = proved(reference, model, request)

@@ -87,18 +87,16 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
     return steps
 
 
-def always_saturates(model: Model, profile: Profile) -> bool:
-    """Return whether each layer saturates on the processor of a profile, however it is written."""
-    layers = {layer.node for layer in quantized_layers(model.ir)}
-    wide = {
+def always_cut_off(model: Model, profile: Profile) -> set[ir.Node]:
+    """Return the layers that saturate on the processor of a profile, however they are written."""
+    return {
         layer.node
         for rule in profile.saturating
         if rule.instead is None
         for narrow in [narrow_values(model.ir, rule.largest)]
         for layer in _wide(model, rule, profile)
-        if layer.description.w.is_constant and unmoved(layer.node.inputs[1]) not in narrow
+        if unmoved(layer.node.inputs[1]) not in narrow
     }
-    return bool(layers) and wide == layers
 
 
 def condition(model: Model, profile: Profile) -> str | None:
@@ -157,9 +155,10 @@ def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
 
 
 def unstored(model: Model, profile: Profile) -> bool:
-    """Return whether sums of weights may saturate that are no stored codes, as of FakeQuantize."""
-    decodes = {stored.decode for stored in stored_codes(model)} if profile.saturating else set()
-    return any(_unstored(list(_wide(model, rule, profile)), decodes) for rule in profile.saturating)
+    """Return whether sums of weights may saturate that only stored codes would not reach."""
+    rules = [rule for rule in profile.saturating if rule.instead is not None]
+    decodes = {stored.decode for stored in stored_codes(model)} if rules else set()
+    return any(_unstored(list(_wide(model, rule, profile)), decodes) for rule in rules)
 
 
 def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:

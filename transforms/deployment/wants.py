@@ -119,6 +119,11 @@ def misreads_row_sums(profile: Profile) -> bool:
     return any("ReduceMean" in row.operators and row.wrong for row in profile.codes)
 
 
+def misreads_turned_weights(profile: Profile) -> bool:
+    """Return whether square weights that are read turned, too, are misread: a trap of this id."""
+    return any(trap.id == "square-weights-turned" for trap in profile.trap)
+
+
 def needs_float32(profile: Profile) -> bool:
     """Return whether the profile lists types of scales without those of 16 bits."""
     types = {name for rule in _operands(profile) for name in rule.scale_types or ()}

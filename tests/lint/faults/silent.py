@@ -220,3 +220,20 @@ def beyond(model: ir.Model, node: ir.Node) -> str | None:
     new = put(node, 0, "MaxPool", kernel_shape=[3, 3], strides=strides, pads=[0, 0, 2, 2])
     new.attributes["ceil_mode"] = ir.AttrInt64("ceil_mode", 1)
     return label(new)
+
+
+@fault("QG319", lambda node: node.op_type in ("Gemm", "MatMul") and weights_of(node) is not None)
+def tied(model: ir.Model, node: ir.Node) -> str | None:
+    graph, (data, weights) = node.graph, node.inputs[:2]
+    shape = sizes(model, weights)
+    if len(shape) != 2 or shape[0] != shape[1] or not isinstance(graph, ir.Graph):
+        return None
+    is_plain = not node.attributes.get_int("transB", 0)
+    moved = [ir.node("Transpose", [weights], {"perm": [1, 0]})] if is_plain else []
+    new = ir.node("MatMul", [data, moved[0].outputs[0] if moved else weights])
+    for each in (*moved, new):
+        each.name = f"planted_{each.op_type}"
+        each.outputs[0].name = f"{each.name}_result"
+    graph.insert_after(node, [*moved, new])
+    as_output(model, new.outputs[0])
+    return label(new)

@@ -335,3 +335,21 @@ def windows_beyond_padding() -> str:
         "windows over them, with padding 1 at the end, it returns "
         f"{theirs}, and ONNX Runtime {ours}."
     )
+
+
+@measured("QG319")
+def weights_read_turned() -> str:
+    text = """(float[8,64] x) => (float[8,64] y) {
+        t = Transpose <perm = [1, 0]> (v) a = MatMul (x, WEIGHTS) y = Gemm <transB = 1> (a, w) }"""
+    weights = normal(64, 64)
+    wrong = []
+    for name in ("w", "t"):
+        proto = model(text.replace("WEIGHTS", name), w=weights, v=weights.T.copy())
+        feeds = fed(proto)
+        right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+        far = np.abs(result - right) > 0.01 * np.abs(right).max()
+        wrong.append(f"{np.count_nonzero(far)} of {far.size}")
+    return (
+        "Of the results of two such products with 64 x 64 weights, one after the other, OpenVINO "
+        f"changed {wrong[0]} by more than 1 % of the largest; with a matrix of its own {wrong[1]}."
+    )
