@@ -21,7 +21,7 @@ from qgraph.errors import OptionError, QGraphError, require, unexpected
 from qgraph.graph.array_files import Arrays, arrays_by_name
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
-from qgraph.graph.scopes import check_names, nodes_of, owners
+from qgraph.graph.scopes import check_names, check_origins, nodes_of, owners
 from qgraph.graph.structure import check_structure
 from qgraph.graph.tensors import slots
 from qgraph.reports import Report, SiteStatus
@@ -324,6 +324,7 @@ def load(source: Source) -> Model:
         return source
     if isinstance(source, ir.Model):
         check_structure(source)
+        check_origins(source)
         storage.sort_nodes(source)
         return Model(source)
     if isinstance(source, onnx.ModelProto):

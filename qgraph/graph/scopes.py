@@ -187,6 +187,20 @@ def check_names(model: ir.Model) -> None:
         _check_body(owner, ChainMap())
 
 
+def check_origins(model: ir.Model) -> None:
+    """Refuse a model with a value that is no input, no constant and no result of a node.
+
+    Raises:
+        ModelError: the message names the value and, where there is one, the node that uses it.
+    """
+    for body in bodies(model):
+        uses = [(f"{where(node)}: its input", value) for node in body for value in node.inputs]
+        for place, used in (*uses, *(("The output", value) for value in body.outputs)):
+            is_known = used is None or used.is_graph_input() or used.is_initializer()
+            if used is not None and not is_known and used.producer() is None:
+                raise ModelError(f"{place} {_trouble(used, ChainMap())}")
+
+
 def _check_body(body: Body, outer: Scope) -> None:
     names: dict[str, ir.Value] = {}
     scope = ChainMap(names, *outer.maps)

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
 from qgraph.inventory.operands import is_bias
-from qgraph.inventory.weight_steps import narrowest_format, step_range
+from qgraph.inventory.weight_steps import StepRange, narrowest_format, step_range
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import IntFormat
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -126,15 +126,13 @@ class Described:
     nodes: tuple[ir.Node, ...] = ()
 
 
-def descriptions(
-    model: ir.Model, found: Iterable[Site | Refusal] | None = None
-) -> Iterator[Described]:
-    """Yield every quantizer of a model with its description, in topological order.
+def descriptions(found: ir.Model | Iterable[Site | Refusal]) -> Iterator[Described]:
+    """Yield every quantizer of a model, or those that ``sites`` yields, with its description.
 
-    Weights are read one at a time, and not kept. ``found`` is what ``sites`` yields, if known.
+    Weights are read one at a time, and not kept.
     """
     memory: dict[tuple[object, ...], tuple[Site, Description]] = {}
-    for site in sites(model) if found is None else found:
+    for site in sites(found) if isinstance(found, ir.Model) else found:
         if isinstance(site, Refusal):
             yield _refused(site)
             continue
@@ -287,9 +285,7 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
         site = replace(site, meaning=site.quantizer, repeats=None)
     known = replace(known, name=str(y.name), of="bias" if is_bias(y) else "weight", rounding=None)
     scale, zero_point = _scale_of(site), _zero_point_of(site)
-    with np.errstate(all="ignore"):
-        offset = zero_point - np.floor(zero_point)
-    steps = None if scale is None else step_range(site, scale, offset)
+    steps, offset = used_steps(site), _fraction(zero_point)
     if scale is None or steps is None:
         if known.remark is not None and known.format not in (None, "bipolar"):
             # nothing is clipped any more
@@ -303,6 +299,17 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
         scale = np.asarray(scale * factor, np.float32)
     known = replace(known, format=name, bits=bits, remark=None)
     return _scaled(site, known, scale, np.asarray(offset, np.float32)), y
+
+
+def used_steps(site: Site) -> StepRange | None:
+    """Return the range of the codes of a constant, from that of real zero; None without steps."""
+    scale = _scale_of(site)
+    return None if scale is None else step_range(site, scale, _fraction(_zero_point_of(site)))
+
+
+@np.errstate(all="ignore")
+def _fraction(zero_point: Array) -> Array:
+    return zero_point - np.floor(zero_point)
 
 
 def _scale_of(site: Site) -> Array | None:

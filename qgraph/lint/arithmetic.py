@@ -130,6 +130,8 @@ def listed(channels: Array) -> list[int]:
 def misfit(coder: Coder, shape: Sequence[Dim] | None) -> str | None:
     """Return why scales do not fit data of a shape; None if they fit, or if it is not known."""
     scale, axis = coder.scale, coder.node.attributes.get_int("axis", 1)
+    if scale is not None and scale.ndim > 1 and not coder.block:
+        return f"scales of shape {list(scale.shape)} without block_size, expected one axis at most"
     if scale is None or shape is None or not (coder.block or (scale.ndim == 1 and scale.size > 1)):
         return None
     if not -len(shape) <= axis < len(shape):

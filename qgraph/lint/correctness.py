@@ -142,7 +142,7 @@ def wrong_axis(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG109", "scales-do-not-fit", ERROR)
 def scales_do_not_fit(facts: ModelFacts) -> Iterator[Found]:
-    """The number of scales is not the size of their axis."""
+    """The shape of the scales does not fit their axis."""
     for coder in [*facts.encoders, *facts.decoders]:
         text = misfit(coder, facts.shape(coder.node.inputs[0]))
         if text is not None and coder.scale is not None:

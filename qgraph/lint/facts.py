@@ -23,7 +23,6 @@ from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.graph.scopes import inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
-from qgraph.inventory.narrow import narrow_values
 from qgraph.lint.codes import CodeCounts, count_codes
 from qgraph.lint.seen import Observation
 from qgraph.numerics import Array
@@ -173,11 +172,6 @@ class ModelFacts:
         return [site for site in self.found if isinstance(site, Site)]
 
     @cached_property
-    def narrow(self) -> set[ir.Value]:
-        """Results of quantizers whose codes are at most 64."""
-        return narrow_values(self.model, 64, self.found)
-
-    @cached_property
     def site_of(self) -> dict[ir.Node, Site]:
         """The quantizer that each node belongs to."""
         return {node: site for site in self.sites for node in site.nodes}
@@ -213,8 +207,7 @@ class ModelFacts:
                 None if array is None or not array.size else array
                 for array in (self.constant(scale), self.constant(zero))
             )
-            sizes = self.shape(scale)
-            spread = steps.ndim == 1 and steps.size > 1 if steps is not None else sizes != ()
+            spread = self.shape(scale) != () if steps is None else 1 == steps.ndim < steps.size
             self._coders[node] = Coder(
                 node,
                 steps,

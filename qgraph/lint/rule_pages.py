@@ -2,7 +2,7 @@
 
 A page is a section of ``pages/<family>.md``. Its two models, in ONNX text without the header, are
 also tests: the rule finds the node ``here`` in the first, and nothing in the second. ``@N@`` is
-    replaced by N numbers.
+replaced by N numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _FIGURES = "**Measured.** "
 CONDITIONS = (
     "on an AMD EPYC (x86-64 with AVX-512, VNNI and bfloat16), with ONNX Runtime 1.32.0, OpenVINO "
     "2026.4.1 in float32 unless stated, onnx 1.23.2 and NumPy 2.4.6. Times are processor times of "
-    "one thread, medians of 15 turns against the other model. In a checkout, {command} measures "
-    "them again."
+    "one thread, medians of 15 turns against the other model. Processors without VNNI run other "
+    "kernels: times differ there, and sums of products may saturate (QG312). In a checkout, "
+    "{command} measures figures again."
 )
 COMMAND = "python -m tests.lint.measured"
 _SECTION = re.compile(r"^## (QG\d+) (\S+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
+from qgraph.inventory.description import used_steps
 from qgraph.inventory.row_sums import row_sums
 from qgraph.inventory.turned_weights import turned_products
 from qgraph.lint.arithmetic import bias_facts, listed
@@ -207,7 +208,10 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
         weights = facts.decoder_of(layer.node.inputs[1])
         counts = None if weights is None else facts.counts(weights)
         if weights is None or counts is None:
-            if unmoved(layer.node.inputs[1]) not in facts.narrow:
+            source = unmoved(layer.node.inputs[1])
+            site = None if source is None else facts.site_ending.get(source)
+            steps = None if site is None else used_steps(site)
+            if steps is None or steps.low * 2 < -_BOTH or steps.high * 2 >= _BOTH:
                 known = f"weights that {w.written} computes are not known to be within -64..63"
                 yield Found((layer.node,), f"{known}: two may exceed 16 bits", {}, level)
             continue
@@ -293,6 +297,19 @@ def windows_beyond_padding(facts: ModelFacts) -> Iterator[Found]:
             beyond = [a for a in axes if a.may_overhang and not a.may_start_in_padding]
             if beyond:
                 yield Found((node,), "the last windows reach beyond the padding: other divisors")
+
+
+@rule("QG318", "unsigned-read-as-signed", WARNING, targets=("tensorrt",), needs_target=True)
+def unsigned_read_as_signed(facts: ModelFacts) -> Iterator[Found]:
+    """TensorRT reads UINT8 codes of data as INT8, which ends at 127."""
+    for encoder, decoder in facts.pairs:
+        has_offset = encoder.zero.any() if encoder.zero is not None else encoder.has_zero
+        if encoder.kind != "UINT8" or encoder.scale is None or has_offset:
+            continue  # QG601: other zero points are refused
+        step = float(encoder.scale.max())
+        text = f"codes above 127 become 127: data above {127 * step:.4g} of {255 * step:.4g}"
+        figures = {"largest_read": 127 * step, "largest": 255 * step}
+        yield Found((encoder.node, decoder.node), f"{text} is clipped", figures)
 
 
 @rule(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
+import qgraph
 from qgraph.errors import ModelError
-from qgraph.graph.scopes import bodies, check_names, subgraphs
+from qgraph.graph.scopes import bodies, check_names, check_origins, subgraphs
 
 MODEL = """
 <ir_version: 10, opset_import: ["": 21, "local": 1]>
@@ -58,10 +59,12 @@ def test_names_of_sibling_branches_and_of_functions_are_their_own(model: ir.Mode
     check_names(model)
 
 
-def test_a_value_that_nothing_defines_is_refused(model: ir.Model) -> None:
+@pytest.mark.parametrize("check", [check_names, check_origins, qgraph.load])
+def test_a_value_that_nothing_defines_is_refused(model: ir.Model, check) -> None:
+    check_origins(model)
     find(model, "Neg").replace_input_with(0, ir.Value(name="gone"))
     with pytest.raises(ModelError, match=r"Neg .* input 'gone' is not defined in a visible scope"):
-        check_names(model)
+        check(model)
 
 
 def test_a_value_of_a_branch_is_out_of_reach_outside(model: ir.Model) -> None:
@@ -80,6 +83,8 @@ def test_an_output_that_nothing_produces_is_refused(model: ir.Model) -> None:
     model.graph.outputs.append(ir.Value(name="z"))
     with pytest.raises(ModelError, match=r"graph 'g' the output 'z' is not defined"):
         check_names(model)
+    with pytest.raises(ModelError, match=r"The output 'z' is not defined"):
+        check_origins(model)
 
 
 def test_subgraphs_are_those_that_an_attribute_holds_itself(model: ir.Model) -> None:

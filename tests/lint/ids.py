@@ -42,6 +42,7 @@ STABLE = {
     "signed-codes-joined": "QG315",
     "rows-of-codes-added": "QG316",
     "windows-beyond-padding": "QG317",
+    "unsigned-read-as-signed": "QG318",
     "weights-read-turned": "QG319",
     "float-layer": "QG401",
     "slower-form": "QG402",

@@ -158,6 +158,16 @@ def test_a_file_keeps_its_path_where_types_are_inferred(tmp_path) -> None:
     assert qgraph.lint(path).to_json()["models"][0]["path"] == str(path)
 
 
+@pytest.mark.parametrize(("shape", "count"), [("2", 0), ("2,1", 1), ("1,1", 1)])
+def test_scales_of_several_axes_need_blocks(shape: str, count: int) -> None:
+    """ONNX Runtime 1.32.0 and OpenVINO 2026.4.1 refuse the others, with and without Conv."""
+    text = f"""{HEADER} (float[N,3] x) => (float[2,3] y)
+    <int8[2,3] w = {{1, 2, 3, 4, 5, 6}}, float[{shape}] s = {{0.1, 0.2}}> {{
+        y = DequantizeLinear <axis = 0> (w, s)
+    }}""".replace(", 0.2", "" if shape == "1,1" else ", 0.2")
+    assert len(qgraph.lint(model(text), select="QG109").findings) == count
+
+
 def test_scales_of_blocks_have_to_fit() -> None:
     text = f"""{HEADER} (float[N,6] x) => (float[N,2] y)
     <float[3,2] s = {{1, 2, 3, 4, 5, 6}}, float[2,3] r = {{1, 2, 3, 4, 5, 6}},

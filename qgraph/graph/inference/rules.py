@@ -16,6 +16,7 @@ The results of an operator without a rule are unknown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -42,6 +43,7 @@ _INTEGERS = {
 }
 
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+_FOLLOWED = frozenset({*_INTEGERS, *FLOATS, ir.DataType.BOOL})
 """Floating-point types whose elements are computed: NumPy follows IEEE 754 for them."""
 
 
@@ -114,10 +116,10 @@ def of_items(dtype: ir.DataType | None, items: Items) -> Fact:
 def of_tensor(tensor: ir.TensorProtocol) -> Fact:
     """Return the fact of a constant; its elements are read when needed."""
     shape = tuple(int(size) for size in tensor.shape.numpy())
-    is_followed = tensor.dtype in _INTEGERS or tensor.dtype in {*FLOATS, ir.DataType.BOOL}
-    if not is_followed or tensor.size > MOST_ITEMS:
-        return Fact(tensor.dtype, shape)
-    return Fact(tensor.dtype, shape, read=lambda: _items_of(tensor))
+    dtype = tensor.dtype
+    if dtype not in _FOLLOWED or math.prod(shape) > MOST_ITEMS:
+        return Fact(dtype, shape)
+    return Fact(dtype, shape, read=lambda: _items_of(tensor))
 
 
 def _items_of(tensor: ir.TensorProtocol) -> Items | None:

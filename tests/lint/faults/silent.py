@@ -237,3 +237,10 @@ def tied(model: ir.Model, node: ir.Node) -> str | None:
     graph.insert_after(node, [*moved, new])
     as_output(model, new.outputs[0])
     return label(new)
+
+
+@fault("QG318", is_pair, "tensorrt")
+def unsigned(model: ir.Model, node: ir.Node) -> str:
+    for each in pair(node):
+        fed(each, 2, np.asarray(0, np.uint8))
+    return label(node)

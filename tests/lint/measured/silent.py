@@ -25,6 +25,7 @@ from tests.lint.measured.harness import (
     ort,
     plain_and_optimized,
     qgraph_run,
+    rounded,
     sqnr,
 )  # fmt: skip
 
@@ -352,4 +353,16 @@ def weights_read_turned() -> str:
     return (
         "Of the results of two such products with 64 x 64 weights, one after the other, OpenVINO "
         f"changed {wrong[0]} by more than 1 % of the largest; with a matrix of its own {wrong[1]}."
+    )
+
+
+@measured("QG318", exact=True)
+def unsigned_read_as_signed() -> str:
+    data = np.maximum(normal(64, 28, 28), 0)
+    step = data.max() / 255
+    right, read = (rounded(data, step, 0, top) for top in (255, 127))
+    changes = f"{differ(right, read)} values changed, by up to {farthest(right, read, step)} codes"
+    return (
+        "Computed for normal data after a Relu, whose largest value has code 255: "
+        f"{changes}. TensorRT was not run."
     )
