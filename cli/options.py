@@ -259,7 +259,7 @@ def load_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a plugin may raise any exception
+        except (Exception, SystemExit) as error:  # a plugin may raise any exception
             raise OptionError(
                 f"The plugin {name!r} cannot be imported ({type(error).__name__}: {error}), "
                 "expected the name of a Python module. Correct the name, or the module."

@@ -30,7 +30,7 @@ GROUPS = ("dialects", "operators", "passes", "rules", "targets")
 
 @functools.cache
 def load_plugins(group: str) -> None:
-    """Import the modules that installed packages name in a group; warn if one fails.
+    """Import the modules that installed packages name in a group; log an error if one fails.
 
     Args:
         group: one of :data:`GROUPS`.
@@ -42,9 +42,9 @@ def load_plugins(group: str) -> None:
     for entry in sorted(entry_points(group=f"qgraph.{group}"), key=lambda entry: entry.name):
         try:
             importlib.import_module(entry.module)
-        except Exception as error:  # a plugin may raise any exception
+        except (Exception, SystemExit) as error:  # a plugin may raise any exception
             owner = "" if entry.dist is None else f" of {entry.dist.name} {entry.dist.version}"
-            logger.warning(
+            logger.error(  # noqa: TRY400 - users need no traceback
                 "The plugin %s%s cannot be loaded (%s: %s), and is left out. Correct the package, "
                 "or uninstall it.",
                 entry.value,

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_tensor
+from qgraph.registry import load_plugins
 
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
@@ -51,7 +52,9 @@ def is_standard(name: str, version: int, domain: str) -> bool:
 
 
 def is_own(name: str, version: int, domain: str) -> bool:
-    """Return whether a dialect that is loaded has an operator."""
+    """Return whether a plugin, or a module of qgraph that is imported, defines an operator."""
+    for group in ("operators", "dialects"):
+        load_plugins(group)
     key = OpKey(domain, name)
     return any((key, since) in _declared for since in range(1, version + 1))
 

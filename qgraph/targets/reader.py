@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import logging
 import os
 import tomllib
 import typing
@@ -16,6 +17,8 @@ from qgraph.registry import load_plugins
 from qgraph.targets.contradictions import contradictions
 from qgraph.targets.profile import Profile
 from qgraph.targets.tables import WrongError, line_of, made
+
+logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
 _MOST = 1 << 20
@@ -50,8 +53,17 @@ def target_names() -> list[str]:
 
 
 def profiles() -> list[Profile]:
-    """Return the profiles that qgraph and plugins have, in alphabetical order."""
-    return [profile_of(name) for name in target_names()]
+    """Return the profiles that qgraph and plugins have, in alphabetical order.
+
+    The log names profiles of plugins that cannot be read; they are left out.
+    """
+    found = []
+    for name in target_names():
+        try:
+            found.append(profile_of(name))
+        except ModelError as error:
+            logger.error("%s The target is left out.", error)  # noqa: TRY400 - of a plugin
+    return found
 
 
 def profile_of(target: str | os.PathLike[str] | Profile) -> Profile:

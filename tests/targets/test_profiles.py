@@ -10,8 +10,9 @@ import pytest
 
 from qgraph.cli.main import main
 from qgraph.errors import ModelError, OptionError
+from qgraph.targets import reader
 from qgraph.targets.profile import Evidence, Profile
-from qgraph.targets.reader import profile_of, profiles, target_names
+from qgraph.targets.reader import add_target, profile_of, profiles, target_names
 from qgraph.targets.rules import Loads
 from tests.targets import schema
 
@@ -171,3 +172,15 @@ def test_a_profile_without_end_is_not_read(tmp_path):
     (tmp_path / "chip.toml").symlink_to("/dev/zero")
     with pytest.raises(ModelError, match=r"the profile cannot be read \(it has more than"):
         profile_of(str(tmp_path / "chip.toml"))
+
+
+def test_a_profile_of_a_plugin_that_is_wrong_is_named_and_left_out(tmp_path, monkeypatch, caplog):
+    (tmp_path / "mychip.toml").write_text("x = 3\n")
+    monkeypatch.setattr(reader, "_ADDED", {})
+    add_target(tmp_path / "mychip.toml")
+    names = [profile.name for profile in profiles()]
+    assert "tensorrt" in names
+    assert "mychip" not in names
+    assert "mychip.toml:" in caplog.text
+    with pytest.raises(ModelError, match=r"mychip\.toml:"):
+        profile_of("mychip")
