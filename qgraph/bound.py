@@ -107,7 +107,8 @@ class Bound:
         levels: number of steps in the range of the codes.
         absolute: the deviation of an output in real units; None for codes.
         ulps: the same in units in the last place of its largest number.
-        code_shift: codes of the candidate minus codes of the reference.
+        code_shift: code of the candidate minus corresponding code of the reference, both without
+            the zero points that QuantizeLinear adds.
         channels: ``[reference_error, candidate_error, ideal_shift]`` of each channel.
         seen: a difference that occurred in a run; None if the models were not run.
     """

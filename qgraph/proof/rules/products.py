@@ -63,7 +63,7 @@ def gemm(call: NodeCall) -> Operand:
     c = None if call.value(2) is None else call.quantity(2)
     if c is not None:
         c = multiple_of(c, beta, beta) if c.value is None else _times(c, beta)
-    total = _of_factors(call, a, b, alpha, c, more=0 if alpha == beta == 1 else _SCALING)
+    total = matrix_product(call, a, b, alpha, c, more=0 if alpha == beta == 1 else _SCALING)
     return _activated(call, total, "") if call.node.domain else total
 
 
@@ -79,14 +79,14 @@ def matmul(call: NodeCall) -> Operand:
         is_turned = bool(call.whole(name)) and rank > 1
         factors.append(transposed(call, index, axes) if is_turned else call.quantity(index))
     alpha = np.asarray(float(np.float32(call.number("alpha", 1.0))))
-    return _of_factors(call, factors[0], factors[1], alpha, more=0 if alpha == 1 else _SCALING)
+    return matrix_product(call, factors[0], factors[1], alpha, more=0 if alpha == 1 else _SCALING)
 
 
 _SCALING = 3
 """Roundings of products with alpha and beta, wherever they are made."""
 
 
-def _of_factors(
+def matrix_product(
     call: NodeCall,
     a: Quantity,
     b: Quantity,
