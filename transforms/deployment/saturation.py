@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx_ir as ir
 
 from qgraph.graph.scopes import producer_of
+from qgraph.inventory.description import descriptions
 from qgraph.inventory.einsums import quantized_einsums
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.narrow import narrow_values
 from qgraph.inventory.saturation import saturates
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
@@ -87,13 +87,29 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
     return steps
 
 
+def _narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
+    """Return the results of quantizers whose used codes are in the safe range, from real zero.
+
+    Args:
+        model: the model.
+        largest: the largest safe number, a power of two: 64 for codes from -64 to 63.
+    """
+    bits = largest.bit_length()
+    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
+    return {
+        each.y
+        for each in descriptions(model)
+        if each.y is not None and each.description.format in safe
+    }
+
+
 def always_cut_off(model: Model, profile: Profile) -> set[ir.Node]:
     """Return the layers that saturate on the processor of a profile, however they are written."""
     return {
         layer.node
         for rule in profile.saturating
         if rule.instead is None
-        for narrow in [narrow_values(model.ir, rule.largest)]
+        for narrow in [_narrow_values(model.ir, rule.largest)]
         for layer in _wide(model, rule, profile)
         if unmoved(layer.node.inputs[1]) not in narrow
     }
@@ -134,7 +150,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
     is_stored = all(layer.description.w.is_constant for layer in layers)
     others = set[ir.Value]()
     if not is_stored or _unstored(layers, spans):
-        others = narrow_values(model.ir, rule.largest)
+        others = _narrow_values(model.ir, rule.largest)
     for layer in layers:
         weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
         is_narrow = producer_of(weights) in narrow or weights in others
@@ -150,7 +166,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
 def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
     """Return each Einsum that becomes such a product, unless its last operand is narrow."""
     nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
-    narrow = narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
+    narrow = _narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
     return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow]
 
 
