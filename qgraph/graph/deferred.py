@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -119,11 +120,19 @@ class DeferredTensor(ir.LazyTensor):
         return tensor_of(self._compute(), self.dtype, self.shape.numpy(), self.name)
 
     def _compute(self) -> npt.NDArray[np.uint8]:
+        held = _COMPUTED.get(self, lambda: None)()
+        if held is not None:
+            return held
         sink = MemorySink(packed_size(width_of(self.dtype.name), self.size))
         sinks: list[Sink] = [NoSink() for _ in range(MOST_TENSORS)]
         sinks[self.place] = sink
         self.job.conclude([part(sinks) for part in self.job.parts()])
+        _COMPUTED[self] = ref(sink.data)
         return sink.data
+
+
+_COMPUTED: WeakKeyDictionary[DeferredTensor, ref[npt.NDArray[np.uint8]]] = WeakKeyDictionary()
+"""Bytes of tensors that were computed in memory and are still in use."""
 
 
 def tensor_of(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qgraph.numerics import Array, Float64, Mask
+from qgraph.numerics import Array, Float32, Float64, Mask
 
 _PIECE = 1 << 20
 """Elements that are compared at a time."""
@@ -108,6 +108,15 @@ def _largest(x: Array) -> float:
     with np.errstate(all="ignore"):
         size = np.abs(_wide(x))
     return float(np.max(np.where(np.isfinite(size), size, 0.0), initial=0.0))
+
+
+def as_float32(array: Array) -> Float32:
+    """Return an array as float32. Codes that are all equal, such as zero points, take no room."""
+    numbers = array.astype(np.float32, copy=False)
+    bits = numbers.view(np.uint32)
+    if numbers is array or numbers.size < 2 or (bits != bits.flat[0]).any():
+        return numbers
+    return np.broadcast_to(numbers.reshape(-1)[:1].copy().reshape(()), numbers.shape)
 
 
 def narrowed(array: Array, axes: Iterable[int]) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qgraph.exactness import Exactness
-from qgraph.numerics.values import compare_values, ratios_of_rows
+from qgraph.numerics.values import as_float32, compare_values, ratios_of_rows
 
 NAN, INF = float("nan"), float("inf")
 
@@ -60,3 +60,13 @@ def test_numbers_without_a_sign_of_zero(dtype: type[Any]) -> None:
 def test_rows_are_proportional_or_not(one, other, expected):
     ratios = ratios_of_rows(*(np.array(rows, np.float64) for rows in (one, other)))
     assert (None if ratios is None else ratios.tolist()) == expected
+
+
+def test_equal_codes_take_no_room():
+    zeros = np.array([[0.0, -0.0]], np.float16)
+    for codes in (np.full((3, 4), 8, np.uint8), np.arange(6, dtype=np.int8), zeros):
+        numbers = as_float32(codes)
+        wanted = np.array([float(code) for code in codes.flat], np.float32)
+        assert numbers.shape == codes.shape
+        assert numbers.tobytes() == wanted.tobytes()
+        assert (not any(numbers.strides)) == (len(set(map(str, codes.flat))) == 1)

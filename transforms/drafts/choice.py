@@ -230,6 +230,7 @@ class _Offer:
         """Choose ``draft`` if its verdict reaches the requested level."""
         if verdict.reaches(exact):
             self.decision = Decision(self.site, draft, verdict)
+            self.drafts = iter(())  # the writer holds arrays
         else:
             self.passed_over.append(draft)
 

@@ -18,7 +18,7 @@ from qgraph.numerics.packed_matrix import transpose, transpose_packed
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.quantizers.weights.job import CodeWriter, JobPart
 
-_PART_BYTES = 1 << 25
+_PART_BYTES = 1 << 24
 """Maximum number of packed codes of a part in memory."""
 
 _TILE_BYTES = 512

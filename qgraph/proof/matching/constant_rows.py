@@ -26,7 +26,10 @@ from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
 
 _ELEMENTWISE = frozenset(
-    {"Abs", "Add", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg", "Relu", "Sub"}
+    (
+        *("Abs", "Add", "Cast", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mul", "Neg"),
+        *("Relu", "Sub"),
+    )
 )
 """ONNX operators that are computed a few rows at a time, besides those defined in qgraph."""
 
@@ -213,11 +216,12 @@ class _Compiler:
         return int(missing == 0 and sizes[0] > 1)
 
     def _reshaped(self, node: ir.Node, data: ir.Value, per: int) -> tuple[int, ...] | None:
-        """Return the shape that a Reshape gives to data whose rows it keeps or divides."""
+        """Return the shape that a Reshape gives to data whose rows it keeps, divides or joins."""
         sizes, length = self._sizes(node), self._length(data)
-        if not sizes or not length or sizes[0] % length:
+        if not sizes or not length or per * sizes[0] % length:
             return None
-        shape = self.visit(data, per * (sizes[0] // length))
+        self.multiple = math.lcm(self.multiple, per)
+        shape = self.visit(data, per * sizes[0] // length)
         if shape is None or math.prod(shape) != math.prod(sizes):
             return None
         self.steps.append(_Step(node, None, {}, sizes, per))
@@ -248,7 +252,8 @@ def _data(node: ir.Node) -> ir.Value | None:
     """Return the operand with the rows of the result, if the node is computed row by row."""
     if len(node.outputs) != 1 or not node.inputs:
         return None
-    plain = node.domain == "" and node.op_type in _ELEMENTWISE and not node.attributes
+    plain = node.domain == "" and node.op_type in _ELEMENTWISE
+    plain = plain and (node.op_type == "Cast" or not node.attributes)
     moved = node.domain == "" and node.op_type == "Reshape"
     return node.inputs[0] if plain or moved or operator_of(node) is not None else None
 

@@ -19,6 +19,7 @@ from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
+from qgraph.numerics.values import as_float32
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.lowering import Constants
@@ -148,7 +149,7 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> Float32:
         raise OperatorError(f"{where(node)}: {name} is {array.dtype}, expected real numbers.")
     if array.size == 0:
         raise OperatorError(f"{where(node)}: {name} has no element, expected at least one.")
-    return array.astype(np.float32, copy=False)
+    return as_float32(array)
 
 
 def _decoded(value: ir.Value | None) -> Array | None:

@@ -258,7 +258,9 @@ def _levelled(
     operands: list[Operand] = [x]
     for end, name in zip(ends, ENDS, strict=True):
         key = repr(end.shape).encode() + end.tobytes()
-        operands.append(values.setdefault(key, draft.constant(end, name)))
+        if key not in values:
+            values[key] = draft.constant(end, name)
+        operands.append(values[key])
     return node(draft, DOMAIN, "FakeQuantize", operands, {"levels": levels})
 
 

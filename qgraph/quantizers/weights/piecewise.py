@@ -19,6 +19,7 @@ from qgraph.graph.streaming import box_at
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
+from qgraph.numerics.values import as_float32
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.ops.steps import Stages
@@ -334,8 +335,7 @@ def _parameter(
     if array is None or array.ndim > len(shape):
         return NotImplemented
     if axis is not None:
-        numbers = array.astype(np.float32, copy=False)
-        return Parameter(numbers, shape, axis % max(len(shape), 1), block_size)
+        return Parameter(as_float32(array), shape, axis % max(len(shape), 1), block_size)
     return Parameter(array, shape) if blocks.fits(array.shape, shape) else NotImplemented
 
 

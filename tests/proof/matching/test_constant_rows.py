@@ -26,6 +26,7 @@ FORMS = {
     "another shape": f"v = Reshape(w, seen) t = {QUANT}(v, s, z, b) y = Reshape(t, back)",
     "pairs of rows": f"t = {QUANT}(wp, p, z, b) y = Reshape(t, rows)",
     "pairs of rows, then rows": "t = Mul(wp, p) v = Reshape(t, rows) y = Mul(v, r)",
+    "joined rows": "t = Cast<to = 1>(w) v = Reshape(t, pairs) u = Mul(v, p) y = Reshape(u, rows)",
     "plain": "t = Mul(w, r) y = Add(t, w)",
 }
 ROWS, COLUMNS = 22, 12
@@ -38,7 +39,7 @@ def side(body: str, change: float) -> tuple[KnownValues, ir.Value]:
         g (float[N] x) => (float[{ROWS},{COLUMNS}] y)
         <{", ".join(f"float {n} = {{0}}" for n in names)},
          int64[3] seen = {{{ROWS}, 3, 4}}, int64[2] back = {{{ROWS}, -1}},
-         int64[2] rows = {{-1, {COLUMNS}}}> {{ {body} }}"""
+         int64[3] pairs = {{-1, 2, {COLUMNS}}}, int64[2] rows = {{-1, {COLUMNS}}}> {{ {body} }}"""
     )
     rng = np.random.default_rng(1)
     w = rng.normal(0, 1, (ROWS, COLUMNS)).astype(np.float32)
