@@ -122,7 +122,9 @@ def _apart(first: _Term, second: _Term, noise: float) -> Float64:
     inner = NOTHING if p.has_inner_of(q) else distance(p.inner, q.inner)
     if p.weights is not None and q.weights is not None:
         return _sums_apart(first, second, float(np.max(inner)), noise)
-    if p.kind[0] not in _ELEMENTWISE:
+    if p.movement is not None:
+        inner = p.movement.of(inner)
+    elif p.kind[0] not in _ELEMENTWISE:
         inner = np.asarray(np.max(inner))
     elif p.ends is not None and q.ends is not None:
         moved = [np.abs(a - b) for a, b in zip(p.ends, q.ends, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +27,6 @@ class Figures(NamedTuple):
     levels: float
     absolute: float | None = None
     ulps: float | None = None
-
-
-def problem_of(figures: Iterable[Figures], bound: Bound, slack: float = 0.0) -> str:
-    """Return which figure of a bound is smaller than the recomputed one; empty if none is."""
-    return next(filter(None, (_too_small(each, bound, slack) for each in figures)), "")
 
 
 def of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> Figures:
@@ -69,22 +63,23 @@ def _counted(bound: Bound, ours: Float64) -> Float64:
     return ours if bound.against == Against.EXECUTION else np.zeros_like(ours)
 
 
-def of_output(
-    ours: Executed, theirs: Executed, bound: Bound, ends: tuple[Float64, Float64], is_whole: bool
-) -> Figures:
+def of_output(ours: Executed, theirs: Executed, bound: Bound, is_whole: bool) -> Figures:
     """Return the bound of two outputs, in steps of whole numbers or of the range of the first."""
-    parts, span = (ours.error, theirs.error, distance(ours.meant, theirs.meant)), ends[1] - ends[0]
+    parts, span = (
+        (ours.error, theirs.error, distance(ours.meant, theirs.meant)),
+        ours.high - ours.low,
+    )
     unit, levels = np.ones(()), float(np.max(span))
     if not is_whole:
         unit, levels = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
     far = _counted(bound, parts[0]) + parts[1] + parts[2]
-    ulps = float(np.max(far / np.spacing(largest_of(*ends).astype(np.float32))))
+    ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
     steps = min((np.floor if is_whole else np.ceil)(np.max(far / unit)), _MOST_STEPS)
     one, other, shift = (part / unit for part in parts)
     return Figures(one, other, shift, float(steps), levels, float(np.max(far)), ulps)
 
 
-def _too_small(figures: Figures, bound: Bound, slack: float) -> str | None:
+def problem_of(figures: Figures, bound: Bound, slack: float = 0.0) -> str | None:
     """Return which figure of a bound is smaller than the recomputed one; None if none is."""
     ours, theirs, shift = figures[:3]
     least: dict[str, float | None] = {

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Array, Mask
-from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys
+from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.verify.findings import confirm, need
@@ -21,7 +21,6 @@ from qgraph.verify.shapes import Shape
 
 _REAL = HALVES | {ir.DataType.FLOAT}
 _WIDE = ir.DataType.DOUBLE
-_ZEROS = (-0.0, 0.0)
 _BATCH = 1 << 16
 _MOST_OPEN = 1 << 21
 _MOST_BOXES = 1 << 23
@@ -169,11 +168,35 @@ def _check_types(node: ir.Node) -> None:
     need(fits, f"{name} in type {names}")
 
 
-class Compared(NamedTuple):
-    """Results at inputs ``[n]``, and masks of differences; -0 equals +0, and NaN equals NaN.
+class Boxes(NamedTuple):
+    """Boxes ``[n]`` of inputs: channel, keys of the first and of the last input."""
 
-    The signs of zeros differ, or may differ, where ``signs`` is set. ONNX does not define the sign
-    of a zero where ``tied`` is set, nor the result where ``is_open`` is set.
+    channel: Keys
+    lo: Keys
+    hi: Keys
+
+    def at(self, chosen: Mask | slice) -> Boxes:
+        """Return some of the boxes."""
+        return Boxes(*(column[chosen] for column in self))
+
+    def halves(self) -> Boxes:
+        """Return both halves of each box."""
+        middle = (self.lo + self.hi) >> 1
+        lo, hi = np.concatenate([self.lo, middle + 1]), np.concatenate([middle, self.hi])
+        return Boxes(np.tile(self.channel, 2), lo, hi)
+
+
+class Compared(NamedTuple):
+    """Results on boxes ``[n]``, and masks; -0 equals +0, and NaN equals NaN.
+
+    Attributes:
+        x: the first input.
+        reference, candidate: a result of each side.
+        differ: where these results differ.
+        signs: where they are zeros whose signs differ, or may differ.
+        tied: where ONNX does not define the sign of a zero.
+        is_open: where there may be other results, or ONNX does not define them.
+        settled: where both sides have these results on the whole box.
     """
 
     x: Array
@@ -183,38 +206,19 @@ class Compared(NamedTuple):
     signs: Mask
     tied: Mask
     is_open: Mask
+    settled: Mask
 
     @property
     def is_unequal(self) -> Mask:
         """Where results differ, if only in signs of zeros, or ONNX does not define them."""
         return np.asarray(self.differ | self.signs | self.is_open)
 
-    def at(self, chosen: Mask) -> Compared:
-        """Return the results at some of the inputs."""
-        return Compared(*(column[chosen] for column in self))
-
-    def expect_equal(self) -> None:
-        """Check that the results have equal values."""
-        inputs = (next(iter(self.x[mask].tolist()), None) for mask in (self.is_open, self.differ))
-        first_open, first = inputs
+    def expect_equal(self, chosen: Mask) -> None:
+        """Check that the results at some single inputs have equal values."""
+        masks = self.is_open & chosen, self.differ & chosen
+        first_open, first = (next(iter(self.x[mask].tolist()), None) for mask in masks)
         need(first_open is None, f"ONNX does not define the result for the input {first_open!r}")
         confirm(first is None, f"its values differ for the input {first!r}")
-
-
-class _Boxes(NamedTuple):
-    """Boxes ``[n]`` of inputs: channel, keys of both ends."""
-
-    channel: Keys
-    lo: Keys
-    hi: Keys
-
-    def at(self, chosen: Mask | slice) -> _Boxes:
-        return _Boxes(*(column[chosen] for column in self))
-
-    def halves(self) -> _Boxes:
-        middle = (self.lo + self.hi) >> 1
-        lo, hi = np.concatenate([self.lo, middle + 1]), np.concatenate([middle, self.hi])
-        return _Boxes(np.tile(self.channel, 2), lo, hi)
 
 
 class Both:
@@ -222,8 +226,7 @@ class Both:
 
     Attributes:
         channels: number of channels.
-        kinds: the first channel of each set of channels with equal constants.
-        counts: number of channels in each of these sets.
+        likes: number of channels with equal constants, at the first channel of each such set.
     """
 
     def __init__(self, reference: Function, candidate: Function) -> None:
@@ -237,50 +240,63 @@ class Both:
         ]
         rows = np.stack([np.zeros(self.channels, "u4"), *columns], axis=1)
         _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
-        order = np.argsort(first)
-        self.kinds, self.counts = first[order], counts[order]
+        self.likes = np.zeros(self.channels, np.int64)
+        self.likes[first] = counts
 
     def _column(self, array: Array) -> Array:
         return np.broadcast_to(array, self._shape).ravel()
 
-    def _run(self, channel: Keys, lo: Array, hi: Array, tie: float | None) -> list[Span]:
+    def points(self, numbers: Array) -> Boxes:
+        """Return boxes of single inputs ``[n]``, in all distinct channels."""
+        kinds, keys = np.flatnonzero(self.likes), to_keys(numbers)
+        lo = np.repeat(keys, len(kinds))
+        return Boxes(np.tile(kinds, len(keys)), lo, lo)
+
+    def divided(self, starts: Mapping[int, Sequence[int]]) -> Boxes:
+        """Return boxes that cover all finite inputs, in all distinct channels.
+
+        Args:
+            starts: for each channel, keys at which its results may change; they only save time.
+        """
+        parts = list[Boxes]()
+        for channel in np.flatnonzero(self.likes).tolist():
+            inner = [key for key in starts.get(channel, ()) if LOWEST < key <= HIGHEST]
+            lo = np.unique(np.array([LOWEST, 0, *inner], np.int64))
+            parts.append(Boxes(np.full_like(lo, channel), lo, np.append(lo[1:] - 1, HIGHEST)))
+        return Boxes(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _run(self, boxes: Boxes, ranges: Ranges) -> list[Span]:
         """Return bounds of both results on boxes."""
 
         def take(array: Array) -> Array:
-            return self._column(array)[channel] if array.size > 1 else array.reshape(-1)
+            return self._column(array)[boxes.channel] if array.size > 1 else array.reshape(-1)
 
-        x, ranges = Span(lo, hi, np.zeros(lo.shape, np.bool_)), Ranges(tie)
+        lo, hi = from_keys(boxes.lo), from_keys(boxes.hi)
+        x = Span(lo, lo if boxes.lo is boxes.hi else hi, np.zeros(lo.shape, np.bool_))
         with np.errstate(all="ignore"):
             spans = [function.run(ranges, x, take) for function in self._functions]
         return [Span(*np.broadcast_arrays(s.lo, s.hi, s.bad, lo)[:3]) for s in spans]
 
-    def at(self, channel: Keys, x: Array) -> Compared:
-        """Return the results at inputs ``[n]``; one possible result where ONNX allows several."""
-        results = [r for tie in _ZEROS for r in self._run(channel, x, x, tie)]
-        a, b, c, d = (r.lo.astype("f8" if r.lo.dtype == "f8" else "f4") for r in results)
-        is_open = np.logical_or.reduce([r.bad for r in results]) | ~_same(a, c) | ~_same(b, d)
+    def compare(self, boxes: Boxes) -> Compared:
+        """Return the results on boxes; one possible result where ONNX allows several."""
+        first = Ranges(-0.0)
+        spans = self._run(boxes, first)
+        spans += self._run(boxes, Ranges(0.0)) if first.has_ties else spans
+        a, b, c, d = (s.lo.astype("f8" if s.lo.dtype == "f8" else "f4") for s in spans)
+        is_open = np.logical_or.reduce([s.bad | ~_same(s.lo, s.hi) for s in spans])
+        is_open |= ~_same(a, c) | ~_same(b, d)
+        are_points = np.logical_and.reduce([s.is_point() for s in spans])
         differ, bits = ~_same(a, b), [np.signbit(result) for result in (a, b, c, d)]
         tied = np.asarray((bits[0] != bits[2]) | (bits[1] != bits[3]))
         signs = (tied | (bits[0] != bits[1])) & ~differ & (a == 0)
-        return Compared(x, a, d, differ, signs, tied, is_open)
+        settled = ~(is_open | differ) & (are_points | (a != 0))
+        return Compared(from_keys(boxes.lo), a, d, differ, signs, tied, is_open, settled)
 
-    def everywhere(self, x: Array) -> Compared:
-        """Return the results at inputs ``[n]`` in all distinct channels, ``[n * kinds]``."""
-        return self.at(np.tile(self.kinds, len(x)), np.repeat(x, len(self.kinds)))
+    def count_signs(self, boxes: Boxes) -> int:
+        """Return the number of inputs in boxes, over all channels, with zeros of different signs.
 
-    def count_signs(self, hints: Mapping[int, Sequence[int]]) -> int:
-        """Return the number of finite inputs, over all channels, with zeros of different signs.
-
-        Args:
-            hints: for each channel, keys at which its results may change; they only save time.
+        Both functions are checked to be equal on the boxes.
         """
-        parts, likes = list[_Boxes](), np.zeros(self.channels, np.int64)
-        likes[self.kinds] = self.counts
-        for channel in self.kinds.tolist():
-            starts = [key for key in hints.get(channel, ()) if LOWEST < key <= HIGHEST]
-            lo = np.unique(np.array([LOWEST, 0, *starts], np.int64))
-            parts.append(_Boxes(np.full_like(lo, channel), lo, np.append(lo[1:] - 1, HIGHEST)))
-        boxes = _Boxes(*map(np.concatenate, zip(*parts, strict=True)))
         signs, budget = 0, 64 * len(boxes.lo) + _MOST_BOXES
         while len(boxes.lo):
             budget -= len(boxes.lo)
@@ -288,32 +304,14 @@ class Both:
             rests = []
             for start in range(0, len(boxes.lo), _BATCH):
                 batch = boxes.at(slice(start, start + _BATCH))
-                settled, sign = self._settle(batch)
-                sizes = (batch.hi - batch.lo + 1) * likes[batch.channel]
-                single = batch.at(~settled & (batch.lo == batch.hi))
-                compared = self.at(single.channel, from_keys(single.lo))
-                compared.expect_equal()
-                signs += int(sizes[sign].sum() + likes[single.channel][compared.signs].sum())
-                rests.append(batch.at(~settled & (batch.lo < batch.hi)))
-            boxes = _Boxes(*map(np.concatenate, zip(*rests, strict=True))).halves()
+                found, is_single = self.compare(batch), batch.lo == batch.hi
+                found.expect_equal(is_single)
+                settled = found.settled | is_single
+                sizes = (batch.hi - batch.lo + 1) * self.likes[batch.channel]
+                signs += int(sizes[settled & found.signs].sum())
+                rests.append(batch.at(~settled))
+            boxes = Boxes(*map(np.concatenate, zip(*rests, strict=True))).halves()
         return signs
-
-    def _settle(self, boxes: _Boxes) -> tuple[Mask, Mask]:
-        """Return the boxes with equal results, and the boxes with zeros of different signs."""
-        lo, hi = from_keys(boxes.lo), from_keys(boxes.hi)
-        a, b = self._run(boxes.channel, lo, hi, None)
-        settled = ~(a.bad | b.bad) & _same(a.lo, a.hi) & _same(b.lo, b.hi) & _same(a.lo, b.lo)
-        zero, points = settled & (a.lo == 0), a.is_point() & b.is_point()
-        sign = zero & points & (np.signbit(a.lo) != np.signbit(b.lo))
-        zero &= ~points  # of others, the sign may depend on the zero that is chosen
-        if zero.any():
-            ends = boxes.channel[zero], lo[zero], hi[zero]
-            ranges = [r for tie in _ZEROS for r in self._run(*ends, tie)]
-            points = np.logical_and.reduce([r.is_point() for r in ranges])
-            first = np.signbit(ranges[0].lo)
-            others = np.logical_or.reduce([np.signbit(r.lo) != first for r in ranges])
-            settled[zero], sign[zero] = points, others & points
-        return settled, sign
 
 
 def _same(a: Array, b: Array) -> Mask:

@@ -26,6 +26,7 @@ from qgraph.verify.findings import need
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
 ENDLESS: Float64 = np.full((), np.inf)
+_LINEAR = frozenset({"codes", "input", "moved", "one", "sum"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +111,12 @@ class Ideal:
         """The keys of the bases."""
         return tuple(basis.key for _, basis in self.terms if not basis.is_border)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a sum of multiples of codes; there are no better bounds of its distance."""
+        inner = (basis.inner for _, basis in self.terms if basis.inner is not None)
+        return all(b.kind[0] in _LINEAR for _, b in self.terms) and all(f.is_linear for f in inner)
+
     @cached_property
     def identity(self) -> Hashable:
         """A key that is equal for equal functions."""
@@ -168,9 +175,10 @@ def fixed(
     value: Float64, meant: Float64 | None = None, factors: tuple[Float64, Float64] | None = None
 ) -> Executed:
     """Return a constant, from its executed and its ideal numbers."""
-    if meant is None and (value == np.rint(value)).all():
+    ideal = value if meant is None else meant
+    if factors is None and (value == np.rint(value)).all() and np.array_equal(value, ideal):
         factors = np.ones(()), value
-    return Executed.of_constant(value, Ideal.fixed(value if meant is None else meant), factors)
+    return Executed.of_constant(value, Ideal.fixed(ideal), factors)
 
 
 def changed(x: Executed, change: Callable[[Float64], Float64]) -> Executed:
@@ -184,6 +192,8 @@ def limited(x: Executed, low: Float64, high: Float64) -> Executed:
     """Return data limited to a range."""
     if (x.low >= low).all() and (x.high <= high).all():
         return x
+    if x.value is not None:
+        return fixed(np.clip(x.value, low, high), np.clip(x.meant.offset, low, high))
     ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
     unit = None
     if x.unit is not None:

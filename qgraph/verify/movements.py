@@ -13,11 +13,11 @@ from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.approximation import granules
-from qgraph.ops.moved_elements import MovedElements, movements
+from qgraph.ops.moved_elements import MovedElements, executed, movements
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
 from qgraph.verify.findings import need
-from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal
+from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal, changed
 from qgraph.verify.traces import Trace
 
 
@@ -47,12 +47,17 @@ _Moved = MovedElements | PoolWindows
 
 def move(trace: Trace, node: ir.Node) -> Sequence[Executed]:
     """Return moved elements of data."""
+    x = trace.of(node.inputs[0])
     if node.op_type == "Identity" or (node.op_type == "Dropout" and len(node.inputs) < 3):
-        return [trace.of(node.inputs[0])]
-    return [
-        moved(trace, movement, trace.of(node.inputs[0]))
-        for (movement,) in _movements(trace, node, node.inputs[1:])
-    ]
+        return [x]
+    if x.is_constant:
+        rest = trace.arrays(node, node.inputs[1:])
+        run = partial(executed, node, imports=trace.imports)
+        return [
+            changed(x, lambda array, index=index: run([array, *rest])[index])
+            for index in range(len(node.outputs))
+        ]
+    return [moved(trace, movement, x) for (movement,) in _movements(trace, node, node.inputs[1:])]
 
 
 def pad(trace: Trace, node: ir.Node) -> Executed:

@@ -93,15 +93,15 @@ class Ranges:
     A definition calls ``ranges.Div(x, scale)``; operands are ranges, arrays and numbers.
 
     Args:
-        tie: the zero that Min, Max and Relu return for -0 and +0, as ONNX allows both; None for
-            either.
+        tie: the zero that Min, Max and Relu return for -0 and +0, as ONNX allows both.
 
     Attributes:
+        has_ties: whether they returned it.
         division: type in which the next definition divides; None for float32.
     """
 
-    def __init__(self, tie: float | None) -> None:
-        self._tie = tie
+    def __init__(self, tie: float) -> None:
+        self._tie, self.has_ties = np.float32(tie), False
         self.division: ir.DataType | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Span]:
@@ -181,10 +181,10 @@ class Ranges:
             return lo, hi
         signs = [np.signbit(end) for end in (a.lo, a.hi, b.lo, b.hi)]
         mixed = both & ((signs[0] != signs[3]) | (signs[1] != signs[2]))
-        if self._tie is not None:
-            sure = mixed & a.is_point() & b.is_point()
-            lo, hi = (np.where(sure, np.float32(self._tie), end) for end in (lo, hi))
-            mixed = mixed & ~sure
+        sure = mixed & a.is_point() & b.is_point()
+        self.has_ties |= bool(sure.any())
+        lo, hi = (np.where(sure, self._tie, end) for end in (lo, hi))
+        mixed = mixed & ~sure
         return np.where(mixed & (lo == 0), -0.0, lo), np.where(mixed & (hi == 0), 0.0, hi)
 
     def _where(self, c: Span, a: Span, b: Span) -> Span:

@@ -72,11 +72,9 @@ class Reading:
                 shapes.write(value, None, None)
         for node in graph:
             self._known.enter([node])
-            own = shapes.read(node)
-            for index, value in enumerate(node.outputs):
+            shapes.infer(node, self.imports, self.array)
+            for value in node.outputs:
                 self._values.setdefault(str(value.name), []).append(value)
-                is_read = index == 0 or node.op_type == "Split"
-                shapes.write(value, *(own if is_read else (None, None)))
             for inner in graphs_of(node):
                 self._enter(inner)
 

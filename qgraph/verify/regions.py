@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,12 @@ from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Statu
 from qgraph.graph.interface import Pair
 from qgraph.graph.scopes import node_name
 from qgraph.numerics import Array
+from qgraph.numerics.float32 import to_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.values import compare_values
 from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
 from qgraph.verify.findings import FAILURES, confirm, need
-from qgraph.verify.functions import Both, Function
+from qgraph.verify.functions import Both, Boxes, Function
 from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import code_range, merged, shape_of
 
@@ -37,7 +38,6 @@ _STATED = frozenset(
 
 _MOST_BITS = 16
 _SPECIALS = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
-_ZEROS = np.array([0, -0.0], np.float32)
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,23 @@ def check(
     """
     if region.verdict is not ProofVerdict.PROVED or region.method is Method.BOUND:
         return not_decided(region), None
+    proved: list[Equality] = []
+    finding = finding_of(lambda: proved.append(_check(region, sides, as_written)), as_written)
+    return finding, next(iter(proved), None)
+
+
+def finding_of(check: Callable[[], None], as_written: bool = True) -> PartFinding:
+    """Return the finding about a region from the exception that its check raises."""
     try:
-        return PartFinding(Status.CHECKED), _check(region, sides, as_written)
+        check()
     except EquivalenceError as error:
         if as_written or not isinstance(error, _OtherFormError):
-            return PartFinding(Status.REFUTED, str(error)), None
+            return PartFinding(Status.REFUTED, str(error))
         reason = f"the prover may have rewritten the nodes: {error}"
-        return PartFinding(Status.UNCHECKED, REWRITTEN(reason)), None
+        return PartFinding(Status.UNCHECKED, REWRITTEN(reason))
     except FAILURES as error:
-        return PartFinding(Status.UNCHECKED, str(error)), None
+        return PartFinding(Status.UNCHECKED, str(error))
+    return PartFinding(Status.CHECKED)
 
 
 def not_decided(region: RegionVerdict) -> PartFinding:
@@ -172,16 +180,19 @@ def _of_data(
     is_stepped = is_float and region.method is Method.EXHAUSTIVE
     need(not is_stepped, "its proof tries all inputs one by one, or steps, which is not done here")
     inputs = _SPECIALS if is_float else _numbers(dtype)
-    compared, nan = both.everywhere(inputs), np.repeat(np.isnan(inputs), len(both.kinds))
-    compared.at(~nan).expect_equal()
-    nan_differs = bool(compared.at(nan).is_unequal.any())
-    counts = np.tile(both.counts, len(inputs))[compared.signs & ~nan]
+    points = both.points(inputs)
+    found = both.compare(points)
+    nan = np.isnan(found.x)
+    found.expect_equal(~nan)
+    nan_differs = bool((found.is_unequal & nan).any())
+    odd = found.signs & ~nan
+    signs = int(both.likes[points.channel][odd].sum())
+    lossy = signs > 0
     if is_float:
-        signs = both.count_signs({boxes.channel: boxes.starts for boxes in region.boxes})
-    else:
-        need(not compared.tied.any(), "ONNX does not define the sign of a zero result")
-        signs = int(counts.sum())
-    lossy = signs > 0 or counts.size > 0
+        starts = {boxes.channel: boxes.starts for boxes in region.boxes}
+        signs = both.count_signs(both.divided(starts))
+    need(is_float or not found.tied.any(), "ONNX does not define the sign of a zero result")
+    lossy = lossy or signs > 0
     _check_shown(region, both, is_needed=lossy or (is_float and nan_differs))
     method = Method.INTERVALS if is_float else Method.EXHAUSTIVE
     fields = {
@@ -190,7 +201,7 @@ def _of_data(
         "nan_differs": nan_differs,
         "channels": both.channels if is_float else 1,
     }
-    zeros = both.everywhere(_ZEROS)
+    zeros = both.compare(both.points(np.array([0, -0.0], np.float32)))
     plus, minus = np.stack([zeros.reference, zeros.candidate]).reshape(2, 2, -1).swapaxes(0, 1)
     tells_zeros_apart = not np.array_equal(plus, minus, equal_nan=True)
     return fields, tells_zeros_apart, lossy or nan_differs
@@ -215,9 +226,10 @@ def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
     shown: list[float] = []
     if witness is not None and is_needed:
         confirm(0 <= channel < both.channels, "its witness names no channel of the region")
-        compared = both.at(np.array([channel]), np.array([witness.input], np.float32))
-        confirm(compared.is_unequal.any(), "the sides do not differ on its witness")
-        shown = [float(column[0]) for column in compared[:3]]
+        key = to_keys(np.array([witness.input], np.float32))
+        found = both.compare(Boxes(np.array([channel]), key, key))
+        confirm(found.is_unequal.any(), "the sides do not differ on its witness")
+        shown = [float(column[0]) for column in found[:3]]
     confirm(shown or not is_needed, "it has no witness")
     _check_witness(region, shown)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
@@ -75,7 +74,7 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     need((total.reach < 2.0**31).all(), "an int32 sum may wrap around")
     s_b = changed(s_b, layout.by_row if s_b.numbers.size > 1 else np.squeeze)
     s_a, s_y = (changed(scale, np.squeeze) for scale in (s_a, s_y))
-    steps = _folded(np.divide, _folded(np.multiply, s_a, s_b), s_y)
+    steps = trace.over(node, trace.times(node, s_a, s_b), s_y)
     before = trace.times(node, rounded(total, FLOAT32), steps)
     limits = *range_of_codes(node.outputs[0]), z_y.numbers.reshape(())
     return trace.quantized(node, before, "Round", limits)
@@ -104,7 +103,7 @@ def add(trace: Trace, node: ir.Node) -> Executed:
 def multiply(trace: Trace, node: ir.Node) -> Executed:
     """Return a product with a constant."""
     a, b = map(trace.of, node.inputs)
-    return trace.times(node, *((b, a) if a.value is not None else (a, b)))
+    return trace.times(node, *((b, a) if b.value is None else (a, b)))
 
 
 def divide(trace: Trace, node: ir.Node) -> Executed:
@@ -183,6 +182,12 @@ def quant(trace: Trace, node: ir.Node) -> Executed:
     return trace.times(node, trace.sum(node, codes, zero, -1.0), scale)
 
 
+def bipolar(trace: Trace, node: ir.Node) -> Executed:
+    """Return the result of a BipolarQuant of constants."""
+    x, scale = map(trace.of, node.inputs)
+    return trace.times(node, fixed(np.where(x.numbers >= 0, 1.0, -1.0)), scale)
+
+
 def quantize_linear(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QuantizeLinear."""
     scale, zero = _encoding(trace, node)
@@ -200,13 +205,16 @@ def dequantize(trace: Trace, node: ir.Node) -> Executed:
 def _encoding(trace: Trace, node: ir.Node) -> tuple[Executed, Executed]:
     """Return scale and zero point, so that they broadcast to the data."""
     rank, ints = len(trace.shape(node.inputs[0])), node.attributes.get_int
+    axis, size = ints("axis", 1) % max(rank, 1), ints("block_size", 0)
     parameters = []
     for value in (*node.inputs[1:], None)[:2]:
         array = NOTHING if value is None else trace.of(value).numbers
-        is_plain = array.ndim <= min(rank, 1) and not ints("block_size", 0) + ints("precision", 0)
-        need(is_plain, f"a {node.op_type} in blocks, or of another precision")
-        axes = (-1, *(1,) * (rank - 1 - ints("axis", 1) % rank)) if array.size > 1 else ()
-        parameters.append(fixed(array.reshape(axes)))
+        is_known = array.ndim in ((0, rank) if size else (0, min(rank, 1))) and not ints(
+            "precision", 0
+        )
+        need(is_known or array.size == 1, f"a {node.op_type} of another precision")
+        axes = (-1, *(1,) * (rank - 1 - axis)) if array.size > 1 else ()
+        parameters.append(fixed(np.repeat(array, size, axis) if size else array.reshape(axes)))
     return parameters[0], parameters[1]
 
 
@@ -215,7 +223,7 @@ def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
     x, low, high, bottom, top = map(trace.of, node.inputs)
     last = fixed(np.asarray(node.attributes.get_int("levels", 0) - 1.0))
     need((low.numbers < high.numbers).all(), "a FakeQuantize without an input range")
-    span, step = _folded(np.subtract, high, low), _folded(np.subtract, top, bottom)
+    span, step = (trace.sum(node, *ends, -1.0) for ends in ((high, low), (top, bottom)))
     share = trace.over(node, trace.sum(node, x, low, -1.0), span)
     limits = NOTHING, last.numbers, NOTHING
     codes = trace.quantized(node, trace.times(node, share, last), "Round", limits)
@@ -262,12 +270,6 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
     return moved(trace, movement, result)
 
 
-def _folded(operation: Callable[..., Float64], a: Executed, b: Executed) -> Executed:
-    """Return an operation on two constants, in float32 and in real arithmetic."""
-    executed = operation(*(c.numbers.astype(np.float32) for c in (a, b)))
-    return fixed(executed.astype(np.float64), np.asarray(operation(a.meant.offset, b.meant.offset)))
-
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MatMul", "Gemm"), product),
     **dict.fromkeys(ON_CODES, integer_product),
@@ -278,6 +280,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), largest),
     **dict.fromkeys(WHOLE, whole),
     **dict.fromkeys(("Quant", "IntQuant"), quant),
+    "BipolarQuant": bipolar,
     "QuantizeLinear": quantize_linear,
     "FakeQuantize": fake_quantize,
     "Mul": multiply,

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Array, Float64
+from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.approximation import (
     ARITHMETIC,
     FLOAT32,
@@ -19,25 +20,26 @@ from qgraph.ops.approximation import (
     rounded,
     sum_of,
 )
-from qgraph.ops.moved_elements import PRIMES, Shape, Sizes, executed
+from qgraph.ops.moved_elements import PRIMES, Shape, Sizes
 from qgraph.ops.operator import operator_of
 from qgraph.verify.findings import FAILURES, need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,
     UNKNOWN,
+    WHOLE,
     Basis,
     Executed,
     Ideal,
     TracedRounding,
-    changed,
     fixed,
     rounding_of,
 )
-from qgraph.verify.reading import MOVING, QUANTIZERS, Reading, agree
+from qgraph.verify.reading import QUANTIZERS, Reading, agree
 from qgraph.verify.shapes import code_range
 
 Change = Callable[[Float64], Float64]
+Operation = Callable[..., Float64]
 Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
 """Returns the results of a node."""
 
@@ -67,7 +69,7 @@ class Trace:
         roundings: by their results; first that of the model, then those of moved elements.
         imports: domains of the model and their versions.
         primes: by open size of the inputs.
-        weak: why errors of values may be larger than by the rules of the prover.
+        is_certain: whether no ideal numbers or codes are assumed.
     """
 
     def __init__(
@@ -81,10 +83,10 @@ class Trace:
         primes: Sequence[int] = PRIMES[0],
     ) -> None:
         self.roundings: dict[ir.Value, list[TracedRounding]] = {}
-        self.weak: dict[ir.Value, str] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._ends, self.imports = ends, side.imports
         self._shapes, self.primes = side.shapes(primes)
+        self.is_certain = True
         self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -102,7 +104,6 @@ class Trace:
         if value in self._unknown:
             raise UnsupportedError(self._unknown[value])
         constant = self._constant(value)
-        self._inherit(value.producer())
         if constant.meant.offset.size <= _FEW_NUMBERS:
             self._values[value] = constant
         return constant
@@ -119,11 +120,6 @@ class Trace:
         self.of(value)  # raises what is wrong before it
         need(value in self.roundings, "it ends at no rounding that the checker knows")
 
-    def _inherit(self, node: ir.Node | None) -> None:
-        for operand in () if node is None else node.inputs:
-            if node and operand in self.weak:
-                self.weak |= dict.fromkeys(node.outputs, self.weak[operand])
-
     def _enter(self, node: ir.Node) -> None:
         rule, value = self._rules.get(node.op_type), node.outputs[0]
         data = node.inputs[0] if node.op_type in QUANTIZERS else None
@@ -133,7 +129,6 @@ class Trace:
                 is_one = other in self._values and agree(twin, node, (self._side, self._side))
                 if is_one and self.limits_behind(other) == self.limits_behind(value):
                     self._values[value] = self._values[other]
-                    self._inherit(node)
                     return
             is_known = not node.domain or operator_of(node) is not None
             if rule is None or node.domain == "com.microsoft" or not is_known:
@@ -146,7 +141,6 @@ class Trace:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
             if value in self._ends:
                 self._assume_codes(node, value)
-        self._inherit(node)
 
     def _assume_codes(self, node: ir.Node, value: ir.Value) -> None:
         """Assume that a result without a bound takes all codes of its type.
@@ -166,8 +160,7 @@ class Trace:
                 ends = *range_of_codes(value), zero.reshape(())
                 result = self.quantized(node, unknown, "Round", ends)
             if isinstance(result, Executed):
-                self._values[value] = result
-                self.weak[value] = "all codes of its segment are taken to occur"
+                self._values[value], self.is_certain = result, False
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
@@ -188,45 +181,21 @@ class Trace:
         return arrays
 
     def _constant(self, value: ir.Value) -> Executed:
+        """Return a constant; its ideal numbers follow from the rule of the node that computes it.
+
+        Without a rule, the executed numbers are the ideal ones.
+        """
         array, node = self._side.array(value), value.producer()
         if array is None or array.dtype.kind not in "iubfV":
             raise UnsupportedError(f"{value.name!r} has no numbers that the checker knows")
-        numbers = array.astype(np.float64)
-        if node is None or not node.inputs:
-            return fixed(numbers)
-        match node.op_type:
-            case "Identity":
-                return self.of(node.inputs[0])
-            case name if name in MOVING:
-                data, *others = node.inputs
-                rest = self.arrays(node, others)
-                return changed(self.of(data), lambda a: executed(node, [a, *rest], self.imports)[0])
-            case "Mul" | "Div":
-                a, b = (self.of(v).meant.offset for v in node.inputs)
-                return fixed(numbers, a * b if node.op_type == "Mul" else a / b)
-            case "DequantizeLinear":
-                codes, *parameters = (self.of(v).numbers for v in node.inputs if v)
-                axis = node.attributes.get_int("axis", 1) % max(codes.ndim, 1)
-                size = node.attributes.get_int("block_size", 0)
-                shape = [-1 if i == axis else 1 for i in range(codes.ndim)]
-                scale, zero = (
-                    np.repeat(a, size, axis)
-                    if size and a.size > 1
-                    else a.reshape(shape if a.size > 1 else ())
-                    for a in (*parameters, NOTHING)[:2]
-                )
-                return fixed(numbers, scale * (codes - zero), (scale, codes - zero))
-            case "Quant" | "IntQuant" | "BipolarQuant":
-                step = np.broadcast_to(self.of(node.inputs[1]).numbers, numbers.shape)
-                codes = np.rint(numbers / step)
-                if np.array_equal((codes * step).astype(np.float32), numbers):
-                    return fixed(numbers, codes * step, (step, codes))
-            case "FakeQuantize":
-                _, _, bottom, top = (self.of(v).numbers for v in node.inputs[1:])
-                last = node.attributes.get_int("levels", 0) - 1
-                codes = np.rint((numbers - bottom) / (top - bottom) * last)
-                return fixed(numbers, codes / last * (top - bottom) + bottom)
-        self.weak[value] = f"constants that {node.op_type} computes are taken as they are"
+        numbers, rule = array.astype(np.float64), node and self._rules.get(node.op_type)
+        if node is not None and rule is not None and node.inputs:
+            with contextlib.suppress(*FAILURES):
+                results = rule(self, node)
+                own = results if isinstance(results, Executed) else results[value.index() or 0]
+                if own.value is not None and np.array_equal(own.value, numbers):
+                    return own
+        self.is_certain &= node is None or not node.inputs
         return fixed(numbers)
 
     def adding(self, node: ir.Node) -> FloatType:
@@ -239,8 +208,21 @@ class Trace:
         own = precision_of(node)
         return rounded(total, own) if own.unit > self.adding(node).unit else total
 
+    def _folded(
+        self, node: ir.Node, operation: Operation, a: Executed, b: Executed, *factors: Array
+    ) -> Executed:
+        """Return an operation on constants, in the type of a node and in real arithmetic."""
+        executed = operation(*(c.numbers.astype(np.float32) for c in (a, b)))
+        stored = executed.astype(numpy_dtype(precision_of(node).name)).astype(np.float64)
+        ideal = np.asarray(operation(a.meant.offset, b.meant.offset))
+        return fixed(stored, ideal, (factors[0], factors[1]) if factors else None)
+
     def times(self, node: ir.Node, x: Executed, factor: Executed) -> Executed:
         """Return a product with a constant, rounded."""
+        if x.is_constant:
+            scale, *codes = x.factors or (NOTHING,)
+            own = (scale * factor.meant.offset, *codes) if codes else ()
+            return self._folded(node, np.multiply, x, factor, *own)
         return rounded(multiple_of(x, factor.meant.offset, factor.numbers), precision_of(node))
 
     def sum(self, node: ir.Node, a: Executed, b: Executed, sign: float = 1.0) -> Executed:
@@ -249,11 +231,15 @@ class Trace:
             is_moving = other.value is None or other.value.any() or other.meant.offset.any()
             if not is_moving and (x is a or sign > 0):
                 return x
+        if a.is_constant and b.is_constant:
+            return self._folded(node, np.add if sign > 0 else np.subtract, a, b)
         return rounded(sum_of(a, b, sign), precision_of(node))
 
     def over(self, node: ir.Node, x: Executed, by: Executed) -> Executed:
         """Return a quotient by a constant, rounded."""
         need(by.numbers.all() and by.meant.offset.all(), "a division by 0 has no bound")
+        if x.is_constant:
+            return self._folded(node, np.divide, x, by)
         exact = multiple_of(x, 1 / by.meant.offset, 1 / by.numbers)
         if (np.abs(np.frexp(by.numbers)[0]) != 0.5).any():
             exact = replace(exact, unit=None)
@@ -288,6 +274,8 @@ class Trace:
         is_coded = node.op_type == "QuantizeLinear" or node.op_type not in QUANTIZERS
         least, most = self.limits_behind(value) if is_coded else (-np.inf, np.inf)
         low, high = np.maximum(low, least) - zero, np.minimum(high, most) - zero
+        if before.is_constant:
+            return fixed(np.clip(WHOLE[rounding](before.numbers), low, high) + zero)
         rounded = rounding_of(rounding, before, (low, high))
         codes = self._settled(value, rounded, Basis(("codes", id(value)), *rounded.ends))
         result = Executed(codes, *codes.range, unit=np.ones(()))

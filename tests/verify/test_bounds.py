@@ -393,7 +393,7 @@ def test_limits_of_decoded_numbers_are_no_limits_of_codes():
     bound.update({"levels": 6.0, "channels": []})
     for name in ("deviation_steps", "tie_distance_steps", "ideal_shift"):
         bound[name] *= 0.5
-    assert checked(document, *models).is_refuted
+    assert str(checked(document, *models).verdict) == "undecided"
 
 
 POOL, OF_ALL = "GlobalAveragePool", "AveragePool <kernel_shape = [3, 3]>"
