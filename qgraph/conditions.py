@@ -251,23 +251,20 @@ WRAPPED_SUM = _kind(
 
 
 def of_bounds(
-    chunk: int | None, accumulate: str, others: Iterable[Condition] = ()
+    chunk: int | None, accumulate: str, others: Iterable[Condition] = (), *, has_any: bool = True
 ) -> list[Condition]:
-    """Return the conditions of all bounds, and those of some operators.
+    """Return the conditions of all segments, and of bounds those of some operators.
 
     Args:
         chunk: number of terms that are added in sequence; None for any order.
         accumulate: type in which sums of 16-bit floats are added: own or float32.
         others: conditions of operators.
+        has_any: whether there are bounds; otherwise, all segments are equal as their sums are
+            exact.
     """
     order = ANY_ORDER if chunk is None else IN_CHUNKS(chunk)
-    conditions = [GIVEN_CODES, order, *sorted(others), NO_SPECIALS]
-    return conditions + ([ACCUMULATED] if accumulate != "own" else [])
-
-
-def of_equal_segments(chunk: int | None, accumulate: str) -> list[Condition]:
-    """Return the condition of equal segments: sums of codes are exact."""
-    return [each for each in of_bounds(chunk, accumulate) if each != GIVEN_CODES]
+    conditions = [GIVEN_CODES, order, *sorted(others)] if has_any else [order]
+    return [*conditions, NO_SPECIALS, *([ACCUMULATED] if accumulate != "own" else [])]
 
 
 def of_sizes(used: Collection[str], shared: Mapping[str, str]) -> list[Condition]:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics import Float32
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat, cast_e8m0
 from qgraph.numerics.rounding import Rounding, round_to_integer
 
@@ -141,6 +141,17 @@ def numpy_dtype(name: str) -> np.dtype:
         msg = f"data type {name!r} has no NumPy dtype here; expected one of {', '.join(_DTYPES)}"
         raise ValueError(msg)
     return _DTYPES[name]
+
+
+def all_values(name: str) -> Array:
+    """Return all values of an ONNX type of up to 16 bits, with NaN and infinities."""
+    dtype, form = numpy_dtype(name), FORMATS.get(name)
+    if name == "BOOL":
+        return np.array([False, True])
+    if isinstance(form, IntFormat) and form.bits < 8:  # stored with its sign extended over the byte
+        return np.arange(form.lo, form.hi + 1).astype(dtype)
+    bits = dtype.itemsize * 8 if form is None else form.bits
+    return np.arange(1 << bits, dtype=f"u{dtype.itemsize}").view(dtype)
 
 
 def container(name: str) -> np.dtype:

@@ -23,12 +23,13 @@ from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between, dominators, nearest_cut
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
+from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.decide import PairOutcome, remarks
 from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.functions.narrow import NodeSegment, all_values, free_axis
+from qgraph.proof.functions.narrow import NodeSegment, free_axis
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
@@ -138,7 +139,7 @@ def _cases(
     if dtype is not ir.DataType.FLOAT:
         if dtype.bitwidth > _NARROW_BITS or not dtype.is_integer():
             raise Undecidable(TYPE_NOT_PROVED(f"one of its two inputs is {dtype.name}"))
-        return all_values(dtype), Cases(None, None)
+        return all_values(dtype.name), Cases(None, None)
     for name, side, value in zip(("reference", "candidate"), sides, entry, strict=True):
         levels = _levels(name, side, value)
         if levels is not None:

@@ -23,8 +23,8 @@ from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
 from qgraph.ops.moved_elements import PRIMES
+from qgraph.verify import FAILURES, confirm, need
 from qgraph.verify.figures import Figures, of_output, of_roundings, problem_of
-from qgraph.verify.findings import FAILURES, confirm, need
 from qgraph.verify.ideals import ENDLESS, UNKNOWN, Basis, Executed, Ideal, TracedRounding
 from qgraph.verify.outputs import EqualValues
 from qgraph.verify.reading import Reading, agree

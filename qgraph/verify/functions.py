@@ -14,7 +14,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.verify.findings import confirm, need
+from qgraph.verify import confirm, need
 from qgraph.verify.primitives import HALVES, Ranges, Span
 from qgraph.verify.reading import Reading
 from qgraph.verify.shapes import Shape

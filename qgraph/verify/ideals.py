@@ -21,7 +21,7 @@ from qgraph.numerics.values import fingerprint
 from qgraph.ops.approximation import Approximation, granules, largest_of, product
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
-from qgraph.verify.findings import need
+from qgraph.verify import need
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())

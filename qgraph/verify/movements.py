@@ -16,7 +16,7 @@ from qgraph.ops.approximation import granules
 from qgraph.ops.moved_elements import MovedElements, executed, movements
 from qgraph.ops.taps import RIGHT, pointwise_taps
 from qgraph.ops.windows import is_never_empty
-from qgraph.verify.findings import need
+from qgraph.verify import need
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal, changed
 from qgraph.verify.traces import Trace
 

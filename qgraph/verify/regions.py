@@ -14,15 +14,14 @@ from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
 from qgraph.graph.interface import Pair
 from qgraph.graph.scopes import node_name
-from qgraph.numerics import Array
 from qgraph.numerics.float32 import to_keys
-from qgraph.numerics.formats import numpy_dtype
+from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values
 from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
-from qgraph.verify.findings import FAILURES, confirm, need
+from qgraph.verify import FAILURES, confirm, need
 from qgraph.verify.functions import Both, Boxes, Function
 from qgraph.verify.reading import Reading
-from qgraph.verify.shapes import code_range, merged, shape_of
+from qgraph.verify.shapes import merged, shape_of
 
 Sides = tuple[Reading, Reading]
 Fields = dict[str, Any]
@@ -179,7 +178,9 @@ def _of_data(
     both, is_float = Both(one, other), dtype is ir.DataType.FLOAT
     is_stepped = is_float and region.method is Method.EXHAUSTIVE
     need(not is_stepped, "its proof tries all inputs one by one, or steps, which is not done here")
-    inputs = _SPECIALS if is_float else _numbers(dtype)
+    is_narrow = dtype.name not in ("BOOL", "STRING") and dtype.bitwidth <= _MOST_BITS
+    need(is_float or is_narrow, f"the checker does not decide data of type {dtype.name}")
+    inputs = _SPECIALS if is_float else all_values(dtype.name).astype(np.float32)
     points = both.points(inputs)
     found = both.compare(points)
     nan = np.isnan(found.x)
@@ -205,19 +206,6 @@ def _of_data(
     plus, minus = np.stack([zeros.reference, zeros.candidate]).reshape(2, 2, -1).swapaxes(0, 1)
     tells_zeros_apart = not np.array_equal(plus, minus, equal_nan=True)
     return fields, tells_zeros_apart, lossy or nan_differs
-
-
-def _numbers(data_type: ir.DataType) -> Array:
-    """Return all numbers of a type of up to 16 bits."""
-    is_text = data_type in (ir.DataType.BOOL, ir.DataType.STRING)
-    is_narrow = not is_text and data_type.bitwidth <= _MOST_BITS
-    need(is_narrow, f"the checker does not decide data of type {data_type.name}")
-    if data_type.is_integer():
-        low, high = code_range(data_type)
-        return np.arange(low, high + 1).astype(np.float32)
-    dtype = numpy_dtype(data_type.name)
-    bits = np.arange(1 << int(data_type.bitwidth), dtype=f"u{dtype.itemsize}")
-    return bits.view(dtype).astype(np.float32)
 
 
 def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:

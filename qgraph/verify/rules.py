@@ -13,7 +13,7 @@ from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.ops.windows import is_never_empty
-from qgraph.verify.findings import need
+from qgraph.verify import need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,
@@ -40,6 +40,7 @@ from qgraph.verify.movements import (
 from qgraph.verify.reading import MOVING, QUANTIZERS
 from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_codes
 
+_NO_LIMITS = -ENDLESS, ENDLESS, NOTHING
 ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)
 
 
@@ -94,21 +95,10 @@ def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed,
     return weights if is_turned else changed(weights, np.transpose), RIGHT
 
 
-def add(trace: Trace, node: ir.Node) -> Executed:
-    """Return a sum or difference of two tensors."""
-    a, b = map(trace.of, node.inputs)
-    return trace.sum(node, a, b, -1.0 if node.op_type == "Sub" else 1.0)
-
-
 def multiply(trace: Trace, node: ir.Node) -> Executed:
     """Return a product with a constant."""
     a, b = map(trace.of, node.inputs)
     return trace.times(node, *((b, a) if b.value is None else (a, b)))
-
-
-def divide(trace: Trace, node: ir.Node) -> Executed:
-    """Return a quotient by a constant."""
-    return trace.over(node, *map(trace.of, node.inputs))
 
 
 def limit(trace: Trace, node: ir.Node) -> Executed:
@@ -162,15 +152,12 @@ def hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
     return limited(line, NOTHING, np.ones(()))
 
 
-def whole(trace: Trace, node: ir.Node) -> Executed:
-    """Return the whole numbers of Round, Floor and Ceil."""
-    ends = -ENDLESS, ENDLESS, NOTHING
-    return trace.quantized(node, trace.of(node.inputs[0]), node.op_type, ends)
-
-
 def quant(trace: Trace, node: ir.Node) -> Executed:
-    """Return the result of a Quant."""
-    x, scale, zero, bits = map(trace.of, node.inputs)
+    """Return the result of a Quant, or of a BipolarQuant of constants."""
+    x, scale, *others = map(trace.of, node.inputs)
+    if node.op_type == "BipolarQuant":
+        return trace.times(node, fixed(np.where(x.numbers >= 0, 1.0, -1.0)), scale)
+    zero, bits = others
     mode = str(node.attributes.get_string("rounding_mode", "ROUND")).capitalize()
     signed, narrow = (node.attributes.get_int(n, d) for n, d in (("signed", 1), ("narrow", 0)))
     is_known = mode in WHOLE and (bits.numbers >= 2).all()
@@ -182,40 +169,22 @@ def quant(trace: Trace, node: ir.Node) -> Executed:
     return trace.times(node, trace.sum(node, codes, zero, -1.0), scale)
 
 
-def bipolar(trace: Trace, node: ir.Node) -> Executed:
-    """Return the result of a BipolarQuant of constants."""
-    x, scale = map(trace.of, node.inputs)
-    return trace.times(node, fixed(np.where(x.numbers >= 0, 1.0, -1.0)), scale)
-
-
-def quantize_linear(trace: Trace, node: ir.Node) -> Executed:
-    """Return the codes of a QuantizeLinear."""
-    scale, zero = _encoding(trace, node)
-    before = trace.over(node, trace.of(node.inputs[0]), scale)
-    limits = *range_of_codes(node.outputs[0]), zero.numbers
-    return trace.quantized(node, before, "Round", limits)
-
-
-def dequantize(trace: Trace, node: ir.Node) -> Executed:
-    """Return the numbers of codes."""
-    scale, zero = _encoding(trace, node)
-    return trace.times(node, trace.sum(node, trace.of(node.inputs[0]), zero, -1.0), scale)
-
-
-def _encoding(trace: Trace, node: ir.Node) -> tuple[Executed, Executed]:
-    """Return scale and zero point, so that they broadcast to the data."""
+def linear(trace: Trace, node: ir.Node) -> Executed:
+    """Return the codes of a QuantizeLinear, or the numbers of a DequantizeLinear."""
     rank, ints = len(trace.shape(node.inputs[0])), node.attributes.get_int
     axis, size = ints("axis", 1) % max(rank, 1), ints("block_size", 0)
     parameters = []
     for value in (*node.inputs[1:], None)[:2]:
         array = NOTHING if value is None else trace.of(value).numbers
-        is_known = array.ndim in ((0, rank) if size else (0, min(rank, 1))) and not ints(
-            "precision", 0
-        )
-        need(is_known or array.size == 1, f"a {node.op_type} of another precision")
+        is_known = array.ndim in ((0, rank) if size else (0, min(rank, 1)))
+        need(is_known and not ints("precision", 0), f"a {node.op_type} of another precision")
         axes = (-1, *(1,) * (rank - 1 - axis)) if array.size > 1 else ()
         parameters.append(fixed(np.repeat(array, size, axis) if size else array.reshape(axes)))
-    return parameters[0], parameters[1]
+    x, (scale, zero) = trace.of(node.inputs[0]), parameters
+    if node.op_type == "DequantizeLinear":
+        return trace.times(node, trace.sum(node, x, zero, -1.0), scale)
+    limits = *range_of_codes(node.outputs[0]), zero.numbers
+    return trace.quantized(node, trace.over(node, x, scale), "Round", limits)
 
 
 def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
@@ -273,22 +242,24 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MatMul", "Gemm"), product),
     **dict.fromkeys(ON_CODES, integer_product),
-    **dict.fromkeys(("Add", "Sub", "Sum"), add),
+    **dict.fromkeys(("Add", "Sum"), lambda t, n: t.sum(n, *map(t.of, n.inputs))),
+    "Sub": lambda t, n: t.sum(n, *map(t.of, n.inputs), -1.0),
     **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
     **dict.fromkeys(MOVING | {"Dropout", "Identity"}, move),
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), largest),
-    **dict.fromkeys(WHOLE, whole),
-    **dict.fromkeys(("Quant", "IntQuant"), quant),
-    "BipolarQuant": bipolar,
-    "QuantizeLinear": quantize_linear,
+    **dict.fromkeys(
+        WHOLE,
+        lambda t, n: t.quantized(n, t.of(n.inputs[0]), n.op_type, (-ENDLESS, ENDLESS, NOTHING)),
+    ),
+    **dict.fromkeys(("Quant", "IntQuant", "BipolarQuant"), quant),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), linear),
     "FakeQuantize": fake_quantize,
     "Mul": multiply,
-    "Div": divide,
+    "Div": lambda t, n: t.over(n, *map(t.of, n.inputs)),
     "BatchNormalization": normalize,
     "LeakyRelu": leaky,
     "HardSigmoid": hard_sigmoid,
-    "DequantizeLinear": dequantize,
     "Concat": concat,
     "Pad": pad,
 }

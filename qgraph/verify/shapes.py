@@ -18,7 +18,7 @@ from qgraph.errors import OperatorError
 from qgraph.graph.interface import stated_shape
 from qgraph.numerics import Array
 from qgraph.ops.operator import operator_of
-from qgraph.verify.findings import confirm
+from qgraph.verify import confirm
 from qgraph.verify.operators import names
 
 Shape = tuple[int | str | None, ...]
@@ -30,6 +30,8 @@ ON_CODES_OF_ONE_TYPE = names(
     "QLinearReduceMean QLinearSigmoid QLinearSoftmax"
 )
 """Operators of ONNX Runtime whose result has the type of the first operand."""
+
+_INVALID = InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError
 
 
 def infer(node: ir.Node, imports: Mapping[str, int], arrays: Arrays) -> None:
@@ -48,9 +50,10 @@ def infer(node: ir.Node, imports: Mapping[str, int], arrays: Arrays) -> None:
         write(node.outputs[0], operands[0].dtype, None)
     elif operator is not None and not operator.schema.standard:
         # a quantizer: its result has the type of the data, and the shape of a sum of all operands
-        outputs = [ir.Value(name=value.name) for value in node.outputs[:1]]
-        _infer_standard(ir.Node("", "Sum", operands, outputs=outputs), imports, arrays)
-        write(node.outputs[0], outputs[0].dtype, shape_of(outputs[0]))
+        terms = [ir.Value(name=v.name, type=operands[0].type, shape=v.shape) for v in operands]
+        total = ir.Value(name=node.outputs[0].name)
+        _infer_standard(ir.Node("", "Sum", terms, outputs=[total]), imports, arrays)
+        write(node.outputs[0], total.dtype, shape_of(total))
     elif node.domain == "" and onnx.defs.has(node.op_type):
         _infer_standard(node, imports, arrays)
 
@@ -68,7 +71,7 @@ def _infer_standard(node: ir.Node, imports: Mapping[str, int], arrays: Arrays) -
             {n: ir.serde.serialize_tensor(ir.tensor(a)) for n, a in sizes.items() if a is not None},
             opset_imports=[onnx.OperatorSetIdProto(domain="", version=opset)],
         )
-    except (InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError, TypeError):
+    except (*_INVALID, RuntimeError, ValueError, TypeError):
         return  # the node violates its definition
     for value in node.outputs:
         if str(value.name) in found:

@@ -22,7 +22,7 @@ from qgraph.ops.approximation import (
 )
 from qgraph.ops.moved_elements import PRIMES, Shape, Sizes
 from qgraph.ops.operator import operator_of
-from qgraph.verify.findings import FAILURES, need
+from qgraph.verify import FAILURES, need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,

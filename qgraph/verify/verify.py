@@ -83,14 +83,16 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
         *mat_mul_n_bits.conditions(node for model in models for node in model.graph),
         *conditions_of(regions, max(side.frozen for side in sides)),
         *schema.of_sizes(sizes, domain.shared),
-        *_conditions_of_bounds(certificate),
     ]
+    bounding = certificate.bounding
+    has_bounds = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
+    if has_bounds or is_bound:
+        needed += schema.of_bounds(bounding.chunk, bounding.accumulate, has_any=has_bounds)
     statements = _refuted_by(next(_overclaims(certificate, sides, paired, needed), None))
     check_float_environment()
     verdict = ProofVerdict.UNDECIDED
     if all(finding.status is Status.CHECKED for finding in (*findings, outputs, statements)):
-        bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
-        verdict = ProofVerdict.BOUNDED if bounded else ProofVerdict.PROVED
+        verdict = ProofVerdict.BOUNDED if has_bounds else ProofVerdict.PROVED
     return Verification(verdict, tuple(findings), outputs, statements)
 
 
@@ -147,15 +149,6 @@ def _overclaims(
         values = sides[fact.model == "candidate"].named(fact.tensor)
         if values and not any(_agrees(fact, value) for value in values):
             yield f"{fact.tensor!r} of the {fact.model} has another type or shape"
-
-
-def _conditions_of_bounds(certificate: Certificate) -> Sequence[Condition]:
-    bounding, regions = certificate.bounding, certificate.regions
-    if any(region.verdict is ProofVerdict.BOUNDED for region in regions):
-        return schema.of_bounds(bounding.chunk, bounding.accumulate)
-    if any(region.method is Method.BOUND for region in regions):
-        return schema.of_equal_segments(bounding.chunk, bounding.accumulate)
-    return ()
 
 
 def _agrees(fact: ListedFact, value: ir.Value) -> bool:

@@ -21,7 +21,6 @@ from qgraph.conditions import (
     AFTER_DIFFERENCE,
     Condition,
     of_bounds,
-    of_equal_segments,
     of_segments,
 )
 from qgraph.effort import is_over
@@ -198,9 +197,7 @@ def _conditions(
     regions: Iterable[RegionVerdict], request: Bounding, others: Iterable[Condition]
 ) -> list[Condition]:
     is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
-    if is_bounded:
-        return bound_conditions(request, others)
-    return of_equal_segments(request.chunk, request.accumulate)
+    return of_bounds(request.chunk, request.accumulate, others, has_any=is_bounded)
 
 
 def bound_conditions(request: Bounding, others: Iterable[Condition]) -> list[Condition]:

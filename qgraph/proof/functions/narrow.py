@@ -15,6 +15,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import array_of
 from qgraph.numerics import Array
+from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
 from qgraph.proof.functions.decide import PairOutcome, check_shapes, remarks
 from qgraph.proof.functions.lowering import Constants, laid_out
@@ -44,19 +45,6 @@ class NodeSegment(NamedTuple):
 
 
 Run: TypeAlias = Callable[[Array], Array]
-
-
-def all_values(dtype: ir.DataType) -> Array:
-    """Return all values of a type of up to 16 bits, with NaN and infinities."""
-    stored = np.dtype(dtype.numpy())
-    if dtype is ir.DataType.BOOL:
-        return np.array([False, True])
-    patterns = np.arange(1 << int(dtype.bitwidth), dtype=f"u{stored.itemsize}")
-    if dtype.bitwidth < 8 and dtype.is_signed() and dtype.is_integer():
-        # sub-byte integers are stored with their sign extended over the byte
-        half = 1 << (int(dtype.bitwidth) - 1)
-        return (patterns.astype(np.int64) - half).astype(stored)
-    return patterns.view(stored)
 
 
 def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[list[int], int]:
@@ -134,7 +122,7 @@ def enumerate_values(
 
     sizes = [*sizes]
     channels = math.prod(sizes)
-    values = all_values(dtype)
+    values = all_values(dtype.name)
     with np.errstate(invalid="ignore"):  # signalling NaN
         nan = is_nan(values)
         numbers, zeros = values[~nan], values[~nan & (values.astype(np.float64) == 0)]

@@ -25,13 +25,14 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.slices import between, dominators
+from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
 from qgraph.ops.windows import is_never_empty
 from qgraph.proof.functions.expression import Builder, text
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.monotone import never_decreases
-from qgraph.proof.functions.narrow import NARROW_BITS, all_values
+from qgraph.proof.functions.narrow import NARROW_BITS
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
@@ -133,7 +134,7 @@ def _by_values(
     """Return the properties from the results for all values of a type of up to 16 bits."""
     if x.dtype is None:
         return None
-    values = all_values(x.dtype)
+    values = all_values(x.dtype.name)
     numbers = values[~is_nan(values)]
     data = numbers[np.argsort(numbers.astype(np.float64), kind="stable")]
     axes = axes or [axis for axis, size in enumerate(channels) if size == 1]
