@@ -224,8 +224,8 @@ def problem_of(figures: Figures, bound: Bound, slack: float = 0.0) -> str | None
         if not (is_enough or number is stated is None):
             texts = amount(number, 12), amount(stated, 12)
             return f"{name.replace('_', ' ')}: {texts[0]} was found, not {texts[1]}"
-    if not bound.levels <= figures.levels:
-        return f"levels: {figures.levels:g} were found, not {bound.levels:g}"
+    levels = f"levels: {figures.levels:g} were found, not {bound.levels:g}"
+    need(bound.levels <= figures.levels, levels)  # the range of codes depends on the rules
     if not bound.channels:
         return None
     rows = np.stack([np.ravel(part) for part in np.broadcast_arrays(ours, theirs, shift)], axis=1)

@@ -52,11 +52,11 @@ def move(trace: Trace, node: ir.Node) -> Sequence[Executed]:
         return [x]
     if x.is_constant:
         rest = trace.arrays(node, node.inputs[1:])
-        run = partial(executed, node, imports=trace.imports)
-        return [
-            changed(x, lambda array, index=index: run([array, *rest])[index])
-            for index in range(len(node.outputs))
-        ]
+
+        def result(index: int) -> Executed:
+            return changed(x, lambda array: executed(node, [array, *rest], trace.imports)[index])
+
+        return list(map(result, range(len(node.outputs))))
     return [moved(trace, movement, x) for (movement,) in _movements(trace, node, node.inputs[1:])]
 
 

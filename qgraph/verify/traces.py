@@ -188,7 +188,8 @@ class Trace:
         array, node = self._side.array(value), value.producer()
         if array is None or array.dtype.kind not in "iubfV":
             raise UnsupportedError(f"{value.name!r} has no numbers that the checker knows")
-        numbers, rule = array.astype(np.float64), node and self._rules.get(node.op_type)
+        numbers = array.astype(np.float64)
+        rule = None if node is None else self._rules.get(node.op_type)
         if node is not None and rule is not None and node.inputs:
             with contextlib.suppress(*FAILURES):
                 results = rule(self, node)

@@ -20,8 +20,9 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.bound import Bounding
+from qgraph.errors import EquivalenceError
 from qgraph.text import json_text
-from tests.verify.checking import checked
+from tests.verify.checking import checked, confirmed
 
 MAKE_MOBILENET = Path(__file__).parents[1] / "benchmarks" / "make_mobilenet.py"
 
@@ -421,3 +422,42 @@ def test_a_pool_of_whole_images_is_a_global_one():
     )
     assert str(checked(document, whole, other).verdict) == "bounded"
     assert str(checked(document | {"facts": []}, whole, part).verdict) == "undecided"
+
+
+BETTER = """<ir_version: 10, opset_import: ["": 21]> net (uint8[1,2,3,3] x) => (float y)
+    <float[2,2,1,1] w = {0.3, -0.7, WEIGHT, -0.9}, float[2] b = {BIAS, -1.4}, float s = {0.05},
+     int8 z = {0}, float s_y = {0.09}, int64[1] from = {0}, int64[1] to = {2},
+     int64[1] axis = {2}> {
+        a = DequantizeLinear (x, s)
+        m = Conv (a, w, b)
+        AFTER
+        [end] c = QuantizeLinear (p, s_y, z)
+        y = DequantizeLinear (c, s_y, z)
+    }"""
+
+
+def document_of(after: str) -> tuple[dict[str, Any], list[ir.Model]]:
+    """A certificate of two models that differ in a weight and a bias."""
+    text = BETTER.replace("AFTER", after)
+    numbers = ("-0.2", "7.4"), ("-0.2001", "7.4001")
+    models = [ir.from_onnx_text(text.replace("WEIGHT", w).replace("BIAS", b)) for w, b in numbers]
+    proof = qgraph.prove(*models, evidence=True, within="1step")
+    return json.loads(json_text(proof.to_json())), models
+
+
+def test_channels_of_moved_elements_keep_their_distances():
+    document, models = document_of("r = Relu (m) p = Slice (r, from, to, axis)")
+    assert document["verdict"] == "bounded"
+    assert not checked(document, *models).is_refuted
+
+
+@pytest.mark.slow
+def test_a_smaller_figure_is_unchecked_if_the_prover_may_know_better_rules():
+    document, models = document_of("p = LeakyRelu <alpha = 0.1> (m)")
+    assert str(checked(document, *models).verdict) == "bounded"
+    stated(document)["deviation_steps"] *= 0.9
+    found = checked(document, *models)
+    assert found.counts["unchecked"] == 1
+    assert found.counts["refuted"] == 0
+    with pytest.raises(EquivalenceError, match="the prover finds another result"):
+        confirmed(document, found, *models)
