@@ -147,7 +147,8 @@ class BoundCheck:
             is_moved = one.is_moved or other.is_moved
             if not (is_moved or segment.code_shift) and agree(*segment.nodes, self._sides):
                 yield segment.ends
-            alike += itertools.product(*(trace.holding(one.codes) for trace in self._traces))
+            held = [trace.holding(one.codes) for trace in self._traces]
+            alike += itertools.product(held[0], held[1])
         for pair in alike:
             with contextlib.suppress(*FAILURES):
                 if self._is_same(pair):

@@ -95,6 +95,12 @@ def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed,
     return weights if is_turned else changed(weights, np.transpose), RIGHT
 
 
+def add(trace: Trace, node: ir.Node) -> Executed:
+    """Return a sum or difference of two tensors."""
+    a, b = map(trace.of, node.inputs)
+    return trace.sum(node, a, b, -1.0 if node.op_type == "Sub" else 1.0)
+
+
 def multiply(trace: Trace, node: ir.Node) -> Executed:
     """Return a product with a constant."""
     a, b = map(trace.of, node.inputs)
@@ -242,8 +248,7 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MatMul", "Gemm"), product),
     **dict.fromkeys(ON_CODES, integer_product),
-    **dict.fromkeys(("Add", "Sum"), lambda t, n: t.sum(n, *map(t.of, n.inputs))),
-    "Sub": lambda t, n: t.sum(n, *map(t.of, n.inputs), -1.0),
+    **dict.fromkeys(("Add", "Sub", "Sum"), add),
     **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
     **dict.fromkeys(MOVING | {"Dropout", "Identity"}, move),
