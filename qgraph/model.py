@@ -283,6 +283,7 @@ class Model(Displayed):
         from qgraph.quantizers.standardize import standardize
 
         arrays = arrays_by_name(inputs)
+        require(taps, list | tuple, "taps", "a list of names of tensors")
         if self._prepared is None:
             self._prepared = Prepared()
         unseen = not self._lent

@@ -52,6 +52,8 @@ METHODS = {"run"}
         (lambda m: qgraph.convert(m, "qdq", output=7), "output is 7 (int), expected the path"),
         (lambda m: qgraph.check_lock(m, None), "lock is None (NoneType), expected the path"),
         (lambda m: qgraph.explain(3), "reason_id is 3 (int), expected an id"),
+        (lambda m: m.run({"x": X}, taps="y"), "taps is 'y', expected a list of names of tensors"),
+        (lambda m: qgraph.lint(m, ignore=7), "a list of rules is 7 (int), expected ids"),
         (lambda m: qgraph.lint(m, select=[7]), "a rule is 7 (int), expected an id"),
         (lambda m: qgraph.plot(m, None), "node is None (NoneType), expected the name of a node"),
         (lambda m: qgraph.time_limit("x").__enter__(), "a time limit is 'x', expected a number"),

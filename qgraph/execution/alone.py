@@ -35,8 +35,8 @@ def import_runtime(what: str, instead: str) -> ModuleType:
     """Return the module of ONNX Runtime.
 
     Args:
-        what: needs it; a sentence without its end.
-        instead: what to do other than to install it.
+        what: what needs it, as the beginning of a sentence.
+        instead: alternative to an installation, for the message.
 
     Raises:
         UnsupportedError: it is not installed.
@@ -51,7 +51,7 @@ def import_runtime(what: str, instead: str) -> ModuleType:
 
 
 def is_runtime_operator(node: ir.Node) -> bool:
-    """Return whether ONNX Runtime, which is installed, has an operator of its own for ``node``.
+    """Return whether ``node`` is an operator of ONNX Runtime itself; the runtime must be installed.
 
     Those of the standard domain that onnx has, in another opset perhaps, are not its own, but for
     the few that it has in every opset.
@@ -77,7 +77,7 @@ def _runtime_operators() -> frozenset[OpKey]:
 
 
 class AloneNodes:
-    """Kernels for nodes that have none here, and which nodes these are."""
+    """Kernels of ONNX Runtime for nodes without a kernel in qgraph, and a list of these nodes."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -86,9 +86,9 @@ class AloneNodes:
         """Return a kernel that runs ``node`` in a session of its own.
 
         Args:
-            node: has no kernel here.
+            node: a node without a kernel in qgraph.
             imports: opset versions for it.
-            error: why.
+            error: why qgraph has no kernel.
 
         Raises:
             UnsupportedError: ONNX Runtime is not installed, or has no such operator.

@@ -1,4 +1,4 @@
-"""Which quantizer nodes ONNX Runtime computes as onnx defines them, and on which inputs."""
+"""Decide for which quantizer nodes and inputs ONNX Runtime follows the definitions of ONNX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NARROW = frozenset({ir.DataType.INT2, ir.DataType.UINT2, ir.DataType.INT4, ir.D
 
 
 def is_moderate(array: Any) -> bool:
-    """Return whether ``given`` is an array of numbers of a magnitude up to ``MODERATE``.
+    """Return whether all numbers of the array ``given`` have a magnitude of at most ``MODERATE``.
 
     NaN and infinities are not moderate. Arrays of other types than float32 are not checked.
     """

@@ -1,4 +1,4 @@
-"""Run two models from a value on that differs, to see whether the difference reaches an output.
+"""Run two models from a differing value on, to see whether the difference reaches an output.
 
 The reference is C[u] and the candidate is C[v], with the same continuation C. So C is run twice, by
 the nodes of the reference, on the values that both models compute from equal entries. Both runs add
@@ -45,7 +45,7 @@ def reaches(
 ) -> Reached | None:
     """Return a run in which the difference of two values reaches an output; None if none does.
 
-    First the values are those of inputs of the models. Then differing numbers replace one element
+    First, the values that the inputs give are used. Then differing numbers replace one element
     of the entry, some elements, or all.
 
     Args:
@@ -178,7 +178,7 @@ class _Continuation:
 
 
 def _places(entry: Array, ours: Array, theirs: Array) -> Mask:
-    """Return the elements of the entry whose results differ; all if results are not elements."""
+    """Return the elements of the entry with differing results; all if it is not elementwise."""
     if ours.shape != entry.shape or theirs.shape != entry.shape:
         return np.ones(entry.shape, np.bool_)
     return np.asarray(ours != theirs)

@@ -1,4 +1,4 @@
-"""Running two models on inputs that are named so that anyone can make them again.
+"""Run two models on inputs that can be reproduced from their description.
 
 Sums are rounded, and their order is left open. So elements of outputs that sums lead to count as
 different only if they are apart by more than rounding explains. At least half of the elements have
@@ -66,7 +66,7 @@ def demonstrate(
         inputs: pairs of inputs.
         outputs: pairs of outputs to compare, and whether both are determined to the last bit.
         tried: the inputs.
-        same_sums: whether the models are the same operators but for regions that were decided.
+        same_sums: whether the models have the same operators outside of regions that were decided.
     """
     if not are_small(models):
         return None

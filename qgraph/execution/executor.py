@@ -36,7 +36,7 @@ class Backend(Choice):
 
 
 class Executor:
-    """A model made ready to run: which kernel computes each node, and until when values live.
+    """A model that is ready to run: the kernel of each node, and how long each value is kept.
 
     A function of the model comes before a kernel of the same name, as ONNX has it; then come the
     quantizers' own kernels, fast kernels of standard operators, and onnx's reference.
@@ -129,7 +129,7 @@ class Executor:
         return [str(value.name) for node in nodes for value in node.outputs if value.name]
 
     def depending_on(self, names: Collection[str]) -> set[str]:
-        """Return those of the values that change with the inputs ``names``, or by themselves."""
+        """Return the values that depend on the inputs ``names``, or that are random."""
         changing = {value for value in self._graph.inputs if value.name in names}
         for node in self._graph:
             used = operands(node)

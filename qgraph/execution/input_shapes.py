@@ -1,4 +1,4 @@
-"""The shapes of random inputs: what a model fixes, a user gives, or is guessed."""
+"""Shapes of random inputs: fixed by the model, given by the user, or guessed."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def input_shapes(
 
 
 def _placeholders(value: ir.Value, symbols: Mapping[str, int]) -> list[str]:
-    """Return the sizes of an input as an option has them; a word where one is not known.
+    """Return the sizes of an input for an option; a word replaces each unknown size.
 
-    The rank of an input without a shape is taken for 4, and its last sizes for those of an image.
+    An input without a shape is assumed to have rank 4, and the last sizes of an image.
     """
     if value.shape is None:
         return ["1", "C", "H", "W"]

@@ -1,4 +1,4 @@
-"""Inputs of a graph: whether arrays fit them, and random ones around the ties of quantizers."""
+"""Inputs of a graph: check given arrays, and make random ones around the ties of quantizers."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def input_grid(node: ir.Node, shape: Sequence[int]) -> Grid | None:
 
 
 def input_range(node: ir.Node, shape: Sequence[int]) -> tuple[Float32, Float32] | None:
-    """Return the smallest and the largest number that ``node`` makes of its first input.
+    """Return the smallest and the largest output of the quantizer ``node``.
 
     They are asked of the node itself, in real units, and are as large as the input, of ``shape``.
     None if it is no quantizer, its parameters are not constant, or the range has too many steps to

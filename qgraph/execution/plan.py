@@ -32,7 +32,7 @@ class Step(Protocol):
         """Values that are known after."""
 
     def run(self, environment: Environment, keep: frozenset[ir.Value]) -> None:
-        """Compute; values in ``keep`` are asked for from outside and must be known after."""
+        """Compute the step; the caller wants the values in ``keep``, too."""
 
 
 class Plan:
@@ -74,7 +74,7 @@ class Plan:
                 environment.pop(value, None)
 
     def call(self, environment: Environment, arguments: Iterable[Any]) -> list[Any]:
-        """Run with ``arguments`` as the graph's inputs; return its outputs and leave no trace."""
+        """Run with ``arguments`` as the graph's inputs; return its outputs and keep nothing."""
         environment.update(zip(self._graph.inputs, arguments, strict=True))
         self.run(environment)
         outputs = self._graph.outputs
@@ -98,7 +98,7 @@ def _run(step: Step, environment: Environment, keep: frozenset[ir.Value]) -> Non
 
 
 def initial(value: ir.Value) -> Any:
-    """Return the value of ``value`` before the run: a constant, or the default of an input.
+    """Return the array of ``value`` before a run: a constant, or the default of an input.
 
     Raises:
         ModelError: nothing defines it.

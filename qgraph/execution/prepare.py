@@ -1,4 +1,4 @@
-"""Making a model ready to run, and running it on a dataset batch by batch."""
+"""Prepare a model for runs, and run it on a dataset batch by batch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def prepare(
 
 
 class Prepared:
-    """Executors of one model by backend; the plan is made once, as long as the model is the same.
+    """Executors of one model, by backend; they are made again only if the model has changed.
 
     A model may be edited between two runs in many ways, so each time its parts are compared with
     those that were planned: a few microseconds for a small model. Threads may share it.
@@ -83,7 +83,7 @@ class Prepared:
             model: the model.
             backend: what computes.
             standardize: always the same function.
-            unseen: nobody can have edited ``model`` since the last call.
+            unseen: whether nobody can have edited ``model`` since the last call.
         """
         chosen = member(Backend, backend, "backend")
         with self._lock:

@@ -41,7 +41,7 @@ _LEAST_IR_VERSION = 8
 
 
 class RuntimeExecutor(Executor):
-    """An :class:`Executor` that gives standard nodes to ONNX Runtime, as many at once as it can.
+    """An :class:`Executor` that runs standard nodes in ONNX Runtime, with few large sessions.
 
     Graph optimizations are off, since they change results. What ONNX Runtime refuses is computed
     in NumPy and logged, and so are quantizers that it computes otherwise than onnx defines them.
@@ -140,7 +140,7 @@ class RuntimeExecutor(Executor):
         return self._others[standard]
 
     def _one_session(self) -> Direct | None:
-        """Return the one session that is the whole plan, after it has run, if it is that."""
+        """Return the session of the whole plan, if there is only one and it has run."""
         steps = self._plan.steps
         segment = steps[0] if len(steps) == 1 else None
         session = segment.session if isinstance(segment, SessionSegment) else None
@@ -213,7 +213,7 @@ class RuntimeExecutor(Executor):
 
 
 class SessionSegment:
-    """Nodes that one session computes, or, where ONNX Runtime refuses, halves of them.
+    """Nodes that one session computes; if ONNX Runtime refuses them, two halves are tried.
 
     Threads may run it at once: only one makes a session, the others wait for it.
 

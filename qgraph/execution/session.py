@@ -1,4 +1,4 @@
-"""One ONNX Runtime session: over some nodes of a graph, or called with nothing in between."""
+"""A session of ONNX Runtime for some nodes of a graph, or for a whole graph."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def carries(self) -> bool:
-        """Whether any value goes in or out as another type than its own."""
+        """Whether an input or output is passed in another type than its own."""
         return any(self._decode) or any(carrier is not None for _, _, carrier in self._feeds)
 
     def _declare(self, graph: onnx.GraphProto, value: ir.Value, dtype: ir.DataType) -> None:
@@ -150,7 +150,7 @@ class Session:
         return self._runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
     def _carry(self, model: onnx.ModelProto) -> bool:
-        """Let outputs of types that NumPy cannot take come out as another; return if there are."""
+        """Pass outputs of types that NumPy lacks in another type; return whether there are any."""
         narrow = {f"tensor({dtype.name.lower()})": dtype for dtype in _CARRIERS}
         for index, output in enumerate(self.raw.get_outputs()):
             dtype = narrow.get(output.type)
@@ -164,7 +164,7 @@ class Session:
 
 @cache
 def _has_common_arena(runtime: ModuleType) -> bool:
-    """Let sessions that keep no memory take it from one arena; return whether there is one.
+    """Let sessions that keep no memory share one arena; return whether there is one.
 
     Without it, glibc may not give a freed tensor to the next one of its size, since both are
     aligned, and memory grows with every session.
@@ -221,7 +221,7 @@ class Direct:
         self._names = names
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the outputs by name; None if the inputs need a closer look."""
+        """Return the outputs by name; None if the inputs do not have exactly the known form."""
         if len(inputs) != len(self._forms):
             return None
         for name, dtype, sizes in self._forms:

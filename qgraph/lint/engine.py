@@ -204,6 +204,7 @@ def chosen_rules(select: Ids = (), ignore: Ids = ()) -> list[LintRule]:
 
 def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
     entries = []
+    require(ids, Iterable, "a list of rules", "ids, the beginning of ids, names or families")
     for listed in [ids] if isinstance(ids, str) else ids:
         require(listed, str, "a rule", "an id, the beginning of ids, a name or a family")
         entries += listed.split(",")

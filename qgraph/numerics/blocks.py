@@ -26,7 +26,7 @@ def align(
     *,
     expands: bool = True,
 ) -> npt.NDArray[Scalar]:
-    """``param`` in a shape that broadcasts to ``x_shape`` and means the same.
+    """Return ``param`` in an equivalent shape that broadcasts to ``x_shape``.
 
     one element      -> []
     [D], per axis    -> [1, .., D, .., 1] with D at ``axis``
@@ -102,7 +102,7 @@ def expect_one_shape(scale: Array, zero_point: Array) -> None:
 def align_views(
     params: Sequence[Array], x_shape: Sequence[int], axis: int, block_size: int = 0
 ) -> tuple[list[int], list[Array]]:
-    """Shape in which to see the data, and ``params`` such that they broadcast to it.
+    """Return a shape for the data, and ``params`` in shapes that broadcast to it.
 
     Where blocks divide the axis without a rest it becomes two, [blocks, block_size], and no entry
     must be repeated. Otherwise the shape is that of the data, and parameters come from
@@ -132,7 +132,7 @@ def align_views(
 
 
 def blocks_of(scale_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, int] | None:
-    """Axis and block size, if a parameter of ``scale_shape`` divides exactly one axis into blocks.
+    """Return axis and block size if a parameter of ``scale_shape`` divides exactly one axis.
 
     The block size is the smallest that gives this number of blocks; a ragged last block is allowed.
     None for another rank, for a second axis that differs, and where no axis is reduced.

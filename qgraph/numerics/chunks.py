@@ -1,4 +1,4 @@
-"""Elementwise work on big tensors: piece by piece in the cache, on all cores of this process."""
+"""Elementwise operations on big tensors, in pieces that fit in the cache, on all cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qgraph.numerics import Array, Mask
 
 
 def available_cores() -> int:
-    """Return the number of cores, those excepted that the process is kept from."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -100,7 +100,7 @@ def put(y: Array, value: Array, mask: Mask) -> None:
 
 
 class _Pieces:
-    """Where an array of ``shape`` is cut: along one axis, and at each index of those before it."""
+    """Pieces of an array of ``shape``: cut along one axis, and at each index of the axes before."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         axis = len(shape) - 1
@@ -148,7 +148,7 @@ def _run(work: Work, arrays: Sequence[Array], pieces: _Pieces, start: int, end: 
 
 
 def _merge_axes(out: Array, operands: Sequence[Array]) -> list[Array]:
-    """Return the arrays in one rank, axes made one where all of them allow it.
+    """Return the arrays in one rank; axes are merged if all arrays allow it.
 
     Single elements become arrays without axes, with which NumPy computes faster.
     """

@@ -227,7 +227,7 @@ def cast(x: npt.ArrayLike, fmt: str, saturate: bool = True, out: Float32 | None 
 
 @functools.cache
 def _casts(fmt: str, saturate: bool) -> Float32:
-    """What :func:`cast` makes of each representative number."""
+    """Return the result of :func:`cast` for each representative number."""
     f, x = MINIFLOATS[fmt], representatives()
     if not f.has_nan:
         q = f.snap(x)

@@ -1,4 +1,4 @@
-"""A scale without a value: what is written with it holds for every scale."""
+"""A scale without a value: forms that are written with it hold for every scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qgraph.numerics import Array, Float32
 
 
 class ScaleReadError(Exception):
-    """The value of an open scale was asked for."""
+    """The value of an open scale was needed."""
 
 
 def _read(*_: Any, **__: Any) -> NoReturn:

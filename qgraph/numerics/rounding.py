@@ -59,7 +59,7 @@ class Rounding(Choice):
 
     @classmethod
     def parse(cls, text: str) -> Rounding:
-        """The mode a file means by ``text``: any case, and the two synonyms found in files.
+        """Return the mode that ``text`` names, in any case; files contain two synonyms.
 
         Raises: ValueError naming the known modes.
         """

@@ -22,7 +22,7 @@ _EXACT_FACTOR = 2.0**26
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two arrays of one shape compare; -0 equals +0 and NaN equals NaN.
+    """Result of comparing two arrays of one shape; -0 equals +0 and NaN equals NaN.
 
     Attributes:
         differing: number of elements that differ in value.

@@ -1,1 +1,1 @@
-"""Model files and the files beside them."""
+"""Model files and their data files."""

@@ -36,7 +36,7 @@ class Archive:
     def add(self, name: str, value: Any) -> None:
         """Write a value; in a batched archive, append it along the first axis.
 
-        Outside a batched archive only the first value of a name counts.
+        In an archive that is not batched, only the first value of a name is written.
 
         Raises:
             UnsupportedError: it does not fit to the batches before it.
@@ -67,7 +67,7 @@ class Archive:
 def archive(
     path: str | os.PathLike[str], outputs: Outputs | None = None, *, batched: bool = False
 ) -> Iterator[Archive]:
-    """Open an archive that takes the name ``path`` when the block ends, and vanishes if it fails.
+    """Open an archive that appears as ``path`` when the block ends, unless the block fails.
 
     Args:
         path: where it goes; batches wait in the same folder until the end.
@@ -98,7 +98,7 @@ def write_arrays(
 
 
 def tensors(results: Mapping[str, Any]) -> dict[str, Array]:
-    """Return tensors by name; the elements of a sequence are numbered, what is absent left out."""
+    """Return tensors by name; elements of a sequence are numbered, absent values are omitted."""
     flat: dict[str, Array] = {}
     for name, value in results.items():
         if isinstance(value, list | tuple):

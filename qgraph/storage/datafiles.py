@@ -1,4 +1,4 @@
-"""Data files of a model: which weights they hold, and their names."""
+"""Data files of a model: choose their weights and names, and write them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def write(
 def _lay_out(
     path: Path, tensors: Iterable[ir.TensorProtocol], first: bytes, runs: list[WrittenRun]
 ) -> dict[int, FileRange]:
-    """Create a file of ``first`` and room for ``tensors`` in a row; return where each goes.
+    """Create a file with ``first`` and space for ``tensors``; return the position of each.
 
     What is written is added to ``runs``.
     """
@@ -226,7 +226,7 @@ def _lay_out(
 
 @dataclass(frozen=True)
 class _Copy:
-    """Takes a tensor over from another data file, in parts."""
+    """Copies a tensor from another data file, in parts."""
 
     tensor: ir.ExternalTensor
 
@@ -253,7 +253,7 @@ class _CopyPart:
 
 @dataclass(frozen=True)
 class _Single:
-    """Writes a tensor of this process at one go."""
+    """Writes a tensor in memory as a whole."""
 
     tensor: Any
 

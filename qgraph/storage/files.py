@@ -1,4 +1,4 @@
-"""Model files: load without reading the weights, save without ever leaving half a file."""
+"""Load model files without reading weights, and save them completely or not at all."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def check_target(path: Path) -> None:
-    """Look whether a model can be saved as ``path``, before any work is done for it.
+    """Check that a model can be saved as ``path``, before any work is done for it.
 
     Raises:
         ModelError: there is no such folder, or something else than a file is there.
@@ -292,7 +292,7 @@ def check_target(path: Path) -> None:
 
 
 def _expect_readable(path: Path) -> None:
-    """Load a new model file as its reader will; Python wrote its texts, in UTF-8.
+    """Check that a new model file can be loaded; its texts are in UTF-8.
 
     Of nodes of one form, one is loaded. If that fails, all are.
     """

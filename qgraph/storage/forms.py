@@ -1,4 +1,4 @@
-"""One node of each form: a part of a model file that can be read if the whole can.
+"""Reduce a model file to one node of each form; it can be read if the whole file can.
 
 Reading a large graph takes long because of its many nodes, most of which are alike.
 """
@@ -19,7 +19,7 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
     Whether a node can be read depends on its operator and attributes, on which inputs and outputs
     it has, on their types, and on names. Of nodes that are equal in all but the names, the first
     remains; what it uses of removed nodes becomes an input of the graph. Every Constant remains.
-    The names of all nodes are looked at here.
+    The names of all nodes are checked here.
 
     Returns:
         Whether each name is defined once, and before it is used. If not, and of a model with

@@ -1,4 +1,4 @@
-"""What tells one model from another: the files that it was read from, and its hash."""
+"""Identity of a model: the files that it was read from, and its hash."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One writer per output: a lock that ends with its process.
 
 The lock is held on an open file beside the output (``flock``), so it ends with the process that
-holds it, however that ends. The file names the process. One that is left over harms nobody.
+holds it, however that ends. The file names the process. A leftover file does no harm.
 
 Folders beside an output that hold what is not whole yet.
 

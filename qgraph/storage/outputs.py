@@ -216,7 +216,7 @@ class Outputs:
         return any(is_same(file, read) for read in self._stays)
 
     def expect_free(self, path: StrPath) -> None:
-        """Look whether an output would replace a file that the run reads.
+        """Check that no output would replace a file that the run reads.
 
         Raises:
             OptionError: it would.
@@ -251,7 +251,7 @@ class Outputs:
         raise KeyError(path)
 
     def reserve(self, path: StrPath, *, follow_links: bool = True) -> Output:
-        """Take the right to write an output, before any work is done for it.
+        """Lock an output, before any work is done for it.
 
         An output that is never written leaves what is there.
 
@@ -283,7 +283,7 @@ class Outputs:
         follow_links: bool = True,
         failure: type[QGraphError] = QGraphError,
     ) -> Iterator[Output]:
-        """Give an output to be written in the block, which appears only if the block succeeds.
+        """Yield an output to write in the block; it appears only if the block succeeds.
 
         The arguments and errors are those of :meth:`reserve`, which may have come before.
         """
@@ -355,7 +355,7 @@ def _end_twice(output: Output) -> None:
 
 @contextmanager
 def joined(outputs: Outputs | None) -> Iterator[Outputs]:
-    """Give ``outputs``, which somebody else publishes, or new ones that appear with this block."""
+    """Yield ``outputs``, which the caller publishes, or new ones, which appear with this block."""
     if outputs is not None:
         yield outputs
         return

@@ -33,7 +33,7 @@ def is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool
 
 
 def key_of(path: str | os.PathLike[str]) -> tuple[int, int, str]:
-    """Return what two paths have in common exactly if :func:`is_same` holds for them."""
+    """Return a key that is equal for two paths exactly if :func:`is_same` holds for them."""
     try:
         real = os.path.realpath(path)
     except ValueError as error:
@@ -109,7 +109,7 @@ def bounded(path: Path, most: int) -> bytes:
 
 
 def short(name: str) -> str:
-    """Return a file name in few bytes: long ones are cut, with a hash of the whole."""
+    """Return a short file name: a long name is cut, and a hash of it is added."""
     content = os.fsencode(name)
     if len(content) <= _LONGEST:
         return name

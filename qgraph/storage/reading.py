@@ -92,7 +92,7 @@ def parse(content: bytes) -> onnx.ModelProto:
 
 
 def data_names(proto: onnx.ModelProto) -> set[str]:
-    """Return the places of external data, as the tensors of a model give them."""
+    """Return the locations of external data that the tensors of a model state."""
     return {
         entry.value
         for tensor in _tensors(proto)
@@ -103,7 +103,7 @@ def data_names(proto: onnx.ModelProto) -> set[str]:
 
 
 def mentions(path: Path) -> set[str]:
-    """Return the places of external data that a file gives; none if it is not there or no model."""
+    """Return the locations of external data in a model file; none if there is no such model."""
     if not path.is_file():  # what is read from a pipe is gone
         return set()
     try:
@@ -114,14 +114,14 @@ def mentions(path: Path) -> set[str]:
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return a model file and the data files that it reads; they need not be there."""
+    """Return a model file and the data files that it names; they need not exist."""
     path = Path(path)
     names = sorted(name for name in mentions(path) if name and "\0" not in name)
     return [path, *(path.parent / name for name in names)]
 
 
 def recorded(proto: onnx.ModelProto) -> dict[str, str]:
-    """Return name and SHA-256 of the data files that were written with a model, as it says."""
+    """Return name and SHA-256 of the data files that a model records."""
     for entry in proto.metadata_props:
         if entry.key == DATA_FILES:
             try:
@@ -156,9 +156,9 @@ def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[on
 
 
 def has_only_texts(content: bytes) -> bool:
-    """Return whether protobuf finds each text in the bytes of a model file to be UTF-8.
+    """Return whether all texts in the bytes of a model file are UTF-8.
 
-    It checks this while it reads messages of proto3; those of ONNX are of proto2.
+    Protobuf checks this only for messages of proto3; those of ONNX are of proto2.
     """
     try:
         _checked_model().FromString(content)
@@ -203,7 +203,7 @@ _COMPLETE = "Fetch the data file that belongs to the model again"
 
 
 def external_fault(tensor: ir.ExternalTensor) -> str | None:
-    """Say what is wrong with the data of ``tensor``, and what to do; None if nothing is.
+    """Return the fault of the data of ``tensor``, and what to do; None if there is none.
 
     Looks at the file's size, kind and place, never at its content. onnx_ir refuses links that
     could be a way out of the folder when a tensor is first read; here the refusal comes early
@@ -234,7 +234,7 @@ def external_fault(tensor: ir.ExternalTensor) -> str | None:
 
 
 def _look(location: str, folder: Path) -> tuple[str, int]:
-    """Return what is wrong with the file (nothing: empty), and its size in bytes."""
+    """Return the fault of a file as text, empty if there is none, and its size in bytes."""
     if not location or os.path.isabs(location):
         return "expected a path relative to the model's folder. Export the model again", 0
     path = Path(os.path.normpath(folder / location))

@@ -1,4 +1,4 @@
-"""Which data files of a replaced model are removed.
+"""Remove data files of a replaced model.
 
 A data file is removed only if
 
@@ -92,7 +92,7 @@ class Retirement:
                 _note(path, f"it cannot be removed ({error})")
 
     def _reason_to_stay(self, path: Path, digest: str) -> str | None:
-        """Return why a file stays, None if it may go; an empty text if it is not there."""
+        """Return why a file stays; None if it may be removed, empty if it does not exist."""
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
                 return "it is not a regular file"
@@ -150,7 +150,7 @@ def _holds(path: Path, name: str) -> bool:
 
 
 def _let_go(model: ir.Model, fresh: Mapping[int, ir.TensorProtocol], removable: list[Path]) -> None:
-    """Bind the tensors of ``model`` that read from these files, now or later, to new ones."""
+    """Bind tensors of ``model`` that read from these files to new files."""
     for slot in list(slots(model)):
         tensor = slot.tensor
         late = isinstance(tensor, ir.LazyTensor | DeferredTensor)
@@ -160,7 +160,7 @@ def _let_go(model: ir.Model, fresh: Mapping[int, ir.TensorProtocol], removable: 
 
 
 def _reads(tensor: ir.ExternalTensor, files: list[Path]) -> bool:
-    """Return whether a tensor reads from one of these files; True where that is not known."""
+    """Return whether a tensor reads from one of these files; True if this is not known."""
     try:
         return any(os.path.samefile(tensor.path, file) for file in files)
     except FileNotFoundError:

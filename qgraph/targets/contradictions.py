@@ -1,4 +1,4 @@
-"""What a profile cannot say, although each of its values has the right type."""
+"""Find contradictions in a profile whose values have the right types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = tuple[tuple[str | int, ...], str]
 
 
 def contradictions(profile: Profile) -> Iterator[Found]:
-    """Yield where a profile contradicts itself, and how."""
+    """Yield place and text of each contradiction in a profile."""
     yield from _sources(profile)
     opsets = profile.versions.opsets
     if opsets is not None and opsets[0] > opsets[1]:

@@ -1,4 +1,4 @@
-"""Which kernel of a target takes a layer, or which of its conditions fail."""
+"""Find the kernel of a target that accepts a layer, or the conditions that fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KernelMatch:
 
     Attributes:
         kernel: the kernel.
-        unknown: conditions of which the profile does not say whether the layer meets them; the
+        unknown: conditions that the profile does not decide for the layer; the
             kernel takes the layer for certain if there are none.
         slower: forms like this one that were measured to be slower than others.
     """
@@ -41,7 +41,7 @@ class NoKernel:
     Attributes:
         reasons: the failing conditions of the kernel that comes closest.
         kernel: that kernel; None if there is none for the operator.
-        is_certain: whether the profile says so; if not, it says nothing about such layers.
+        is_certain: whether the profile states this; if not, it does not describe such layers.
     """
 
     reasons: tuple[ExplainedReason, ...]
@@ -51,7 +51,7 @@ class NoKernel:
 
 @dataclass(frozen=True)
 class _Conditions:
-    """What the conditions of one kernel say: those that fail, and those that are not known."""
+    """Conditions of one kernel: those that fail, and those that are not known."""
 
     failed: tuple[ExplainedReason, ...]
     unknown: tuple[ExplainedReason, ...]
@@ -136,7 +136,7 @@ def _form(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
 
 
 def _types(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
-    """Yield whether any of the combinations of types fits, as one answer for the closest."""
+    """Yield whether a combination of types fits, with the failures of the closest one."""
     result = "FLOAT" if layer.y is None else layer.y.codes
     close = None
     for rule in kernel.types:
@@ -156,7 +156,7 @@ def _types(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
 
 
 def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
-    """Return which quantizer is not direct, although it must be."""
+    """Return the quantizer that must be direct and is not."""
     for name, operand in (("x", layer.x), ("y", layer.y)):
         if rule.direct in (name, "both") and operand is not None and not operand.is_direct:
             side = "before" if name == "x" else "behind"

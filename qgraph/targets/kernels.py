@@ -1,4 +1,4 @@
-"""Kernels of a target, and what they ask of a layer: ``[[kernel]]`` of a profile.
+"""Kernels of a target and their conditions for layers: ``[[kernel]]`` of a profile.
 
 A key that is left out, or whose value is ``unknown``, says that nothing is known. ``any`` in a list
 stands for everything.
@@ -52,7 +52,7 @@ class BlockRule:
 
 @dataclass(frozen=True)
 class OperandRule:
-    """What a kernel asks of an operand or its result: ``x``, ``w`` and ``y`` of a kernel.
+    """Conditions of a kernel for an operand or the result: ``x``, ``w`` and ``y``.
 
     Attributes:
         granularity: of the scale.
@@ -84,10 +84,10 @@ class OperandRule:
 
 @dataclass(frozen=True)
 class BiasRule:
-    """What a kernel asks of a bias.
+    """Conditions of a kernel for the bias.
 
     Attributes:
-        types: of the bias; ``none`` without one.
+        types: of the bias; ``none`` for layers without a bias.
         scale: ``as written``; ``product`` where it must be that of the operands' scales;
             ``ignored`` where it is taken for that product.
         within: relative deviation from the product that is allowed.
@@ -102,13 +102,13 @@ class BiasRule:
 
 @dataclass(frozen=True)
 class BehindRule:
-    """What may stand between a kernel and the quantizer of its result.
+    """Operators that may be between a kernel and the quantizer of its result.
 
     Attributes:
         operators: these, whatever they compute.
         redundant: these, if the quantizer alone gives the same codes.
         first: one of these must be the first.
-        never: these may not be the first other than those.
+        never: operators that may not be the first one, or the first one behind ``first``.
         moves: whether operators through which codes pass may stand there too.
     """
 
@@ -121,7 +121,7 @@ class BehindRule:
 
 @dataclass(frozen=True)
 class OutputRule:
-    """What a kernel asks of its result.
+    """Conditions of a kernel for its result.
 
     Attributes:
         quantizer: ``required``; ``none`` where none may be directly after; or ``any``.
@@ -136,7 +136,7 @@ class OutputRule:
 
 @dataclass(frozen=True)
 class KernelRule:
-    """A kernel, or that there is none: ``[[kernel]]``.
+    """A kernel, or the statement that there is none: ``[[kernel]]``.
 
     Attributes:
         id: name in the profile.
@@ -150,10 +150,10 @@ class KernelRule:
         groups, ranks, attributes: of the layers.
         types: types of codes that go together.
         x, w, y, bias, behind, output: conditions.
-        fails: ids of conditions that the runtime does not look at: it takes layers that only do
+        fails: ids of conditions that the runtime does not check: it accepts layers that only do
             not meet these, and fails when they run.
         computes: name of the definition of its arithmetic.
-        note: what to mind.
+        note: a remark for users.
     """
 
     id: str

@@ -1,6 +1,6 @@
-"""A convolution or matrix product of quantized operands, as far as the kernels of runtimes care.
+"""Description of a convolution or matrix product of quantized operands for profiles.
 
-It is data: what reads models makes it, and what knows runtimes compares it with a profile.
+The readers of models make it, and the engine of targets compares it with a profile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Granularity(StrEnum):
 
 
 class ProductAxis(StrEnum):
-    """What a product does with the axis along which scales differ."""
+    """Role of the axis along which scales differ in a product."""
 
     OUTPUT = "output"
     """Each index is one channel, or column, of the result."""

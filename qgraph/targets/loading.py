@@ -1,4 +1,4 @@
-"""Which runtimes can load a model: what profiles know, put to its nodes and versions."""
+"""Decide which runtimes can load a model, by the rules of profiles."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Reason:
     """One reason, or remark, of a verdict.
 
     Attributes:
-        loads: what follows of it; ``yes`` is a remark.
+        loads: the verdict for this reason; ``yes`` for a remark.
         text: what it is.
-        nodes: how many nodes it is about; 0 for the model as a whole.
+        nodes: number of nodes with this reason; 0 for the model as a whole.
         example: the first of them.
     """
 

@@ -1,4 +1,4 @@
-"""What is known of a target: the contents of its TOML file.
+"""Facts about a target: the contents of its TOML file.
 
 A key that is left out, or whose value is ``unknown``, says that nothing is known. ``any`` in a list
 stands for everything. Every table that states a fact names its sources.
@@ -18,7 +18,7 @@ from qgraph.targets.rules import LoadRule, Loads
 
 
 class Evidence(StrEnum):
-    """How a fact was found out."""
+    """How a fact was determined."""
 
     RUN = "run"
     """Measured or executed with the version that is named."""
