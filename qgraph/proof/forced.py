@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -278,7 +278,7 @@ def _stretches(s: Shown) -> tuple[int, Float64]:
     The first interval is the witness.
     """
     finding, witness = s.outcome.finding, s.verdict.witness
-    found = []
+    found: list[list[Any]] = []
     if witness is not None:
         found.append([[s.verdict.witness_channel or 0], [witness.input], [witness.input]])
     if finding is not None and not finding.enumerated:
