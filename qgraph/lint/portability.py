@@ -11,6 +11,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.inventory.info import format_of
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.neighbours import PROPAGATED
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import is_defined
@@ -272,6 +273,22 @@ def channel_scales_of_data(facts: ModelFacts) -> Iterator[Found]:
         if max(sizes) > 1 and all(coder.kind in _BYTES for coder in around):
             text = f"{max(sizes)} scales beside {node.op_type}: {_ONE_SCALE[node.op_type]}"
             yield Found((node,), text, {"scales": max(sizes)})
+
+
+@rule("QG620", "wide-codes-moved", ERROR, targets=("onnxruntime*",))
+def wide_codes_moved(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime moves a DequantizeLinear of INT32 data, and refuses what it has written."""
+    for decoder in facts.decoders:
+        if decoder.kind != "INT32" or facts.is_stored(decoder):
+            continue
+        for reader in facts.readers(decoder.node.outputs[0]):
+            last: ir.Node | None = reader
+            while last is not None and last.op_type in PROPAGATED:
+                last = facts.only_reader(last.outputs[0])
+            is_quantized = last is not None and last.op_type == QUANTIZE
+            if reader.op_type in PROPAGATED and not reader.domain and not is_quantized:
+                text = f"{reader.op_type} moves decoded INT32 codes: no session can be made"
+                yield Found((decoder.node, reader), text)
 
 
 def _has_weights_of_8_bits(facts: ModelFacts, node: ir.Node) -> bool:

@@ -17,6 +17,13 @@ from qgraph.inventory.row_sums import row_sums
 from qgraph.inventory.turned_weights import turned_products
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.neighbours import (
+    after_moves,
+    concat_before,
+    is_codes_for_runtime,
+    layer_before_quantizer,
+    quantizer_after,
+)
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
@@ -25,7 +32,6 @@ from qgraph.targets.layer import LAYERS
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
-_ACTIVATIONS = ("Relu", "Clip")
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
 _EIGHT_BITS = ("UINT8", "INT8")
 _BOTH = 128
@@ -56,7 +62,7 @@ def float_weights(facts: ModelFacts) -> Iterator[Found]:
         weights = facts.constant(input_of(node, 1))
         if weights is None or weights.dtype.kind != "f" or not weights.size:
             continue
-        if facts.decoder_of(node.inputs[0]) is None or _quantizer_after(facts, node) is None:
+        if facts.decoder_of(node.inputs[0]) is None or quantizer_after(facts, node) is None:
             continue
         step = float(np.abs(weights).max()) / 127
         text = f"float weights become INT8 with one scale of {step:.3g}"
@@ -69,7 +75,7 @@ def float_bias(facts: ModelFacts) -> Iterator[Found]:
     for bias in bias_facts(facts):
         if bias.decoder is not None or bias.codes is None or bias.product is None:
             continue
-        behind = _quantizer_after(facts, bias.node)
+        behind = quantizer_after(facts, bias.node)
         if behind is None:
             continue
         with np.errstate(all="ignore"):
@@ -111,7 +117,7 @@ def data_gets_quantized(facts: ModelFacts) -> Iterator[Found]:
         if weights is None or not facts.is_stored(weights) or weights.kind not in _NARROW:
             continue
         is_plain = node.op_type == "MatMul" or not node.attributes.get_int("transB", 0)
-        if not is_plain or _is_codes_for_runtime(facts, node.inputs[0]):
+        if not is_plain or is_codes_for_runtime(node.inputs[0]):
             continue
         if weights.block and (weights.block < 16 or weights.block & (weights.block - 1)):
             continue
@@ -132,7 +138,7 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
             continue
         if facts.quantizer_behind(node.outputs[0]) is not None:
             continue
-        layer = next((n for n in _after_moves(facts, node) if n.op_type in LAYERS), None)
+        layer = next((n for n in after_moves(facts, node) if n.op_type in LAYERS), None)
         if layer is not None and facts.is_quantized(layer.inputs[1]):
             text = f"the mean is rounded to codes before {layer.op_type}: up to half a step"
             yield Found((node, layer), text, {"error_steps": 0.5})
@@ -146,7 +152,7 @@ def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
         # A plain skip, which others read too, is rounded.
         if len(sources) != 2 or any(facts.only_reader(value) is not node for value in sources):
             continue
-        makers = [_layer_before_quantizer(facts, value) for value in sources]
+        makers = [layer_before_quantizer(facts, value) for value in sources]
         if all(maker is not None and maker.op_type == "Conv" for maker in makers):
             first = unmoved(node.inputs[0])
             site = None if first is None else facts.site_ending.get(first)
@@ -241,7 +247,7 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
     """A quantized Add has exact ties, which ONNX Runtime rounds to the other code."""
     for node in facts.of("Add"):
         operands = [facts.decoder_of(value) for value in node.inputs]
-        behind = _quantizer_after(facts, node)
+        behind = quantizer_after(facts, node)
         if behind is None:
             continue
         scales = [None if o is None or o.scale is None else o.scale for o in operands]
@@ -265,7 +271,7 @@ def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
         decoder = facts.decoder_of(layer.inputs[0])
         encoder = None if decoder is None else facts.encoder_of(decoder)
         data = layer.inputs[0] if encoder is None else encoder.node.inputs[0]
-        join = _concat_before(facts, data)
+        join = concat_before(facts, data)
         if join is None:
             continue
         codes = [decoder] if encoder is not None else map(facts.decoder_of, join.inputs)
@@ -326,25 +332,45 @@ def weights_read_turned(facts: ModelFacts) -> Iterator[Found]:
         yield Found((*turned, *plain), text)
 
 
+@rule("QG320", "pool-pads-codes", ERROR, targets=_OPENVINO)
+def pool_pads_codes(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO pads an AveragePool with code 0, which is not the real zero."""
+    for node in facts.of("AveragePool"):
+        pad = producer_of(node.inputs[0], "Pad")
+        decoder = facts.decoder_of(node.inputs[0] if pad is None else pad.inputs[0])
+        pads = _attribute(node, "pads", None) or ()
+        is_same = str(_attribute(node, "auto_pad", "NOTSET")).startswith("SAME")
+        is_padded = _attribute(node, "count_include_pad", 0) and (any(pads) or is_same)
+        if decoder is None or decoder.zero is None or not (pad or is_padded):
+            continue
+        if facts.encoder_of(decoder) is not None and decoder.zero.any():
+            zero, step = int(decoder.zero.flat[0]), decoder.scale
+            text = f"its padding becomes code 0, and real zero is code {zero}"
+            error = None if step is None else float(abs(zero * step.flat[0]))
+            by = "" if error is None else f": the padding is off by {error:.4g}"
+            yield Found((node, decoder.node), text + by, {"zero_point": zero, "error": error})
+
+
+@rule("QG321", "rows-with-column-scales", ERROR, targets=_OPENVINO)
+def rows_with_column_scales(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO takes the scales of columns for those of rows in a Gather."""
+    for node in facts.of("Gather"):
+        maker = producer_of(node.inputs[0])
+        if maker is None or maker.op_type != DECODE:
+            continue
+        decoder, shape = facts.coder(maker), facts.shape(maker.inputs[0])
+        if decoder.axis is None or not shape or not facts.is_stored(decoder):
+            continue
+        if not decoder.block and decoder.axis % len(shape):
+            number = 0 if decoder.scale is None else int(decoder.scale.size)
+            text = f"the codes have scales along axis {decoder.axis % len(shape)}, not axis 0"
+            yield Found((node, maker), f"{text}: rows get wrong scales", {"scales": number})
+
+
 def _attribute(node: ir.Node, name: str, default: object) -> object:
     """Return the value of an attribute, ``default`` where it is absent."""
     attribute = node.attributes.get(name)
     return default if attribute is None or attribute.is_ref() else attribute.value
-
-
-def _quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:
-    """Return the QuantizeLinear after a node, with activations between at most."""
-    value = node.outputs[0]
-    for _ in range(3):
-        reader = facts.only_reader(value)
-        if reader is None:
-            return None
-        if reader.op_type == QUANTIZE:
-            return reader
-        if reader.op_type not in _ACTIVATIONS or not reader.outputs:
-            return None
-        value = reader.outputs[0]
-    return None
 
 
 def _meet_ties(ratios: list[float]) -> bool:
@@ -355,45 +381,3 @@ def _meet_ties(ratios: list[float]) -> bool:
     parts = math.lcm(*(f.denominator for f in near))
     wholes = [f.numerator * parts // f.denominator for f in near]
     return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0
-
-
-def _is_codes_for_runtime(facts: ModelFacts, value: ir.Value | None) -> bool:
-    """Return whether ONNX Runtime recognises a value as decoded codes: Flatten hides them."""
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type == DECODE:
-            return True
-        if node.op_type not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool"):
-            return False
-        value = node.inputs[0]
-    return False
-
-
-def _after_moves(facts: ModelFacts, node: ir.Node) -> Iterator[ir.Node]:
-    waiting = list(facts.readers(node.outputs[0]))
-    while waiting:
-        reader = waiting.pop()
-        yield reader
-        if reader.op_type in ("Flatten", "Reshape", "Squeeze") and not reader.domain:
-            waiting += facts.readers(reader.outputs[0])
-
-
-def _layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
-    """Return the layer whose quantized result is a value, possibly after activations."""
-    source = unmoved(value)
-    site = None if source is None else facts.site_ending.get(source)
-    data = None if site is None else site.x
-    while data is not None and (node := data.producer()) is not None:
-        if node.op_type not in _ACTIVATIONS:
-            return node
-        data = node.inputs[0]
-    return None
-
-
-def _concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
-    """Return the Concat before a value, across activations and data movement."""
-    source = unmoved(value)
-    while source is not None and (node := source.producer()) is not None:
-        if node.op_type not in _ACTIVATIONS:
-            return node if node.op_type == "Concat" else None
-        source = unmoved(node.inputs[0])
-    return None

@@ -187,3 +187,11 @@ def unknown(model: ir.Model, node: ir.Node) -> str:
     node.op_type == "Conv" and has_type(node, np.uint8, np.int8)))  # fmt: skip
 def channels(model: ir.Model, node: ir.Node) -> str | None:
     return by_channel(model, node)
+
+
+@fault("QG620", is_pair)
+def wide(model: ir.Model, node: ir.Node) -> str:
+    whole = beside(node.inputs[0], "Cast", to=ir.DataType.INT32.value)
+    decoder = beside(whole.outputs[0], "DequantizeLinear", np.asarray(0.1, F))
+    as_output(model, beside(decoder.outputs[0], "Reshape", np.asarray([-1])).outputs[0])
+    return label(decoder)

@@ -20,6 +20,7 @@ from tests.lint.faults.tools import (
     is_first,
     is_image_layer,
     is_inner,
+    is_layer,
     is_pair,
     label,
     maker,
@@ -244,3 +245,23 @@ def unsigned(model: ir.Model, node: ir.Node) -> str:
     for each in pair(node):
         fed(each, 2, np.asarray(0, np.uint8))
     return label(node)
+
+
+@fault("QG320", lambda node: has_data_pair(node) and is_image_layer(node))
+def padded(model: ir.Model, node: ir.Node) -> str:
+    for each in data_pair(node):
+        fed(each, 2, np.asarray(128, np.uint8))
+    window = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}
+    return label(put(node, 0, "AveragePool", **window))
+
+
+@fault("QG321", is_layer)
+def columns(model: ir.Model, node: ir.Node) -> str | None:
+    stored = weights_of(node).inputs[0]
+    if constant(stored).shape[1] == 1:
+        return None
+    scales = np.linspace(0.01, 0.02, constant(stored).shape[1], dtype=F)
+    decoder = beside(stored, "DequantizeLinear", scales, axis=1)
+    rows = beside(decoder.outputs[0], "Gather", np.asarray([0, 1]))
+    as_output(model, rows.outputs[0])
+    return label(rows)

@@ -241,3 +241,26 @@ def channel_scales_of_data() -> str:
         f"With one scale before and four behind, {count} of {len(bodies)} operators failed in ONNX "
         f"Runtime: {joined(unmade)} when the session was made, {joined(failed)} when it ran."
     )
+
+
+@measured("QG620")
+def wide_codes_moved() -> str:
+    moves = {
+        "Reshape": "y = Reshape (d, k)",
+        "Transpose": "y = Transpose (d)",
+        "Slice": "y = Slice (d, a, b)",
+        "Flatten": "y = Flatten (d)",
+    }
+    refused = []
+    for name, body in moves.items():
+        text = f"(int32[1,4] x) => (y) {{ d = DequantizeLinear (x, s) {body} }}"
+        ends = {"a": np.asarray([0]), "b": np.asarray([1])}
+        proto = model(text, s=F(0.1), k=np.asarray([2, 2]), **ends)
+        try:
+            session(proto)
+        except Exception:
+            refused.append(name)
+    return (
+        f"After a DequantizeLinear of INT32, ONNX Runtime refuses {joined(refused)}: "
+        f"{len(refused)} of 4 operators; it takes {joined([n for n in moves if n not in refused])}."
+    )

@@ -366,3 +366,38 @@ def unsigned_read_as_signed() -> str:
         "Computed for normal data after a Relu, whose largest value has code 255: "
         f"{changes}. TensorRT was not run."
     )
+
+
+@measured("QG320")
+def pool_pads_codes() -> str:
+    text = f"""(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ {PAIR}
+        f = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1> (d)
+        h = QuantizeLinear (f, s, z) y = DequantizeLinear (h, s, z) }}"""
+    changes, far = [], ""
+    for zero in (np.uint8(128), np.int8(0)):
+        proto = model(text, **DATA | {"z": zero})
+        feeds = fed(proto)
+        right, result = ort(proto, feeds, plain=True), openvino(proto, feeds)
+        changes.append(f"{differ(result, right)}")
+        far = farthest(result, right, 0.03) if zero else far
+    return (
+        "Means of 3 x 3 windows over 28 x 28 elements with padding 1 that OpenVINO changed: with "
+        f"zero point 128 {changes[0]}, by up to {far} codes; with INT8 and 0 {changes[1]}."
+    )
+
+
+@measured("QG321")
+def rows_with_column_scales() -> str:
+    changes = []
+    for axis in (1, 0):
+        text = f"""(int64[16] x) => (float[16,64] y) {{
+            e = DequantizeLinear <axis = {axis}> (w, s) y = Gather (e, x) }}"""
+        scales = np.linspace(0.01, 0.64, 64, dtype=F)
+        proto = model(text, w=codes(64, 64), s=scales)
+        feeds = {"x": np.arange(0, 64, 4)}
+        right, result = ort(proto, feeds, plain=True), openvino(proto, feeds)
+        changes.append(differ(result, right))
+    return (
+        "Of the elements of 16 rows of a 64 x 64 table with a scale for each column, OpenVINO "
+        f"changed {changes[0]}; with a scale for each row {changes[1]}."
+    )
