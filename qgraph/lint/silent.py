@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -367,7 +368,7 @@ def rows_with_column_scales(facts: ModelFacts) -> Iterator[Found]:
             yield Found((node, maker), f"{text}: rows get wrong scales", {"scales": number})
 
 
-def _attribute(node: ir.Node, name: str, default: object) -> object:
+def _attribute(node: ir.Node, name: str, default: object) -> Any:
     """Return the value of an attribute, ``default`` where it is absent."""
     attribute = node.attributes.get(name)
     return default if attribute is None or attribute.is_ref() else attribute.value

@@ -150,7 +150,7 @@ def residual_not_rounded() -> str:
     feeds = fed(proto)
     right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
     return (
-        f"{differ(result, right)} codes behind the Add changed in OpenVINO, by up to "
+        f"{differ(result, right)} codes after the Add changed in OpenVINO, by up to "
         f"{farthest(result, right, 0.03)}."
     )
 

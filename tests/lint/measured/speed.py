@@ -162,9 +162,8 @@ def by_channel() -> str:
 @measured("QG411")
 def result() -> str:
     odd = layer(result=False)
-    return (
-        f"{THIS} took {against(odd, layer(), 'the time with a quantizer behind')} ({where(odd)})."
-    )
+    times = against(odd, layer(), "the time of one with a quantizer after it")
+    return f"{THIS} took {times} ({where(odd)})."
 
 
 @measured("QG412")
