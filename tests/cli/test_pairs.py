@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
-net (float[N,4] x) => (float[N,4] y) { y = FORM (x) }"""
+net (float16[N,4] x) => (float16[N,4] y) { y = FORM (x) }"""
 
 
 @pytest.fixture

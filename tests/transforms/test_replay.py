@@ -122,9 +122,9 @@ PLANTED += (LARGEST, LARGEST / 8, LARGEST / 127, 2.0**-126, 2.0**-127, 1e-38, 1e
     [
         (0, 4, 1),
         pytest.param((3, 8, 0), marks=pytest.mark.slow),
-        pytest.param((0, 8, 1), marks=pytest.mark.slow),
+        pytest.param((0, 8, 1), marks=pytest.mark.exhaustive),
         pytest.param((0.5, 3, 0), marks=pytest.mark.slow),
-        pytest.param((0, 2, 0), marks=pytest.mark.slow),
+        pytest.param((0, 2, 0), marks=pytest.mark.exhaustive),
     ],
 )
 def test_scales_of_all_kinds_side_by_side(

@@ -196,7 +196,7 @@ def test_there_are_models_for_each_kind() -> None:
     assert len(kinds) > 20
 
 
-@pytest.mark.cases(fast=5, slow=13)
+@pytest.mark.cases(fast=5, slow=9)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in NAMES]
 )
