@@ -46,3 +46,11 @@ def test_what_a_style_sheet_loads_from_other_hosts_is_found(hook):
 def test_the_script_of_another_host_is_left_out(hook, event):
     text = '<a></a><script src="https://example.com/a.js"></script><script src="own.js"></script>'
     assert hook[event](text, None, None) == '<a></a><script src="own.js"></script>'
+
+
+def test_the_script_of_the_theme_asks_no_other_host(hook, tmp_path):
+    script = tmp_path / "assets" / "bundle.js"
+    script.parent.mkdir()
+    script.write_text('load("https://unpkg.com/polyfill"); a = "https://example.com"', "utf-8")
+    hook["leave_out_host"](tmp_path)
+    assert script.read_text("utf-8") == 'load("polyfill"); a = "https://example.com"'

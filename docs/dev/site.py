@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _OUTSIDE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)
 _IN_STYLES = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:https?:)?//[^\s"')]+)""", re.IGNORECASE)
+_HOST = "https://unpkg.com/"
 _LOADED = frozenset({"src", "srcset", "poster", "data"})
 _LINKS_TO_PAGES = frozenset({"canonical", "next", "prev", "alternate"})
 
@@ -57,12 +58,25 @@ def on_post_build(config: Any) -> None:
     from mkdocs.exceptions import PluginError
 
     site = Path(config["site_dir"])
+    leave_out_host(site)
     for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
         for address in loaded_from_outside(path.read_text("utf-8"), path.suffix):
             raise PluginError(
                 f"{path.relative_to(site)} loads {address}, expected files of the site only. "
                 "Leave it out in docs/dev/site.py."
             )
+
+
+def leave_out_host(site: Path) -> None:
+    """Take another host out of the script of the theme.
+
+    In browsers without ResizeObserver, and on pages with Mermaid diagrams, of which there are none,
+    the script would load files from it.
+    """
+    for path in site.rglob("*.js"):
+        text = path.read_text("utf-8")
+        if _HOST in text:
+            path.write_text(text.replace(_HOST, ""), "utf-8")
 
 
 def loaded_from_outside(text: str, suffix: str) -> list[str]:
