@@ -33,7 +33,14 @@ from qgraph.proof.bounds.rule import NodeCall, rule_of
 from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.matching.label import label
-from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, OUT_OF_TIME, ExplainedReason, Undecidable
+from qgraph.reasons import (
+    DO_NOT_FIT,
+    NO_BOUND,
+    NOT_COMPUTED,
+    OUT_OF_TIME,
+    ExplainedReason,
+    Undecidable,
+)
 
 Ranges = Mapping[str, tuple[float, float]]
 """Ranges of the inputs of the reference, by name."""
@@ -285,13 +292,16 @@ def _arithmetic(node: ir.Node) -> FloatType:
 
 
 def _expect_fit(value: ir.Value, result: Operand) -> None:
-    """Check that the numbers of a quantity broadcast to the tensor.
+    """Check that the numbers of a quantity broadcast to the tensor, and that integers are exact.
 
     Raises:
-        Undecidable: they do not, so the node is invalid.
+        Undecidable: they do not, so the node is invalid; or integers are bounded like floats, which
+            are rounded where integers wrap around or are cut off.
     """
     if isinstance(result, Pending) or result.value is not None:
         return
+    if value.dtype is not None and value.dtype.is_integer() and not result.is_exact:
+        raise Undecidable(NO_BOUND(f"integers {value.name!r} may leave their range or be cut off"))
     coefficients = [coefficient for coefficient, _ in result.meant.terms]
     shape = list(value.shape or ())
     for array in (result.low, result.high, result.absolute, result.relative, *coefficients):

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 import qgraph
-from qgraph.proof.bounds import traced
+from qgraph.proof.bounds import evaluate, traced
 from qgraph.text import json_text
 from tests.verify.checking import checked
 
@@ -68,6 +69,7 @@ def test_integers_that_may_wrap_around_have_no_bound(name, body, monkeypatch):
     assert "may leave their range" in str(proved.regions[0].reason)
     # nor does the checker believe a prover that forgets it
     monkeypatch.setattr(traced, "_expect_no_wrap", lambda result, *_: result)
+    monkeypatch.setattr(evaluate, "_expect_fit", lambda *_: None)
     forged = qgraph.prove(*pair, within="1step", evidence=True)
     assert forged.verdict == "bounded"
     (part,) = checked(document(forged), *pair).regions
@@ -87,3 +89,32 @@ def test_integers_that_cannot_wrap_around_are_bounded():
     assert (proved.verdict, proved.beyond) == ("bounded", [])
     assert proved.regions[0].bound.max_steps == 98
     assert checked(document(proved), *models).verdict == "bounded"
+
+
+@pytest.mark.cases(fast=2, slow=6)
+@pytest.mark.parametrize(
+    ("integers", "floats", "others"),
+    [
+        ("k = MatMul(x, w)", "y = MatMul(i, j)", "int32[4,2] w"),
+        ("k = Gemm(x, w)", "y = Gemm(i, j)", "int32[4,2] w"),
+        ('k = Einsum<equation = "ik,kj->ij">(x, w)', "y = MatMul(i, j)", "int32[4,2] w"),
+        ("k = Pow(x, w)", "y = Pow(i, j)", ""),
+        ("k = PRelu(x, w)", "y = PRelu(i, j)", ""),
+        ("k = ReduceLogSumExp(x)", "y = ReduceLogSumExp(i)", ""),
+    ],
+)
+def test_integers_that_wrap_around_are_not_bounded_like_floats(integers, floats, others):
+    """10**6 * 10**6 is no number of int32, and the logarithm of a whole number is cut off."""
+    constants = "" if others else ", int32 w = {2}"
+    inputs = ", ".join(filter(None, ["int32[2,4] x", others]))
+    sides = (f"{integers} y = Cast<to = 1>(k)", f"i = Cast<to = 1>(x) j = Cast<to = 1>(w) {floats}")
+    ours, theirs = (
+        ir.from_onnx_text(
+            '<ir_version: 10, opset_import: ["": 21]> '
+            f"g ({inputs}) => (float[A,B] y) <float u = {{1}}{constants}> {{ {side} }}"
+        )
+        for side in sides
+    )
+    ranges = {"x": (-1e6, 1e6)} | ({"w": (0, 1e6)} if others else {})
+    within = qgraph.Bounding("1step", ranges=ranges)
+    assert qgraph.prove(ours, theirs, within=within, hashes=False).verdict == "undecided"
