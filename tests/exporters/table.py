@@ -53,6 +53,12 @@ WHY_NONE = {
 }
 """Why no quantizer is found, by how the file's name begins."""
 
+OTHER_KERNELS = (
+    "equal in NumPy; ONNX Runtime gives other results for one of both forms: without VNNI it "
+    "saturates products of UINT8 and INT8, accuracy level 4 rounds data to codes, and 16-bit "
+    "floats are computed in float32"
+)
+
 HEAD = """# Exporters
 
 What qgraph does with the files of each exporter. `tests/exporters` has the scripts: each exports
@@ -61,10 +67,11 @@ embedding with a gated block) in an environment of its own. Then every command r
 {files} files, {cells} conversions and folds: {summary}.
 
 A conversion is **proved** if every quantizer was converted, `prove` shows the result equal to the
-file for every input, and `check` finds no difference on random inputs. **partly** is the same, but
-some quantizers stay. **kept** means that there is nothing to do: the quantizers are in this dialect
-already, or the weights are stored as codes. **undecided**: every change was compared by itself and
-is equal, but `prove` has no rule for both files as a whole. Notes explain the other cells.
+file for every input, and `check --backend numpy` finds no difference on random inputs; a note says
+where ONNX Runtime's kernels give other results. **partly** is the same, but some quantizers stay.
+**kept** means that there is nothing to do: the quantizers are in this dialect already, or the
+weights are stored as codes. **undecided**: every change was compared by itself
+and is equal, but `prove` has no rule for both files as a whole. Notes explain the other cells.
 
 """
 
@@ -114,9 +121,11 @@ def _state(cell: dict[str, Any]) -> str:
 
 def _cell(job: str, cell: dict[str, Any], notes: list[str], why: str) -> str:
     state = _state(cell)
-    if state in ("proved", "kept", "runs", "shown"):
-        return state
     reasons = list(cell.get("reasons") or ())
+    if cell.get("check") == "different":
+        reasons.append(OTHER_KERNELS)
+    elif state in ("proved", "kept", "runs", "shown"):
+        return state
     reason = cell.get("reason") or cell.get("why") or "; ".join(reasons)
     if state in ("none", "no quantizer"):
         constant = "no quantizer has a constant input" if job == "fold" else ""

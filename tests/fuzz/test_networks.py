@@ -38,7 +38,8 @@ PASSES = (
     *("tune-ranges", "drop-rounding", "drop-rounding{clamp=true}", "make-portable"),
     *("strip-functions", "fold-batch-norm", "quantize-bias", "fold-constants", "widen-codes"),
     *("merge-activation", "shift-zero-points", "symmetric-weights", "split-zero-points"),
-    "split-leaky-relu",
+    *("split-leaky-relu", "split-gemm", "lower-pointwise", "plain-pairs", "canonical-operators"),
+    *("move-channel-scales", "move-quantizers", "widen-floats", "float-products", "float-sums"),
 )
 for _spec in PASSES:
     parse_spec(_spec)  # an unknown option would count as a refusal
