@@ -30,7 +30,14 @@ from qgraph.quantizers.on_codes import coded_tensors, has_codes
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM, UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
+from qgraph.transforms.base import (
+    Transform,
+    exact_option,
+    opset_option,
+    option,
+    selects,
+    transform,
+)
 from qgraph.transforms.drafts.choice import (
     Decision,
     carry_out,
@@ -71,6 +78,7 @@ class ConvertDialect(Transform):
     3. If no draft does, rule 2 is applied to the quantizers within the site, without the operators
        around them.
     4. A site that no rule converts is left unchanged and reported with the reason.
+    5. A site whose result ``values`` does not name is left unchanged.
 
     Operators that are defined as a graph of standard operators are first replaced by this graph
     (``lower-vendor-operators``). If ``to`` is qonnx, operators of QONNX without codes are kept.
@@ -84,6 +92,8 @@ class ConvertDialect(Transform):
         Arithmetic.REFERENCE,
         help="what a FakeQuantize means: its definition, or what OpenVINO's CPU plugin computes",
     )
+
+    values: str = option("*", help="patterns of names of results of quantizers to convert")
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
@@ -124,6 +134,8 @@ class ConvertDialect(Transform):
         to_convert: list[Site | Refusal] = []
         others: list[SiteReport] = []
         for site in sites(model.ir):
+            if isinstance(site, Site) and not selects(self.values, str(site.y.name)):
+                continue
             is_written = isinstance(site, Site) and site.dialect == target.name
             if is_written or (target.name == "qdq" and moves_constant(site.root)):
                 others.append(entry(site.root, SiteStatus.KEPT, IN_DIALECT.format(target.name)))

@@ -13,7 +13,7 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS, takes_data
-from qgraph.graph.scopes import producer_of
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
@@ -28,13 +28,14 @@ from qgraph.quantizers.movement import (
 )
 from qgraph.reasons import USED_ELSEWHERE
 from qgraph.reports import Report, SiteStatus
-from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.base import Transform, option, selects, transform
 from qgraph.transforms.drafts.choice import entry, refused
 from qgraph.transforms.drafts.rebuilding import replace_node
 from qgraph.transforms.weights.output_scale import title
 
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
+_COPIES = {("Resize", "nearest"), ("Pad", "constant"), ("Pad", "edge"), ("Pad", "reflect")}
 _MAXIMA = Verdict(Exactness.VALUES, Method.CONGRUENCE, reason="NaN may not be kept")
 _TRIED = Verdict(Exactness.BITS, Method.EXHAUSTIVE)
 
@@ -54,11 +55,14 @@ class MoveQuantizers(Transform):
     4. ``dedicated``: each operator gets its own DequantizeLinear.
     5. ``units``: instead of rules 1 and 2, ``move(DequantizeLinear(codes))`` is quantized and
        dequantized again with the same parameters, for runtimes that accept only operators between
-       quantizers.
+       quantizers. Likewise for Resize with mode nearest, and for Pad if a code stands for its
+       number other than 0.
+    6. ``operators`` limits the rules to some operators; rule 3 is that of QuantizeLinear.
     """
 
     units: bool = option(False, help="encode and decode again behind data movement")
     dedicated: bool = option(False, help="copy each DequantizeLinear for each operator behind it")
+    operators: str = option("*", help="patterns of operators, such as Pad|Resize")
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
@@ -67,12 +71,13 @@ class MoveQuantizers(Transform):
         mover = _Mover(model, report)
         move = mover.encode_again if self.units else mover.decode_later
         for node in list(model.nodes()):
-            if node.graph is not None:
+            if node.graph is not None and selects(self.operators, node.op_type):
                 move(node)
-        for node in reversed(() if self.units else list(model.nodes(_Q))):
-            mover.encode_earlier(node)
-        for node in list(model.nodes(_Q)):
-            mover.drop(node)
+        if selects(self.operators, _Q):
+            for node in reversed(() if self.units else list(model.nodes(_Q))):
+                mover.encode_earlier(node)
+            for node in list(model.nodes(_Q)):
+                mover.drop(node)
         if self.dedicated:
             for node in list(model.nodes(_DQ)):
                 mover.copy(node)
@@ -88,7 +93,7 @@ class _Mover:
 
     def _decoders(self, node: ir.Node) -> tuple[list[ir.Node], int | None]:
         """Return the equal decoders of the data that a node moves, and the new axis."""
-        parts = moved_operands(node)
+        parts = moved_operands(node) or _copied(node)
         decoders = [linear_producer(value, _DQ) for value in parts]
         present = [each for each in decoders if each is not None]
         if len(present) < len(parts) or not present or node.outputs[0].is_graph_output():
@@ -124,7 +129,7 @@ class _Mover:
         if node.op_type == "Split" and not node.domain:
             self._decode_parts(node)
             return
-        decoders, axis = self._decoders(node)
+        decoders, axis = self._decoders(node) if moved_operands(node) else ([], None)
         if not decoders or not self._takes(node, code_type(decoders[0])):
             return
         first, y = decoders[0], node.outputs[0]
@@ -261,6 +266,22 @@ def _parameters(node: ir.Node) -> tuple[object, ...]:
     return dtype, *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
 
 
+def _copied(node: ir.Node) -> list[ir.Value | None]:
+    """Return the data of a Resize or Pad whose results are elements of it, or a known number.
+
+    Runtimes move a Pad with zeros into the layer behind it, so it counts as none.
+    """
+    mode = node.attributes.get_string("mode", "nearest" if node.op_type == "Resize" else "constant")
+    if node.domain or (node.op_type, mode) not in _COPIES:
+        return []
+    if mode == "constant":
+        fill, decode = constant_expression(input_of(node, 2)), linear_producer(node.inputs[0], _DQ)
+        numbers = None if decode is None else _run(decode, _every(decode))
+        if fill is None or numbers is None or not (fill.any() and np.isin(fill, numbers).all()):
+            return []
+    return list(node.inputs[:1])
+
+
 def _linear(
     draft: Draft, node: ir.Node, x: ir.Value | None, axis: int | None, *, name: str = ""
 ) -> ir.Value:
@@ -275,15 +296,22 @@ def _linear(
 
 def _differ(decode: ir.Node, encode: ir.Node) -> bool:
     """Return whether dequantizing and quantizing changes a code."""
-    dtype, arrays = code_type(decode), [constant_expression(v) for v in decode.inputs[1:]]
-    form = None if dtype is None else FORMATS.get(dtype.name)
-    if dtype is None or code_type(encode) != dtype or not isinstance(form, IntFormat):
+    arrays, every = [constant_expression(v) for v in decode.inputs[1:]], _every(decode)
+    if every is None or code_type(encode) != code_type(decode):
         return True
-    if form.bits > 8 or any(array is None or array.size > 1 for array in arrays):
+    if any(array is None or array.size > 1 for array in arrays):
         return True
-    every = np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(dtype.name))
     results = _run(encode, _run(decode, every))
     return results is None or results.dtype != every.dtype or not np.array_equal(results, every)
+
+
+def _every(node: ir.Node) -> Array | None:
+    """Return all codes of a QuantizeLinear or DequantizeLinear; None if they are many."""
+    dtype = code_type(node)
+    form = None if dtype is None else FORMATS.get(dtype.name)
+    if dtype is None or not isinstance(form, IntFormat) or form.bits > 8:
+        return None
+    return np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(dtype.name))
 
 
 def _run(node: ir.Node, data: Array | None) -> Array | None:

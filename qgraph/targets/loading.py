@@ -55,6 +55,12 @@ def runtimes_of(model: ir.Model, targets: Sequence[Profile]) -> list[RuntimeVerd
     return [_judge(target, model, forms) for target in targets]
 
 
+def refused_nodes(model: ir.Model, target: Profile) -> set[str]:
+    """Return the labels of the nodes that a runtime does not load."""
+    forms = node_forms(model)
+    return {form.label for form in forms if worst_of_node(target, form)[0] is Loads.NO}
+
+
 def _judge(target: Profile, model: ir.Model, forms: Mapping[NodeForm, int]) -> RuntimeVerdict:
     reasons = list(version_reasons(target, model.ir_version or 0, model.graph.opset_imports))
     nodes: dict[tuple[Loads, str], list[NodeForm]] = {}

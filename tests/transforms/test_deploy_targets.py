@@ -307,3 +307,27 @@ def test_quantizers_that_a_target_refuses_become_plain_operators(written):
     once = model.to_proto()
     qgraph.deploy(model, "tensorrt")
     assert model.to_proto() == once
+
+
+@pytest.mark.slow
+def test_only_quantizers_that_a_target_refuses_become_plain_operators():
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[2,4] x) => (float[2,3] y)
+        <float s = {0.05}, int8 z = {0}, uint8 p = {17}, float t = {0.01}, int8[4,4] w =
+         {1, 2, 3, 4, -5, 6, 7, 8, 9, -10, 11, 12, 13, 14, -15, 16}, int8[4,3] v =
+         {1, 2, 3, 4, -5, 6, 7, 8, 9, -10, 11, 12}> {
+            q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+            g = DequantizeLinear (w, t)     [signed] a = MatMul (d, g)
+            e = QuantizeLinear (a, s, z)    f = DequantizeLinear (e, s, z)
+            b = Tanh (f)
+            h = QuantizeLinear (b, s, p)    i = DequantizeLinear (h, s, p)
+            k = DequantizeLinear (v, t)     [shifted] y = MatMul (i, k)
+        }"""
+    model = qgraph.load(onnx.parser.parse_model(text))
+    result = qgraph.deploy(model, "tensorrt")
+    assert [layer.kernel is not None for layer in result.layers] == [True, False]
+    assert result.certificate.verdict in ("proved", "bounded")
+    assert not list(qgraph.lint(model, "tensorrt", select="QG601"))
+    once = model.to_proto()
+    qgraph.deploy(model, "tensorrt")
+    assert model.to_proto() == once

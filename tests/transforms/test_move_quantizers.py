@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
+import qgraph
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.move_quantizers import MoveQuantizers
+from tests.transforms.test_saturation import in_runtime
 
 BITS = Exactness.BITS
 Q, DQ = "QuantizeLinear", "DequantizeLinear"
@@ -169,3 +172,63 @@ def test_each_operator_gets_its_own_decoder(check_pass):
     text = graph(f"{PAIR} a = Neg (d) b = Abs (d) y = Add (a, b)")
     model, _ = check_pass(MoveQuantizers(dedicated=True), text, exactly=BITS)
     assert [node.op_type for node in model.nodes()].count(DQ) == 2
+
+
+COPIES = {
+    "Pad": "m = Pad (d, k, f)",
+    "edges": """m = Pad <mode = "edge"> (d, k)""",
+    "Resize": """m = Resize <mode = "nearest"> (d, , t)""",
+}
+NO_COPIES = {
+    "zeros": "m = Pad (d, k)",
+    "a number between codes": "m = Pad (d, k, g)",
+    "linear": """m = Resize <mode = "linear"> (d, , t)""",
+}
+
+
+def copied(body: str) -> str:
+    """Return a convolution of moved codes."""
+    return f"""<ir_version: 10, opset_import: ["": 18]>
+        net (float[1,1,4,4] x) => (float[N,C,H,W] y)
+        <float s = {{0.1}}, uint8 z = {{128}}, int8[1,1,2,2] w = {{1, -20, 30, 40}}, int8 o = {{0}},
+         int64[8] k = {{0, 0, 1, 0, 0, 0, 1, 2}}, float f = {{-0.5}}, float g = {{-0.55}},
+         float[4] t = {{1, 1, 2, 2}}, float u = {{3}}> {{
+            q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+            v = DequantizeLinear (w, s, o)
+            {body}
+            [conv] c = Conv (m, v)
+            p = QuantizeLinear (c, u, z)    y = DequantizeLinear (p, u, z)
+        }}"""
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_codes_are_quantized_again(check_pass, name):
+    moved = COPIES[name].split()[2]
+    pair = ["QuantizeLinear", "DequantizeLinear"]
+    ops = [*pair, "DequantizeLinear", moved, *pair, "Conv", *pair]
+    step = MoveQuantizers(units=True, operators="Pad|Resize")
+    check_pass(step, copied(COPIES[name]), ops=ops)
+
+
+@pytest.mark.parametrize("name", NO_COPIES)
+def test_other_copies_stay(name):
+    model = load(ir.from_onnx_text(copied(NO_COPIES[name])))
+    assert not model.apply(MoveQuantizers(units=True, operators="Pad|Resize")).sites
+
+
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.runtime
+@pytest.mark.parametrize("target", ["onnxruntime-cpu@x86-64", "openvino-cpu@x86-64"])
+@pytest.mark.parametrize("name", COPIES)
+def test_convolutions_of_copies_run_on_codes(name, target, tmp_path):
+    model = load(ir.from_onnx_text(copied(COPIES[name])))
+    before = model.clone()
+    result = qgraph.deploy(model, target)
+    assert [layer.reason for layer in result.left] == []
+    x = np.random.default_rng(0).normal(size=(1, 1, 4, 4)).astype(np.float32)
+    expected = before.run({"x": x}, backend="numpy")["y"]
+    model.save(tmp_path / "out.onnx")
+    runtime = "onnxruntime" if target < "op" else "openvino"
+    found = in_runtime(tmp_path / "out.onnx", x, runtime)
+    assert np.abs(found - expected).max() <= 3.01
+    assert np.mean(found != expected) < 0.1

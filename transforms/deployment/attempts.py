@@ -20,6 +20,7 @@ from qgraph.reasons import AT_RUN_TIME, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.layer import LAYERS, QuantizedLayer
+from qgraph.targets.loading import refused_nodes
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
@@ -192,9 +193,10 @@ def best_form(
 
 
 def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
-    """Return the layers from whose results other operators compute the given values."""
+    """Return the layers whose biases the given values are, or from whose results they follow."""
     pending = [value for node in model.nodes() for value in node.outputs if value.name in ends]
-    names = set[str]()
+    biased = [node for node in model.nodes(*LAYERS) if len(node.inputs) > 2]
+    names = {label(node) for node in biased if node.inputs[2] and node.inputs[2].name in ends}
     reached = set(pending)
     while pending:
         node = pending.pop().producer()
@@ -289,11 +291,35 @@ def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
     return Attempt(model, report, proved(reference, model, request), decoded)
 
 
-def portable(reference: Model, profile: Profile, request: Bounding) -> Attempt:
-    """Return the model with quantizers as plain operators, which targets load in float."""
-    model = reference.clone()
-    report = model.apply(as_pairs(), ConvertDialect(to="onnx", exact=Exactness.VALUES))
-    report.notes.append(f"quantizers are plain operators, since {profile.name} loads no other form")
+def portable(
+    reference: Model, attempt: Attempt | None, profile: Profile, request: Bounding
+) -> Attempt:
+    """Return a model with quantizers as plain operators, which targets load in float.
+
+    Args:
+        reference: the input.
+        attempt: a model of which only the quantizers that the target refuses change; None to change
+            all quantizers of the input.
+        profile: of the target.
+        request: the limits.
+    """
+    every = ConvertDialect(to="onnx", exact=Exactness.VALUES)
+    if attempt is None:
+        model = reference.clone()
+        report = model.apply(as_pairs(), every)
+        text = f"quantizers are plain operators, since {profile.name} loads no other form"
+    else:
+        model = attempt.model.clone()
+        names = refused_nodes(model.ir, profile)
+        refused = [
+            escaped(str(site.y.name))
+            for site in sites(model.ir)
+            if isinstance(site, Site) and names & {label(node) for node in site.nodes}
+        ]
+        report = replace(attempt.report, sites=[*attempt.report.sites])
+        report.extend(model.apply(replace(every, values="|".join(refused) or "!*")))
+        text = f"quantizers that {profile.name} refuses are plain operators"
+    report.notes = [*report.notes, text]
     return Attempt(model, report, proved(reference, model, request))
 
 

@@ -154,13 +154,21 @@ def deploy(
     elif preference is not Preference.SIZE:
         attempt = unchanged_layers(reference, profile, request, note)
     reasons: Left = {}
-    if _is_refused(attempt.model, profile):
-        plain = portable(reference, profile, request)
-        if not (plain.failing or _refusals(plain.model, profile)):
+    refused = attempt if profile.executed is None and _refusals(attempt.model, profile) else None
+    if refused is not None:
+        is_float = not any(has_kernel(each, profile) for each in quantized_layers(attempt.model.ir))
+        for base in [None, refused] if is_float else [refused]:
+            plain = portable(reference, base, profile, request)
+            if plain.failing or _refusals(plain.model, profile) >= _refusals(
+                attempt.model, profile
+            ):
+                continue
             reasons = _renamed(unmet_of(attempt.model, profile), reference, attempt.model)
-            refused = attempt.report.sites
-            plain.report.sites += [s for s in refused if s.outcome is SiteStatus.REFUSED]
+            if base is None:
+                others = refused.report.sites
+                plain.report.sites += [s for s in others if s.outcome is SiteStatus.REFUSED]
             attempt = plain
+            break
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
@@ -312,13 +320,6 @@ def _refusals(model: Model, profile: Profile) -> int:
     """Return how many reasons a profile gives against loading a model."""
     (verdict,) = runtimes_of(model.ir, [profile])
     return sum(reason.loads is Loads.NO for reason in verdict.reasons)
-
-
-def _is_refused(model: Model, profile: Profile) -> bool:
-    """Return whether a target that cannot be run refuses a model without integer layers."""
-    if profile.executed is not None or not _refusals(model, profile):
-        return False
-    return not any(has_kernel(layer, profile) for layer in quantized_layers(model.ir))
 
 
 def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:

@@ -120,6 +120,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
         yield repack
         return
     yield CanonicalOperators()
+    yield MoveQuantizers(units=True, operators="Pad|Resize")
     yield FoldBatchNorm(nodes=nodes, opset=opset, negative=wants.negative_factors(profile))
     yield CanonicalOperators()
     yield MoveChannelScales()
