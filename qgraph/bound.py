@@ -96,8 +96,8 @@ class Bound:
         deviation_steps: largest distance before rounding, in steps of the quantizer.
         max_steps: largest number of steps between codes; for an output, between its values.
         tie_distance_steps: codes differ only if the ideal value of the reference is at most this
-            far from a threshold of the quantizer. Against the ideal, codes of the reference are
-            those of its ideal values.
+            far from a threshold of the quantizer, or beyond limits of codes that differ. Against
+            the ideal, codes of the reference are those of its ideal values.
         reference_error, candidate_error: largest distance of executed and ideal values of a model,
             in steps.
         ideal_shift: largest distance of the ideal values of both models, in steps.
