@@ -25,7 +25,8 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.inventory.info import format_of
 from qgraph.inventory.operands import is_bias
-from qgraph.inventory.weight_steps import StepRange, narrowest_format, step_range
+from qgraph.inventory.output_steps import fraction, of_range, scale_of, used_steps, zero_point_of
+from qgraph.inventory.weight_steps import narrowest_format
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import IntFormat
 from qgraph.quantizers.dialects.dialect import Refusal, Site
@@ -175,7 +176,7 @@ def _of_site(site: Site) -> Description:
             if not all(map(_is_near, ends[:2], ends[2:])):
                 outer = f"{numbers(ends[2])} to {numbers(ends[3])}"
                 known = replace(known, remark=f"its codes represent {outer}")
-            scale, zero_point = _of_range(low, high, levels)
+            scale, zero_point = of_range(low, high, levels)
             known = replace(known, rounding="ROUND")
             codes = np.asarray([0, levels - 1], np.float32)
             return _uniform(site, known, scale, zero_point, codes[:1], codes[1:])
@@ -239,29 +240,6 @@ def _first_code(levels: float, signed: bool) -> int | None:
     return None
 
 
-def _of_range(low: Array, high: Array, levels: int) -> tuple[Array, Array]:
-    """Return the scale and zero point of a range; None if there are none.
-
-    The quotient of rounded limits may miss the scale by an ulp; its neighbours are tried. Only the
-    lower limit and the width in float32 are used, because some forms keep only these.
-    """
-    low, extent = np.broadcast_arrays(low, high - low)
-    last = np.float32(levels - 1)
-    quotient = extent.astype(np.float64) / last
-    near = quotient.astype(np.float32)
-    zero_point = (-low / quotient).astype(np.float32)
-    whole = np.round(zero_point)
-    is_whole = np.abs(zero_point - whole) <= np.float32(levels * _NOISE)
-    zero_point = np.where(is_whole, whole, zero_point).astype(np.float32)
-    scale, is_found = near.copy(), np.zeros(near.shape, bool)
-    for other in (near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))):
-        least, most = -zero_point * other, (last - zero_point) * other
-        fits = (least == low) & (most - least == extent)
-        scale = np.where(fits & ~is_found, other, scale)
-        is_found |= fits
-    return scale, zero_point
-
-
 def _is_near(one: Array, other: Array) -> bool:
     """Return whether limits are equal up to rounding errors of dialects that compute them."""
     return np.allclose(one, other, rtol=_NOISE, atol=0)
@@ -284,8 +262,8 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
     if factor is not None:
         site = replace(site, meaning=site.quantizer, repeats=None)
     known = replace(known, name=str(y.name), of="bias" if is_bias(y) else "weight", rounding=None)
-    scale, zero_point = _scale_of(site), _zero_point_of(site)
-    steps, offset = used_steps(site), _fraction(zero_point)
+    scale, zero_point = scale_of(site), zero_point_of(site)
+    steps, offset = used_steps(site), fraction(zero_point)
     if scale is None or steps is None:
         if known.remark is not None and known.format not in (None, "bipolar"):
             # nothing is clipped any more
@@ -301,42 +279,10 @@ def _of_constant(site: Site, known: Description) -> tuple[Description, ir.Value]
     return _scaled(site, known, scale, np.asarray(offset, np.float32)), y
 
 
-def used_steps(site: Site) -> StepRange | None:
-    """Return the range of the codes of a constant, from that of real zero; None without steps."""
-    scale = _scale_of(site)
-    return None if scale is None else step_range(site, scale, _fraction(_zero_point_of(site)))
-
-
-@np.errstate(all="ignore")
-def _fraction(zero_point: Array) -> Array:
-    return zero_point - np.floor(zero_point)
-
-
-def _scale_of(site: Site) -> Array | None:
-    """Return the scale of a quantizer's output, None if it has no steps."""
-    match site.meaning:
-        case Affine(scale=scale, decoding=decoding):
-            return scale if decoding is None else decoding.scale
-        case Ranged(output_low=low, output_high=high, levels=levels):
-            return _of_range(low, high, levels)[0]
-        case Bipolar(scale=scale):
-            return scale
-    return None
-
-
-def _zero_point_of(site: Site) -> Array:
-    match site.meaning:
-        case Affine(zero_point=zero_point, decoding=decoding):
-            return zero_point if decoding is None else decoding.zero_point
-        case Ranged(output_low=low, output_high=high, levels=levels):
-            return _of_range(low, high, levels)[1]
-    return np.zeros((), np.float32)
-
-
 def _scaled_once_more(site: Site) -> tuple[ir.Value, Array | None]:
     """Return the output of a Mul that applies the scale to integer codes, and that scale."""
     uses = list(site.y.uses())
-    scale = _scale_of(site)
+    scale = scale_of(site)
     if len(uses) != 1 or scale is None or not (scale == 1).all():
         return site.y, None
     node = uses[0].node

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.inventory.description import used_steps
+from qgraph.inventory.output_steps import used_steps
 from qgraph.inventory.row_sums import row_sums
 from qgraph.inventory.turned_weights import turned_products
 from qgraph.lint.arithmetic import bias_facts, listed

@@ -175,7 +175,9 @@ def test_progress_is_that_of_all_functions(monkeypatch):
     shown = [
         discharge.Shown(
             None,
-            SimpleNamespace(finding=stopped, pair=SimpleNamespace(key=key, functions=(cost,))),
+            SimpleNamespace(
+                finding=stopped, pair=SimpleNamespace(key=key, functions=(cost,)), is_counted=True
+            ),
         )
         for key, cost in (("b", 20), ("a", 10), ("b", 20))
     ]
