@@ -29,6 +29,13 @@ from qgraph.exactness import Exactness
     show_default=True,
     help="Arithmetic of FakeQuantize: its definition, or that of OpenVINO's CPU plugin.",
 )
+@click.option(
+    "--values",
+    default="*",
+    metavar="PATTERNS",
+    help="Names of the results of quantizers to convert, with * and ?, joined by |; ! before a "
+    "pattern excludes them [all].",
+)
 @options.talk_options
 @click.pass_obj
 def command(
@@ -39,6 +46,7 @@ def command(
     exact: str,
     opset: int | None,
     fake_quantize: str,
+    values: str,
 ) -> None:
     """Convert all quantizers in MODEL to another dialect.
 
@@ -49,5 +57,7 @@ def command(
     from qgraph.transforms import ConvertDialect
 
     meaning = Arithmetic(fake_quantize)
-    step = ConvertDialect(to=to, exact=Exactness(exact), opset=opset, fake_quantize=meaning)
+    step = ConvertDialect(
+        to=to, exact=Exactness(exact), opset=opset, fake_quantize=meaning, values=values
+    )
     rewriting.run(talk, "convert", files, [step], views)

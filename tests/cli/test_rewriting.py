@@ -338,6 +338,14 @@ def test_options_of_convert_and_fold_are_those_of_the_passes(qgraph):
     assert all(name in help_text for name in DIALECTS.names())
 
 
+def test_only_named_quantizers_are_converted(qgraph, model, tmp_path):
+    (weight,) = (n.outputs[0].name for n in ir.load(model).graph if n.inputs[0].is_initializer())
+    assert qgraph("convert", model, "-o", tmp_path / "out.onnx", "--to", "qdq", "--values", weight)
+    found = [node.op_type for node in ir.load(tmp_path / "out.onnx").graph]
+    assert "DequantizeLinear" in found
+    assert "Quant" in found
+
+
 def test_fold_shows_what_became_of_each_weight(qgraph, model, tmp_path):
     found = qgraph("fold", model, "-o", tmp_path / "out.onnx")
     (row,) = [line.split() for line in found.out.splitlines() if line.split()[1:2] == ["INT4"]]
