@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.output import Talk, flush_results, show, show_paragraph
 from qgraph.cli.tables import csv_text, show_table
 from qgraph.reporting.next_step import next_step
 from qgraph.reporting.view import Page, Section, Table
@@ -58,7 +58,9 @@ def advise(
     """Print what to do after a result; for the arguments see :func:`show_document`."""
     command = {"command": click.get_current_context().info_name}
     advice = next_step(command | dict(document), models, inputs)
-    if advice is not None:
+    flush_results()
+    is_read = not getattr(sys.stdout, "is_gone", False)
+    if advice is not None and is_read:
         talk.note(f"next: {advice}")
 
 

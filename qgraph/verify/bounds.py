@@ -277,7 +277,14 @@ class BoundCheck:
         for pair in pairs:
             self._expect_one_shape(segment, pair)
         are_best = all(each.function.is_linear for pair in pairs for each in pair)
+        are_best &= not any(map(_is_limited_later, segment.ends))
         return [of_roundings(*pair, bound) for pair in pairs], are_best and are_certain
+
+
+def _is_limited_later(codes: ir.Value) -> bool:
+    """Return whether a limit of decoded codes may leave fewer of them."""
+    decoded = (n.outputs[0] for n in codes.consumers() if n.op_type == "DequantizeLinear")
+    return any(user.op_type in ("Clip", "Relu") for value in decoded for user in value.consumers())
 
 
 def _is_whole(value: ir.Value) -> bool:
