@@ -42,6 +42,7 @@ def modules() -> nx.DiGraph[str]:
     return graph_of_modules(own_imports())
 
 
+@pytest.mark.slow
 def test_the_checker_reaches_no_search(modules):
     checkers = [module for module in modules if component(module) == "verify"]
     assert len(checkers) >= 6
@@ -66,6 +67,7 @@ def test_nothing_of_the_search_is_loaded():
     assert {"verify", "ops", "certificate"} <= loaded <= ALLOWED
 
 
+@pytest.mark.slow
 def test_the_search_knows_nothing_of_the_checker(modules):
     for module in modules:
         if component(module) in ("proof", "comparison", "quantizers", "execution"):

@@ -138,6 +138,7 @@ def test_tolerances_are_those_of_check(failures):
     assert set(found.values()) == {None}
 
 
+@pytest.mark.slow
 def test_failed_check_tells_verdict_output_and_divergence(failures):
     lines = errors(failures["test_checked_apart"])
     assert lines[0].startswith("the models are different: Of 1 output, 'y' differs by more")
@@ -149,6 +150,7 @@ def test_failed_check_tells_verdict_output_and_divergence(failures):
     )
 
 
+@pytest.mark.slow
 def test_failed_proof_tells_regions_counts_and_a_witness(failures):
     lines = errors(failures["test_proved_apart"])
     assert lines[0] == "the models are different: The models differ in 1 of 1 region."
@@ -164,6 +166,7 @@ def test_failed_proof_tells_regions_counts_and_a_witness(failures):
     assert values == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["test_checked_apart", "test_proved_apart"])
 def test_the_inputs_that_show_it_are_kept(failures, folder, name, monkeypatch, capsys):
     last = errors(failures[name])[-1]
@@ -174,16 +177,19 @@ def test_the_inputs_that_show_it_are_kept(failures, folder, name, monkeypatch, c
     assert "DIFFERENT" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_has_no_file(failures):
     assert "qgraph check a.onnx MODEL --inputs" in errors(failures["test_in_memory"])[-1]
 
 
+@pytest.mark.slow
 def test_undecided_proof_tells_its_reason(failures):
     lines = errors(failures["test_undecided"])
     assert lines[0] == "the models are undecided: 1 of 1 region could not be decided."
     assert re.match(r"y: Whether this is equal to 'y' is not decided: .*Sin.*Cos", lines[1])
 
 
+@pytest.mark.slow
 def test_bits_can_be_asked_for(failures):
     """Adding zero turns -0 into +0: equal in value, and not bit for bit."""
     lines = errors(failures["test_bits"])

@@ -184,7 +184,7 @@ def test_diff_shows_it(dropping, capsys):
     assert text.endswith("4 same, 1 changed\n")
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=13)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize("form", FORMS)
 @PAIRS

@@ -30,7 +30,7 @@ def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
     return {value.name: noise.astype(np.float32)}
 
 
-@pytest.mark.cases(fast=2, slow=12)
+@pytest.mark.cases(fast=2, slow=7)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -67,7 +67,7 @@ def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path,
         np.testing.assert_array_equal(found[key], value)
 
 
-@pytest.mark.cases(fast=1, slow=24)
+@pytest.mark.cases(fast=1, slow=15)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     "step",

@@ -96,7 +96,7 @@ def same(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and bool(equal.all())
 
 
-@pytest.mark.cases(fast=5, slow=17)
+@pytest.mark.cases(fast=5, slow=11)
 @pytest.mark.parametrize("name", CALLS)
 def test_quantizers(name: str, cut: Callable[[], None], hostile_inputs: Any) -> None:
     x = data(hostile_inputs)

@@ -75,7 +75,7 @@ def test_trunc(mode, defined, same_bits, hostile_inputs):
         same_bits(trunc.trunc(*inputs, **arguments), defined(trunc.define, *inputs, **arguments), x)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.parametrize("mode", Rounding)
 def test_trunc_2(mode, defined, same_bits, hostile_inputs):
     ratios = (1.0, 1.4142135, 1.4142137, 64.0, 3.0, 0.7, 0.0, -2.0, 1e-42, 3e38, np.inf, np.nan)

@@ -829,7 +829,7 @@ sys.exit("saved without room")
 """
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("limit", "where"), [(3000, "external"), (10, "external"), (99, "inline")])
 def test_without_room_the_old_file_stands_alone(stored: Path, limit: int, where: str) -> None:
     before = {path.name: path.read_bytes() for path in stored.parent.iterdir()}

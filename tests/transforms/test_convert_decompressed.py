@@ -140,7 +140,7 @@ net (float[2, 4] x) => (float[2, 4] y)
 }"""
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("to", "operator"),
     [("qdq", "QuantizeLinear"), ("qonnx", "Quant"), ("openvino", "FakeQuantize")],

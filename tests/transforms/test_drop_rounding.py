@@ -69,7 +69,7 @@ def test_the_line_leads_through_both_ends_of_the_ranges(check_pass, ends, out, o
     assert figures["outside_the_range"] == "not bounded"
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("ends", "out", "levels"),
     [

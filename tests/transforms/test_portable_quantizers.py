@@ -198,14 +198,14 @@ ALL = {"Quant": QUANTS, "others": OTHERS, "Trunc": TRUNCS, "FloatQuant": FLOATS}
 ALL |= {"FakeQuantize": FAKES}
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("opset", [9, 13, 24, 26])
 @pytest.mark.parametrize("name", ALL)
 def test_runtime_computes_the_bits_of_the_kernel(name, opset):
     check(ALL[name], opset)
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("name", ALL)
 def test_no_level_of_optimization_changes_a_bit(name, level):

@@ -141,7 +141,7 @@ def build(seed: int) -> tuple[Model, np.ndarray]:
     return load(ir.Model(graph, ir_version=8)), x
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 @pytest.mark.parametrize(
     "seeds", [range(start, start + 25) for start in range(0, 250, 25)], ids=str
@@ -159,7 +159,7 @@ def test_converted_quantizers_compute_the_same(seeds, to):
         assert not wrong.any(), (seed, entry, x[wrong][:3], expected[wrong][:3], found[wrong][:3])
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     "seeds", [range(start, start + 10) for start in range(0, 200, 10)], ids=str
 )

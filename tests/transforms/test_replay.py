@@ -116,6 +116,7 @@ PLANTED += (LARGEST, LARGEST / 8, LARGEST / 127, 2.0**-126, 2.0**-127, 1e-38, 1e
 """Scales for some of which a form is not equal that is equal for others, and faulty ones."""
 
 
+@pytest.mark.cases(fast=4, slow=6)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "onnx", "openvino"])
 @pytest.mark.parametrize(
     "quantizer",

@@ -135,7 +135,7 @@ def data_product(kinds: tuple[str, str], points: tuple[int, int], limits: str) -
         }}""")
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("kinds", "points", "limits", "is_integer"),

@@ -131,7 +131,7 @@ def test_patterns_choose_layers():
 LIMITED = "m = Clip (p, zero, most) y = DequantizeLinear (m, t, u)"
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("name", "behind"),

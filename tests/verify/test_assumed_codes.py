@@ -218,7 +218,7 @@ PRODUCTS = (
 )
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("turned", [False, True])
 def test_codes_of_an_operator_without_a_bound_are_those_of_a_quantizer(turned: bool) -> None:
     one, other, off = (

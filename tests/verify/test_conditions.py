@@ -196,7 +196,7 @@ def test_there_are_models_for_each_kind() -> None:
     assert len(kinds) > 20
 
 
-@pytest.mark.cases(fast=5, slow=9)
+@pytest.mark.cases(fast=5, slow=6)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in NAMES]
 )
@@ -214,7 +214,7 @@ def test_no_condition_can_be_left_out(name: str) -> None:
     assert not is_confirmed(fewer, models)
 
 
-@pytest.mark.cases(fast=7)
+@pytest.mark.cases(fast=7, slow=15)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_condition_can_be_another_one(name: str) -> None:
     document, models = certified(name)

@@ -224,7 +224,7 @@ def test_no_certificate_is_confirmed_for_models_that_differ(name, count):
         assert result.accepted > 0  # other models may be equal too, in unused weights for example
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=7)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.exhaustive)])
 def test_a_certificate_is_about_its_files_alone(name, count, tmp_path):

@@ -189,7 +189,7 @@ def survivors(
     return count, found
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_few_of_all_changes(name):
     models = MAKERS[name]()
@@ -354,7 +354,7 @@ def test_changes_in_certificates_of_real_models(real_models: dict[str, Path], na
     assert found == []
 
 
-@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx", "qonnx", "folded"])
 def test_certificates_of_all_models_hold(real_models: dict[str, Path], model_name, to):
     model = qgraph.load(real_models[model_name])

@@ -125,7 +125,7 @@ def tampered(document: dict, what: str) -> None:
             act["candidate_value"] = "nowhere"
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize(
     "what",
     [
@@ -147,7 +147,7 @@ def test_a_changed_certificate_does_not_hold(what):
         verify(changed, ours, theirs)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("where", ["scale", "weight", "rounding", "relu"])
 def test_a_certificate_does_not_hold_for_other_models(where):
     ours, theirs = converted("onnx")

@@ -107,7 +107,7 @@ def text(source: str) -> Model:
     return load(onnx.parser.parse_model(source))
 
 
-@pytest.mark.cases(fast=1, slow=7)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("name", SUMS)
 def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
     """The common form, by itself: run in NumPy against the kernel, on all seeds."""

@@ -111,7 +111,7 @@ PAIRS = [pair for pair in itertools.permutations(BODIES, 2) if "behind" in pair]
 PAIRS.append(("before", "before, as codes"))
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_codes_before_and_behind_a_concat_are_bounded_part_by_part(pair, relu):

@@ -201,7 +201,7 @@ def farthest(random: np.random.Generator, layers: tuple[list[Layer], list[Layer]
     return worst
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("seed", range(400))
 def test_no_fault_leaves_its_bound(seed):
     random = np.random.default_rng(seed)

@@ -44,7 +44,7 @@ def pair(name: str, table: str) -> tuple[ir.Model, ir.Model]:
     return model(name, 0.05, table=table), model(name, 0.050000004, table=table)
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_over_limited_axes_have_bounds(name):
     sides = pair(name, "cut")
@@ -67,7 +67,7 @@ def test_the_model_does_not_run_beyond_the_limit():
         session.run(None, {"x": np.zeros((1, LARGEST + 1, 2), np.float32)})
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("name", SUMS)
 def test_open_axes_without_a_limit_have_no_bounds(name):
     assert qgraph.prove(*pair(name, "f"), within="1step").verdict != "bounded"

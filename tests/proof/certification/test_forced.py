@@ -109,7 +109,7 @@ def test_equal_models_are_never_different(name):
     assert verify(found.to_json(), *pair) == found.verdict
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_models_of_float32_are_never_different(name):
@@ -176,7 +176,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_models_are_different(name):
     constants = (

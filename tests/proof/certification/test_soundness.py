@@ -322,7 +322,7 @@ PAIRS: list[Callable[[], tuple[ir.Model, ir.Model]]] = [
 ]
 
 
-@pytest.mark.cases(fast=10, slow=20)
+@pytest.mark.cases(fast=10, slow=11)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_what_is_not_equal_is_not_proved(pair):
     found = qgraph.prove(*pair())

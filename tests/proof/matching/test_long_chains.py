@@ -98,7 +98,7 @@ QUANT = (
 )
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("branch", ["d", "e"])
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_branches_are_proved_where_they_are_joined(count: int, branch: str) -> None:

@@ -250,7 +250,7 @@ def test_scales_that_repeat_are_offered_once(monkeypatch):
     assert set(group[0]) == set(group[1])
 
 
-@pytest.mark.cases(fast=0, slow=6)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(
     "scheme",
     [
