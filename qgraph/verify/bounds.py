@@ -190,7 +190,8 @@ class BoundCheck:
         confirm(is_bare, "it states figures that a bound does not have")
         confirm(not (is_proved and segment.code_shift), "code shift: equal codes have none")
         if is_proved:
-            self._expect_one_shape(segment)
+            for pair in self._compared.get(segment.ends, [()]):
+                self._expect_one_shape(segment, pair)
             is_one = self._is_congruent(segment) and region.exactness is Exactness.VALUES
             need(is_one, "the checker does not find its two sides to be one function")
         elif region.bound is None:

@@ -50,6 +50,34 @@ def test_codes_before_and_behind_a_concat_are_not_refuted(pair):
     assert str(checked(stated, *models).verdict) == "undecided"
 
 
+PADDED = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[1,2,4] i) => (float[1,2,6] y)
+    <float s = {0.5}, int8 z = {0}, float t = {0.25}, float c = {1.5},
+     int64[6] pads = {0, 0, 1, 0, 0, 1}, int8 low = {LOW}, int8 high = {100}> {
+        a = QuantizeLinear (i, t, z)
+        d = DequantizeLinear (a, t, z)
+        m = Mul (d, c)
+        REST
+    }"""
+LAST = "q = QuantizeLinear ({}, s, z) k = Clip (q, low, high) {} = DequantizeLinear (k, s, z)"
+ORDERS = f"{LAST.format('m', 'e')} y = Pad (e, pads)", f"p = Pad (m, pads) {LAST.format('p', 'y')}"
+
+
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.parametrize("turned", [False, True])
+def test_equal_codes_before_and_after_padding_are_not_refuted(turned):
+    orders = ORDERS[::-1] if turned else ORDERS
+    pair, other = (
+        [ir.from_onnx_text(PADDED.replace("REST", rest).replace("LOW", low)) for rest in orders]
+        for low in ("-100", "3")
+    )
+    stated = document((pair[0], pair[1]))
+    assert stated["verdict"] == "proved"
+    assert not checked(stated, *pair).is_refuted
+    # a code of at least 3 is not the 0 that is padded
+    assert str(checked(stated, *other).verdict) != "proved"
+
+
 LAYER = """<ir_version: 10, opset_import: ["": 21]>
     net (int8[1,2,6,6] x) => (float y, float twice)
     <int8[2,2,1,1] w = {1, 2, 3, -4}, float s = {0.3}, float s_w = {S_W}, int8 z = {0},
