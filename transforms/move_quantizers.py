@@ -272,7 +272,9 @@ def _copied(node: ir.Node) -> list[ir.Value | None]:
     Runtimes move a Pad with zeros into the layer behind it, so it counts as none.
     """
     mode = node.attributes.get_string("mode", "nearest" if node.op_type == "Resize" else "constant")
-    if node.domain or (node.op_type, mode) not in _COPIES:
+    coordinates = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    crops = coordinates == "tf_crop_and_resize"  # another number lies beyond the edges
+    if node.domain or crops or (node.op_type, mode) not in _COPIES:
         return []
     if mode == "constant":
         fill, decode = constant_expression(input_of(node, 2)), linear_producer(node.inputs[0], _DQ)

@@ -183,6 +183,8 @@ NO_COPIES = {
     "zeros": "m = Pad (d, k)",
     "a number between codes": "m = Pad (d, k, g)",
     "linear": """m = Resize <mode = "linear"> (d, , t)""",
+    "a number beyond the edges": """m = Resize <mode = "nearest", extrapolation_value = 0.33,
+        coordinate_transformation_mode = "tf_crop_and_resize"> (d, roi, t)""",
 }
 
 
@@ -192,7 +194,8 @@ def copied(body: str) -> str:
         net (float[1,1,4,4] x) => (float[N,C,H,W] y)
         <float s = {{0.1}}, uint8 z = {{128}}, int8[1,1,2,2] w = {{1, -20, 30, 40}}, int8 o = {{0}},
          int64[8] k = {{0, 0, 1, 0, 0, 0, 1, 2}}, float f = {{-0.5}}, float g = {{-0.55}},
-         float[4] t = {{1, 1, 2, 2}}, float u = {{3}}> {{
+         float[4] t = {{1, 1, 2, 2}},
+         float[8] roi = {{0, 0, 0, 0, 1, 1, 2, 2}}, float u = {{3}}> {{
             q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
             v = DequantizeLinear (w, s, o)
             {body}
