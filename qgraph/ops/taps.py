@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -53,6 +54,30 @@ def convolution_taps(
         tuple(sizes) if is_padded or max(kernel, default=1) > 1 else (),
     )
     return Taps(geometry, groups, count, count, is_padded)
+
+
+def padded_taps(layout: Taps, padding: object) -> Taps | None:
+    """Return the layout of the sums of a Conv of data to which a Pad has added zeros.
+
+    Args:
+        layout: that of the padded data.
+        padding: "Pad", the sizes of the data before it, and the numbers of zeros, as in ONNX.
+
+    Returns:
+        that of the data before the Pad; None for other sums and movements.
+    """
+    match layout.geometry, padding:
+        case (
+            ("Conv", strides, dilations, own, ("NOTSET" | "VALID") as mode, *rest, _),
+            ("Pad", (_, _, *sizes), tuple() as pads),
+        ):
+            zeros = np.reshape(pads, (2, -1))
+            if (zeros < 0).any() or zeros[:, :2].any():
+                return None
+            total = zeros[:, 2:].reshape(-1) + (own if mode == "NOTSET" else 0)
+            geometry = "Conv", strides, dilations, tuple(total.tolist()), "NOTSET", *rest
+            return replace(layout, geometry=(*geometry, tuple(sizes)), is_padded=True)
+    return None
 
 
 def rows_of_transposed(weights: Float64, groups: int) -> Float64:

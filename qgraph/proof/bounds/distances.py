@@ -63,13 +63,10 @@ def _are_moved_alike(one: Combination, other: Combination) -> bool:
     return (
         atom is not counterpart
         and alike[0] == alike[1]
-        and atom.kind in _MOVED
+        and atom.kind == "moved as one"
         and all(number.size == 1 for number in numbers)
         and bool((c * d > 0).all())
     )
-
-
-_MOVED = frozenset({"moved as one", "padded with zeros"})
 
 
 def _moved_back(function: Combination) -> Combination:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FloatType, largest_of, rounded
 from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, products
+from qgraph.ops.taps import padded_taps
 from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity, narrow
 
@@ -56,7 +58,12 @@ def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> 
     """Return ideal sums as multiples of atoms, one atom for each term of the data."""
     result = Combination()
     for coefficient, atom in data.terms:
-        result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
+        padded = padded_taps(layout, atom.attributes) if atom.kind.startswith("moved") else None
+        if padded is None:
+            result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
+        else:
+            inner = atom.arguments[0].times(coefficient)
+            result = result.plus(_meant(atoms, inner, weights, padded))
     if not data.offset.any():
         return result
     array = np.broadcast_to(weights.meant.offset, weights.numbers.shape)
@@ -128,6 +135,12 @@ _FIRST = 16
 """Number of weights of a row that are tested first: most rows have no common divisor."""
 
 
+class WholeAxes(NamedTuple):
+    """Attributes of means over whole axes, counted from the last."""
+
+    axes: tuple[int, ...]
+
+
 def mean_of(
     atoms: Atoms,
     data: Quantity,
@@ -154,8 +167,9 @@ def mean_of(
         low, high = _over(np.minimum, low, axes), _over(np.maximum, high, axes)
         return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
 
+    meant, attributes, axes = _of_means(data.meant, attributes, axes)
     low, high = along(data.low, data.high)
-    meant = _in_padding(atoms, data.meant) if has_zeros else data.meant
+    meant = _in_padding(atoms, meant) if has_zeros else meant
     numbers = [*(coefficient for coefficient, _ in meant.terms), meant.offset]
     if any(array.shape != _over(np.minimum, array, axes).shape for array in numbers):
         function = Combination.of(atoms.make("mean", attributes, (meant,), (low, high)))
@@ -172,6 +186,20 @@ def mean_of(
     total = added_up(exact, np.asarray(float(count)), count * reach, arithmetic)
     # Runtimes divide, or multiply by a rounded reciprocal.
     return rounded(Quantity(function, low, high, total.absolute / count), arithmetic, times=2)
+
+
+def _of_means(
+    function: Combination, attributes: Hashable, axes: Sequence[int]
+) -> tuple[Combination, Hashable, Sequence[int]]:
+    """Return a mean of means over whole axes as one mean, over the axes of both."""
+    match attributes, [*{(atom.kind, atom.attributes) for _, atom in function.terms}]:
+        case WholeAxes(), [("mean", WholeAxes(others))]:
+            inner = Combination((), function.offset, function.size)
+            for coefficient, atom in function.terms:
+                inner = inner.plus(atom.arguments[0].times(coefficient))
+            axes = sorted({*axes, *others})
+            return inner, WholeAxes(tuple(axes)), axes
+    return function, attributes, axes
 
 
 def _in_padding(atoms: Atoms, function: Combination) -> Combination:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import ZERO, multiple_of, rounded
 from qgraph.ops.sums_of_products import added_up
+from qgraph.proof.bounds.combination import Atom, Atoms
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.moved_elements import changed
+from qgraph.proof.bounds.moved_elements import Shape, changed, widened
 from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import (
     NodeCall,
@@ -21,7 +23,7 @@ from qgraph.proof.bounds.rule import (
     shape_of,
     sizes_of,
 )
-from qgraph.proof.bounds.sums import mean_of
+from qgraph.proof.bounds.sums import WholeAxes, mean_of
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.rules.movements import data_of, largest_of
 
@@ -66,8 +68,38 @@ def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
 
 def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     """Return means over axes; the axes keep size 1."""
-    last_axes = [axis - call.rank() for axis in axes]
-    return averaged(call, x, ("mean", *last_axes), call.most(axes), last_axes)
+    shape, count, atoms = shape_of(call.value(0)), call.most(axes), call.tracer.atoms
+    squeezed = (_squeezed_means(atom, shape) for _, atom in x.meant.terms)
+    before, gone = next(filter(None, squeezed), (shape, ()))
+    kept = [axis for axis in range(len(before)) if axis not in gone]
+    last_axes = [kept[axis] - len(before) for axis in axes]
+    if gone:
+        x = changed(atoms, x, ("Reshape", shape, before), partial(_with_axes, len(shape), gone))
+    result = averaged(call, x, WholeAxes(tuple(last_axes)), count, last_axes)
+    wide = tuple(1 if axis - len(before) in last_axes else n for axis, n in enumerate(before))
+    return _without(atoms, result, gone, wide, tuple(wide[axis] for axis in kept))
+
+
+def _with_axes(rank: int, axes: tuple[int, ...], array: Float64) -> Float64:
+    """Return an array with more axes, of size 1; ``rank`` is that of the data before."""
+    return array.reshape(()) if array.size == 1 else np.expand_dims(widened(array, rank), axes)
+
+
+def _squeezed_means(atom: Atom, shape: Shape) -> tuple[Shape, tuple[int, ...]] | None:
+    """Return the shape of means before the axes they were taken over were removed, and these axes.
+
+    Args:
+        atom: possibly means without these axes; None is returned for others.
+        shape: their shape.
+    """
+    match atom.kind, atom.attributes:
+        case "moved", ("Reshape", tuple() as before, _):
+            ((_, inner),) = atom.arguments[0].terms
+            if isinstance(inner.attributes, WholeAxes):
+                gone = tuple(axis % len(before) for axis in inner.attributes.axes)
+                if tuple(n for axis, n in enumerate(before) if axis not in gone) == shape:
+                    return before, gone
+    return None
 
 
 def averaged(
@@ -88,14 +120,22 @@ def averaged(
 
 def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     """Return the result of a reduction without the axes that were reduced."""
-    last_axes = [axis - call.rank() for axis in axes]
+    before = tuple(1 if axis in axes else n for axis, n in enumerate(shape_of(call.value(0))))
+    return _without(call.tracer.atoms, x, axes, before, shape_of(call.node.outputs[0]))
+
+
+def _without(
+    atoms: Atoms, x: Quantity, axes: Sequence[int], before: Shape, after: Shape
+) -> Quantity:
+    """Return a quantity without axes of size 1."""
+    if not axes:
+        return x
+    last_axes = [axis - len(before) for axis in axes]
 
     def squeezed(array: Float64) -> Float64:
         return np.squeeze(array, tuple(axis for axis in last_axes if -axis <= array.ndim))
 
-    before = [1 if axis in axes else n for axis, n in enumerate(shape_of(call.value(0)))]
-    key = "Reshape", tuple(before), shape_of(call.node.outputs[0])
-    return changed(call.tracer.atoms, x, key, squeezed)
+    return changed(atoms, x, ("Reshape", before, after), squeezed)
 
 
 @bound_rule("AveragePool")

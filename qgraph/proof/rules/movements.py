@@ -152,17 +152,30 @@ def _padded(call: NodeCall, x: Quantity) -> Quantity:
         return changed(atoms, x, _key(call), _along(call))
     filled = call.constant(2)
     fill = np.asarray(call.number("value", 0.0)) if filled is None else filled.numbers
+    key = _key_of_padding(call)
     if not fill.any() and not x.meant.offset.any():
         again = partial(_padded, call)
-        return changed(atoms, x, _key(call), _along(call), has_zeros=True, again=again)
+        return changed(atoms, x, key, _along(call), has_zeros=True, again=again)
     fill = fill.reshape(())
-    unit = granules(fill)
-    whole = as_one(atoms, x, _key(call))
-    low, high = np.minimum(whole.low, fill), np.maximum(whole.high, fill)
-    kind = "padded" if fill.any() else "padded with zeros"
-    atom = atoms.make(kind, _key(call), (x.meant,), (low, high))
-    granule = None if whole.unit is None else np.minimum(whole.unit, unit)
-    return replace(whole, meant=Combination.of(atom), low=low, high=high, unit=granule)
+    low, high = np.minimum(x.low.min(), fill), np.maximum(x.high.max(), fill)
+    rest = x.meant.plus(Combination.constant(fill), -1.0)
+    whole = as_one(atoms, replace(x, meant=rest, low=low - fill, high=high - fill), key)
+    granule = None if whole.unit is None else np.minimum(whole.unit, granules(fill))
+    meant = whole.meant.plus(Combination.constant(fill))
+    return replace(whole, meant=meant, low=low, high=high, unit=granule)
+
+
+def _key_of_padding(call: NodeCall) -> Hashable:
+    """Return the sizes of the data, and the numbers of elements at the edges."""
+    pads, axes = call.array(call.value(1)), call.array(call.value(3))
+    stated = call.node.attributes.get_ints("pads", ()) if pads is None else pads.reshape(-1)
+    rank = call.rank()
+    places = range(rank) if axes is None else [int(axis) % rank for axis in axes.reshape(-1)]
+    if len(stated) != 2 * len(places):
+        return _key(call)
+    ends = np.zeros((2, rank), int)
+    ends[:, list(places)] = np.reshape(stated, (2, -1))
+    return "Pad", shape_of(call.value(0)), tuple(map(int, ends.reshape(-1)))
 
 
 def largest_of(call: NodeCall, x: Quantity) -> Quantity:

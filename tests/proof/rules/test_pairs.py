@@ -38,6 +38,27 @@ PAIRS = {
         "y = AveragePool <kernel_shape = [4, 5]> (x)",
         "s = ReduceSum (x, axes) t = Constant <value_float = 20.0> () y = Div (s, t)",
     ),
+    "means of means": (
+        "float[1,3,4,5] x",
+        "int64[1] two = {2}, int64[1] three = {3}",
+        "g = GlobalAveragePool (x) y = Flatten (g)",
+        "m = ReduceMean <keepdims = 0> (x, three) y = ReduceMean <keepdims = 0> (m, two)",
+    ),
+    "Pad, Conv": (
+        "uint8[1,1,4,4] x",
+        (
+            f"float[2,1,1,3] w = {{{WEIGHTS}}}, float s = {{0.03}}, float v = {{0.1}}, "
+            "uint8 p = {3}, int64[8] pads = {0, 0, 1, 0, 0, 0, 2, 1}"
+        ),
+        (
+            "a = DequantizeLinear (x, s, p) m = Conv <pads = [1, 0, 2, 1]> (a, w) "
+            "y = QuantizeLinear (m, v, p)"
+        ),
+        (
+            "b = Pad (x, pads, p) a = DequantizeLinear (b, s, p) m = Conv (a, w) "
+            "y = QuantizeLinear (m, v, p)"
+        ),
+    ),
     "LeakyRelu, PRelu": (
         "float[2,3] x",
         "float a = {0.25}",
