@@ -199,9 +199,11 @@ class BoundRuns:
         else:
             one, other = step.points
             expected, _ = one.executed(executed)
-            own[one.node] = one.feed(expected)
-            expected = expected + step.segment.delta.astype(expected.dtype)
-            equal[other.node] = other.feed(expected)
+            delta = step.segment.delta.astype(expected.dtype)
+            # Later segments start from codes that both models can have.
+            shared = np.clip(expected, *(end - delta for end in other.rounding.clips))
+            own[one.node], equal[other.node] = one.feed(shared), other.feed(shared + delta)
+            expected = expected + delta
             codes, before = other.executed(there)
             if expected.shape != codes.shape:
                 raise AssertionError("roundings that are paired have equal shapes")

@@ -162,23 +162,28 @@ def of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> Fi
     need(one.kind == other.kind, "the models round in different ways")
     delta = np.asarray(float(bound.code_shift))
     # Beyond these values both codes are clipped, each to its own limit.
-    window = (
-        np.minimum(one.ends[0], other.ends[0] - delta) - 1,
-        np.maximum(one.ends[1], other.ends[1] - delta) + 1,
-    )
-    moved = window[0] + delta, window[1] + delta
+    low, high = _hull(one.ends, other.ends, delta)
+    window, moved = (low - 1, high + 1), (low + delta - 1, high + delta + 1)
     shift = distance(one.function.plus(Ideal.fixed(delta)), other.function, moved)
     ours, theirs = _error(one.before, window), _error(other.before, moved)
     apart = [
         np.abs(np.clip(end, *one.clips) + delta - np.clip(end + delta, *other.clips))
-        for end in one.reach
+        for end in _hull(one.reach, other.reach, delta)
     ]
     extra = np.nan_to_num(np.maximum(*apart), nan=0.0, posinf=np.inf)
     far = _counted(bound, ours) + theirs + shift
-    steps = np.max(np.where(far > 0, np.floor(far) + 1, 0.0) + extra)
+    # Codes n steps apart, with limits m steps apart, differ by at most max(n, m) steps.
+    steps = np.max(np.maximum(np.where(far > 0, np.floor(far) + 1, 0.0), extra))
     levels = float(np.max(one.ends[1] - one.ends[0]))
     # Limits of codes that differ shift what both models mean.
     return Figures(ours, theirs, shift + extra, float(min(steps, _MOST_STEPS)), levels)
+
+
+def _hull(
+    one: tuple[Float64, Float64], other: tuple[Float64, Float64], delta: Float64
+) -> tuple[Float64, Float64]:
+    """Return the ends of codes of both models, in the numbering of the reference."""
+    return np.minimum(one[0], other[0] - delta), np.maximum(one[1], other[1] - delta)
 
 
 def _error(before: Executed, window: tuple[Float64, Float64]) -> Float64:

@@ -68,7 +68,12 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
     if one.event.kind != other.event.kind:
         shift = np.maximum(shift, 2.0**-40)
     shift = np.where(np.isnan(shift), np.inf, shift)
-    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in one.reach))
+    # Both codes lie within these ends, so their limits move them apart most at one of them.
+    reach = (
+        np.minimum(one.reach[0], other.reach[0] - delta),
+        np.maximum(one.reach[1], other.reach[1] - delta),
+    )
+    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in reach))
     nodes = one.event.node, other.event.node
     kinds = one.event.kind, other.event.kind
     return Segment(

@@ -116,5 +116,6 @@ class Segment:
         jumps = np.floor(far) + _JUMPS.get(self.kind, 1)
         if self.kind == "Sign":
             jumps = np.ones(())
-        counts = np.where(far > 0, jumps, 0.0) + self.extra
+        # Codes n steps apart, with limits m steps apart, differ by at most max(n, m) steps.
+        counts = np.maximum(np.where(far > 0, jumps, 0.0), self.extra)
         return int(min(np.max(counts), 2.0**31))

@@ -219,8 +219,8 @@ class Pairing:
             by = moved_by(segment.delta, offsets, (ours[atom], theirs[atom]))
             if by:
                 self._forced[_place(segment.roundings[1])] = np.asarray(segment.delta + by)
-                extra = segment.extra + abs(by)
-                self.segments[index] = replace(segment, extra=extra, counted=None)
+                shift = segment.shift + abs(by)
+                self.segments[index] = replace(segment, shift=shift, counted=None)
                 is_moved = True
         return is_moved
 
@@ -375,8 +375,8 @@ def _shifted(codes: Quantity, offset: Float64) -> Quantity:
     return Quantity(meant, codes.low + offset, codes.high + offset, unit=codes.unit)
 
 
-def _size(segment: Segment) -> float:
-    return float(np.max(segment.deviation + segment.extra))
+def _size(segment: Segment) -> tuple[int, float]:
+    return segment.steps(), float(np.max(segment.deviation + segment.extra))
 
 
 def _worst_of_each_pair(segments: list[Segment]) -> list[Segment]:

@@ -29,6 +29,31 @@ def model(quantizer: str) -> onnx.ModelProto:
     """)
 
 
+def zeros_of(zero: int) -> onnx.ModelProto:
+    """Return a product of quantized data with a bias, quantized again."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]> g (float[N, 2] x) => (float[N, 1] y)
+        <float s = {{0.1}}, uint8 z = {{{zero}}}, float[2, 1] w = {{1, 0.7}}> {{
+            c = QuantizeLinear (x, s, z) a = DequantizeLinear (c, s, z) m = MatMul (a, w)
+            d = QuantizeLinear (m, s, z) y = DequantizeLinear (d, s, z) }}
+    """)
+
+
+def test_another_zero_point_of_a_decoder_as_well_moves_the_limits_of_the_codes():
+    both = zeros_of(128), zeros_of(129)
+    x = np.linspace(-30, 30, 1002, dtype=np.float32).reshape(-1, 2)
+    tolerances = Tolerances(within="1step")
+    result = qgraph.check(*both, Inputs({"x": x}), tolerances=tolerances)
+    assert result.bounds is not None
+    first, second, output = result.bounds.segments
+    for each in (first, second):
+        assert each.violated is None
+        assert each.differing_codes > 0
+        assert each.bound is not None
+        assert (each.bound.code_shift, each.bound.max_steps) == (0, 1)
+    assert output.differing_codes == 0
+
+
 def bounds_of_codes() -> list[Bound]:
     """Return the bounds of the codes of data and of the product, and of the output."""
     inputs = Inputs({"x": np.linspace(-7, 7, 1002, dtype=np.float32).reshape(-1, 2)})
