@@ -13,6 +13,7 @@ from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import LINEAR_DOMAINS, OpKey
+from qgraph.graph.scopes import input_of
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.integer.kernels import is_on_codes
@@ -135,9 +136,10 @@ def _meaning(
     scale, zero_point, storage = _parameters(decode, x, expands=expands)
     shape = shape_of(x, scale)
     decoding = None
-    if nodes[0].op_type == "QuantizeLinear" and len(nodes) > 1:
+    encode = nodes[0]
+    if encode.op_type == "QuantizeLinear" and len(nodes) > 1 and not _is_like(encode, decode):
         decoding = Decoding(scale, zero_point)
-        scale, zero_point, storage = _parameters(nodes[0], x, expands=expands)
+        scale, zero_point, storage = _parameters(encode, x, expands=expands)
         parameters = zip((scale, zero_point), vars(decoding).values(), strict=True)
         if all(np.array_equal(one, other) for one, other in parameters):
             decoding = None
@@ -155,6 +157,12 @@ def _meaning(
     lo, hi = _clip_bounds(nodes, form)
     meaning = Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST, decoding=decoding)
     return meaning, shape
+
+
+def _is_like(one: ir.Node, other: ir.Node) -> bool:
+    """Return whether two nodes read one scale and one zero point, without attributes."""
+    has_zero, is_same = input_of(one, 2) is not None, one.inputs[1:] == other.inputs[1:]
+    return has_zero and is_same and not (one.attributes or other.attributes)
 
 
 def _parameters(node: ir.Node, x: ir.Value, *, expands: bool) -> tuple[Float32, Float32, str]:

@@ -3,8 +3,8 @@
 A quantizer of one node, or a plain Q/DQ pair, is skipped with all connected nodes if none of these
 can be part of a larger quantizer. Its scale divides the data and multiplies the codes, and no
 formula of a quantizer has another factor, a limit on one side only, or a second rounding after a
-product and a quotient. So Neg, Relu, other quantizers and sums of data around it are not part of
-it. If only such operators are connected to it, nothing is searched.
+product and a quotient. So Neg, Relu, other quantizers, sums of data, and products of what two
+quantizers give are not part of it. If only such operators are connected to it, nothing is searched.
 """
 
 from __future__ import annotations
@@ -76,29 +76,29 @@ def _separate(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
                 yield node
         elif not node.domain and not _is_code(node.inputs[0]):
             is_sum = node.op_type == "Add" and all(map(_is_data, node.inputs))
-            if is_sum or node.op_type in _UNCHANGING:
+            is_product = node.op_type == "Mul" and all(map(_is_decoded, node.inputs))
+            if is_sum or is_product or node.op_type in _UNCHANGING:
                 yield node
 
 
 def _plain_pair(node: ir.Node) -> tuple[ir.Node, ...]:
     """Return the QuantizeLinear, the Clip of its codes and the DequantizeLinear that end here.
 
-    Nothing else uses the codes. For a DequantizeLinear of constants, only this node is returned.
+    Nothing else uses the codes. Of constant codes, there is no QuantizeLinear.
     """
     if not _has_scale(node):
         return ()
     pair: tuple[ir.Node, ...] = (node,)
     before = producer_of(node.inputs[0])
-    if before is None:
-        return pair
-    if before.op_type == "Clip":
+    if before is not None and before.op_type == "Clip":
         pair = before, node
         before = producer_of(before.inputs[0])
-    if before is None or before.op_type != "QuantizeLinear" or not _has_scale(before):
-        return ()
-    codes = [each.outputs[0] for each in (before, *pair[:-1])]
-    is_plain = all(_is_code(value) and len(value.uses()) == 1 for value in codes)
-    return (before, *pair) if is_plain else ()
+    if before is not None:
+        if before.op_type != "QuantizeLinear" or not _has_scale(before):
+            return ()
+        pair = before, *pair
+    codes = [each.outputs[0] for each in pair[:-1]]
+    return pair if all(_is_code(value) and len(value.uses()) == 1 for value in codes) else ()
 
 
 def _has_scale(node: ir.Node) -> bool:
@@ -109,6 +109,10 @@ def _has_scale(node: ir.Node) -> bool:
 
 def _is_code(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is not None and value.dtype.is_integer()
+
+
+def _is_decoded(value: ir.Value | None) -> bool:
+    return producer_of(value, "DequantizeLinear") is not None
 
 
 def _is_data(value: ir.Value | None) -> bool:

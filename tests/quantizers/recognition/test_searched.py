@@ -55,6 +55,8 @@ CLIPPED = "p = QuantizeLinear (x, s, c) k = Clip (p, l, h) d = DequantizeLinear 
         f"{PAIR} y = Relu (d)",
         f"n0 = Neg (x) {CLIPPED.replace('(x', '(n0')} y = Abs (d)",
         "d = DequantizeLinear (codes, s, c) y = Add (x, d)",
+        "k = Clip (codes, l, h) d = DequantizeLinear (k, s, c) y = Add (x, d)",
+        f"{PAIR} e = DequantizeLinear (codes, s, c) y = Mul (d, e)",
     ],
 )
 def test_nothing_is_searched_among_operators_that_change_no_quantizer(body: str) -> None:
