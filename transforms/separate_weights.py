@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Editor, Operand, Region
-from qgraph.inventory.turned_weights import turned_products, weight_chain
+from qgraph.inventory.weight_chains import turned_products, weight_chain
 from qgraph.model import Model
 from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Report

@@ -59,7 +59,7 @@ def count_codes(codes: Stream, zero: Array | None, axis: int | None) -> CodeCoun
         return None
     number = 1 if axis is None else codes.shape[axis]
     inner = 1 if axis is None else math.prod(codes.shape[axis + 1 :])
-    offsets = np.zeros(number, np.int64)
+    offsets: Array = np.zeros(number, np.int64)
     if zero is not None and zero.size in (1, number):
         offsets[:] = zero.reshape(-1).astype(np.int64)
     is_narrow = form.bits <= _MOST_BITS and np.abs(offsets).max() < _FAR
@@ -72,7 +72,7 @@ def count_codes(codes: Stream, zero: Array | None, axis: int | None) -> CodeCoun
     whole = number * inner  # elements of all channels, which a piece has several times, or in part
     step = PIECE // whole * whole or PIECE
     for start in range(0, codes.size, step):
-        piece = codes.read(start, min(start + step, codes.size)).astype(wide)
+        piece: Array = codes.read(start, min(start + step, codes.size)).astype(wide)
         low, high = min(low, int(piece.min())), max(high, int(piece.max()))
         if histogram is not None:
             histogram += np.bincount(piece - first, minlength=width)

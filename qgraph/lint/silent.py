@@ -15,7 +15,7 @@ from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.output_steps import used_steps
 from qgraph.inventory.row_sums import row_sums
-from qgraph.inventory.turned_weights import turned_products
+from qgraph.inventory.weight_chains import turned_products
 from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.neighbours import (

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
-from qgraph.inventory.turned_weights import WeightChain
+from qgraph.inventory.weight_chains import WeightChain
 from qgraph.numerics import Array
 from qgraph.transforms.drafts.rebuilding import carry_over
 
