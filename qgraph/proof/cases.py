@@ -30,16 +30,15 @@ from qgraph.proof.functions.decide import PairOutcome, remarks
 from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.narrow import NodeSegment, free_axis
-from qgraph.proof.functions.search import Plateaus, plateaus
+from qgraph.proof.functions.search import Plateaus
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros, is_whole
-from qgraph.proof.regions import Cut, element_type, run_nodes
+from qgraph.proof.regions import Cut, Decided, element_type, run_nodes
 from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, TWO_INPUTS, TYPE_NOT_PROVED, Undecidable
 
 _CASES = 1 << 22
-_BOXES = 1 << 20
 _NARROW_BITS = 8
 _SIGNED = 3
 """Maximum number of quantized values whose zeros are tried with both signs."""
@@ -47,13 +46,16 @@ _SIGNED = 3
 _SPECIAL = np.array([-np.inf, np.inf, np.nan], np.float32)
 
 
-def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> PairOutcome:
+def decide_joint(
+    matching: Matching, entries: Sequence[Pair], exit_: Pair, known: Decided
+) -> PairOutcome:
     """Compare both sides for every case. The verdict counts cases.
 
     Args:
         matching: the matching of the two models.
         entries: two pairs of equal values, from which both sides are computed.
         exit_: the pair of values to compare.
+        known: steps of quantizers from earlier calls; new ones are added.
 
     Raises:
         Undecidable: an entry has too many values, or parameters vary by channel.
@@ -66,7 +68,7 @@ def decide_joint(matching: Matching, entries: Sequence[Pair], exit_: Pair) -> Pa
             raise Undecidable(TWO_INPUTS("it does not depend on two values only"))
         _check_parameters(side, nodes)
         parts.append(nodes)
-    (first, one), (second, other) = (_cases(sides, parts, entry) for entry in entries)
+    (first, one), (second, other) = (_cases(sides, parts, entry, known) for entry in entries)
     if first.size * second.size > _CASES:
         raise Undecidable(
             TWO_INPUTS(f"there are {first.size} x {second.size} cases, too many to try")
@@ -130,7 +132,10 @@ def _check_zeros(node: ir.Node, data: Sequence[ir.Value]) -> None:
 
 
 def _cases(
-    sides: tuple[MatchedModel, MatchedModel], parts: Sequence[Sequence[ir.Node]], entry: Pair
+    sides: tuple[MatchedModel, MatchedModel],
+    parts: Sequence[Sequence[ir.Node]],
+    entry: Pair,
+    known: Decided,
 ) -> tuple[Array, Cases]:
     """Return one value of an entry for each case, and the division of its inputs into cases."""
     dtype = entry[0].dtype or entry[1].dtype
@@ -141,19 +146,21 @@ def _cases(
             raise Undecidable(TYPE_NOT_PROVED(f"one of its two inputs is {dtype.name}"))
         return all_values(dtype.name), Cases(None, None)
     for name, side, value in zip(("reference", "candidate"), sides, entry, strict=True):
-        levels = _levels(name, side, value)
+        levels = _levels(name, side, value, known)
         if levels is not None:
             return levels
     keys: list[Array] = []
     for side, nodes, value in zip(sides, parts, entry, strict=True):
         for end in _quantized(side, nodes, value):
             chain = between(end, [value], side.joined) or []
-            keys.append(_steps(side, chain, value, end).lo)
+            keys.append(_steps(side, chain, value, end, known).lo)
     starts = np.unique(np.concatenate(keys))
     return np.concatenate([from_keys(starts), _SPECIAL]), Cases(None, None, tuple(starts.tolist()))
 
 
-def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Cases] | None:
+def _levels(
+    name: str, side: MatchedModel, value: ir.Value, known: Decided
+) -> tuple[Array, Cases] | None:
     """Return the results of the quantizer of ``value``, and the inputs of each.
 
     None is returned if ``value`` is not computed by a quantizer.
@@ -165,13 +172,20 @@ def _levels(name: str, side: MatchedModel, value: ir.Value) -> tuple[Array, Case
             continue
         nodes = between(value, [start], side.joined)
         try:
-            plateaus = _steps(side, nodes or [], start, value)
+            plateaus = _steps(side, nodes or [], start, value, known)
         except Undecidable:
             continue
         beyond = run_nodes(side, nodes or [], {start: _SPECIAL}, value)
         levels = np.unique(np.concatenate([plateaus.value, beyond, _SPECIAL[-1:]]))
         return levels, Cases(name, str(start.name), tuple(plateaus.lo.tolist()))
     return None
+
+
+def _steps(
+    side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, known: Decided
+) -> Plateaus:
+    _check_parameters(side, nodes)
+    return known.steps(lower(nodes, x, y, (), Builder(), constants=side.known.array))
 
 
 def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
@@ -189,16 +203,11 @@ def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) ->
     return ends
 
 
-def _steps(side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Plateaus:
-    _check_parameters(side, nodes)
-    return plateaus(lower(nodes, x, y, (), Builder(), constants=side.known.array), max_boxes=_BOXES)
-
-
 _ROUNDING = frozenset({"Ceil", "Floor", "QuantizeLinear", "Round"})
 """Operators that are step functions."""
 
 
-def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
+def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome | None:
     """Compare both sides of a region for every step of the quantizers that read its input first.
 
     Each side is an elementwise function of the results of its quantizers. So it is constant where
@@ -218,7 +227,7 @@ def decide_steps(matching: Matching, region: Cut) -> PairOutcome | None:
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
     pairs = list(zip(sides, segments, strict=True))
-    quantized = [_quantized_steps(side, segment) for side, segment in pairs]
+    quantized = [_quantized_steps(side, segment, known) for side, segment in pairs]
     if not all(quantized):
         return None
     starts = np.unique(np.concatenate([keys for steps in quantized for keys in steps.values()]))
@@ -294,7 +303,9 @@ def _distinguishes_zeros(
     return bool(ties) or any(level < Exactness.BITS for level in levels)
 
 
-def _quantized_steps(side: MatchedModel, segment: NodeSegment) -> dict[ir.Value, Keys]:
+def _quantized_steps(
+    side: MatchedModel, segment: NodeSegment, known: Decided
+) -> dict[ir.Value, Keys]:
     """Return quantized values from which a segment computes its result, and the steps of each.
 
     A step is given by its first input. The quantized values are the last ones before the result
@@ -304,14 +315,14 @@ def _quantized_steps(side: MatchedModel, segment: NodeSegment) -> dict[ir.Value,
 
     def is_quantized(value: ir.Value) -> bool:
         if value not in steps:
-            steps[value] = _steps_of(side, segment.x, value)
+            steps[value] = _steps_of(side, segment.x, value, known)
         return steps[value] is not None
 
     cut = nearest_cut(segment.y, is_quantized, side.operands) or []
     return {value: keys for value in cut if (keys := steps[value]) is not None}
 
 
-def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value) -> Keys | None:
+def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value, known: Decided) -> Keys | None:
     """Return the first input of each step of a value; None if it is not a quantized float32 value.
 
     Raises:
@@ -322,7 +333,7 @@ def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value) -> Keys | None:
         return None
     try:
         _check_parameters(side, nodes)
-        root = lower(nodes, x, value, (), Builder(), constants=side.known.array)
+        function = lower(nodes, x, value, (), Builder(), constants=side.known.array)
     except Undecidable:
         return None
-    return plateaus(root, max_boxes=_BOXES).lo
+    return known.steps(function).lo

@@ -65,6 +65,7 @@ def certify(
     evidence: bool = False,
     runs: Runner | None = None,
     counts: bool = True,
+    decided: Decided | None = None,
 ) -> Proof:
     """Prove that two models compute equal outputs for every input.
 
@@ -85,6 +86,7 @@ def certify(
         runs: runs the models to find an input on which their outputs differ; None to run nothing.
         counts: count the inputs on which regions differ in values. If not, such regions are
             undecided, which takes less time.
+        decided: outcomes of earlier calls, for any models; new ones are added.
 
     Raises:
         ModelError: the models have different inputs or outputs.
@@ -101,16 +103,17 @@ def certify(
         reference, candidate, keep_inputs=keep_inputs, open_sums=True, defines=True
     )
     first = None if sides[0].defined else runs
-    soon = None if counts else level
-    (matching, shown, shown_by), form = _show(sides, level, first, soon)
+    known = Decided() if decided is None else decided
+    known.at_least = None if counts else level
+    (matching, shown, shown_by), form = _show(sides, level, first, known)
     if sides[0].defined and _failed(shown, level) and not is_over():
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs, open_sums=True)
-        (matching, shown, shown_by), form = _show(sides, level, runs, soon)
+        (matching, shown, shown_by), form = _show(sides, level, runs, known)
     failed = any(s.outcome.differs(level) for s in shown) if counts else _failed(shown, level)
     if sides[0].has_open_sums and failed and not is_over():
         # They may differ only at numbers that no sum of codes is.
         sides = normalised_models(reference, candidate, keep_inputs=keep_inputs)
-        (matching, shown, shown_by), form = _show(sides, level, runs, soon)
+        (matching, shown, shown_by), form = _show(sides, level, runs, known)
     sides = matching.reference.normalised, matching.candidate.normalised
     divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
@@ -167,26 +170,24 @@ _Attempt = tuple[Matching, list[Shown], NormalForm | None]
 
 
 def _show(
-    sides: _Sides, level: Exactness, runs: Runner | None, soon: Exactness | None
+    sides: _Sides, level: Exactness, runs: Runner | None, known: Decided
 ) -> tuple[Established, NormalForm | None]:
     """Return the attempt with the fewest failed claims, on the models as written or in normal form.
 
     The normal form is tried if claims about the models as written fail. It is tried first if the
     matching of the models as written pairs results of different operators.
     """
-    decided = Decided()
-    decided.at_least = soon
     tried: list[_Attempt] = []
     for matching, form in _in_order(sides, level):
-        tried.append((*_attempt(matching, level, decided), form))
+        tried.append((*_attempt(matching, level, known), form))
         if not _failed(tried[-1][1], level) or is_over():
-            return _concluded(tried[-1], level, decided, runs)
+            return _concluded(tried[-1], level, known, runs)
     as_written = next(attempt for attempt in tried if attempt[2] is None)
     best = min([as_written, *tried], key=lambda attempt: _failed(attempt[1], level))
-    concluded = _concluded(best, level, decided, runs)
+    concluded = _concluded(best, level, known, runs)
     if best is as_written or _is_decided(concluded[0], level):
         return concluded
-    second = _concluded(as_written, level, decided, runs)
+    second = _concluded(as_written, level, known, runs)
     return second if _is_decided(second[0], level) else concluded
 
 

@@ -83,7 +83,7 @@ class Shown:
         return may_differ and not all(map(has_positive_zeros, values))
 
 
-def discharge(matching: Matching, level: Exactness, known: Decided | None = None) -> list[Shown]:
+def discharge(matching: Matching, level: Exactness, known: Decided) -> list[Shown]:
     """Return the outcome of each claim, in the order of the claims.
 
     If a region does not reach ``level`` with its nearest entry, farther entries are tried.
@@ -94,12 +94,12 @@ def discharge(matching: Matching, level: Exactness, known: Decided | None = None
         known: see :func:`~qgraph.proof.regions.decide_cuts`.
     """
     claims = matching.claims
-    shown = _show_regions(matching, level, Decided() if known is None else known)
+    shown = _show_regions(matching, level, known)
     for claim in claims:
         if claim.kind is Kind.CONSTANT:
             shown[claim] = Shown(claim, _compare_constants(matching, claim))
         elif claim.kind is Kind.JOINT:
-            shown[claim] = Shown(claim, _decide_joint(matching, claim))
+            shown[claim] = Shown(claim, _decide_joint(matching, claim, known))
         elif claim.kind is Kind.OPEN:
             shown[claim] = Shown(claim, undecided(explained(claim.reason, NOT_MATCHED)))
     guessed = {c.values for c in claims if c.kind is Kind.OPEN and _operators_differ(c)}
@@ -129,7 +129,7 @@ def _show_regions(
         left = [claim for claim in left if distance < len(claim.entries)]
         cuts = [cut(matching, claim.values, claim.entries[distance]) for claim in left]
         outcomes = [
-            _or_by_steps(matching, region, outcome)
+            _or_by_steps(matching, region, outcome, known)
             for region, outcome in zip(cuts, decide_cuts(matching, cuts, known), strict=True)
         ]
         for claim, region, outcome in zip(left, cuts, outcomes, strict=True):
@@ -146,12 +146,14 @@ def _show_regions(
     return shown
 
 
-def _or_by_steps(matching: Matching, region: Cut, outcome: PairOutcome) -> PairOutcome:
+def _or_by_steps(
+    matching: Matching, region: Cut, outcome: PairOutcome, known: Decided
+) -> PairOutcome:
     """Return the outcome, for a region that was not compared, by the steps of its quantizers."""
     given_up = outcome.finding is not None and outcome.finding.given_up
     if outcome.verdict.exactness is None and not given_up:
         with suppress(Undecidable):
-            return decide_steps(matching, region) or outcome
+            return decide_steps(matching, region, known) or outcome
     return outcome
 
 
@@ -194,9 +196,9 @@ def _spared(outcome: PairOutcome) -> PairOutcome:
     return replace(outcome, verdict=replace(verdict, reason=reason))
 
 
-def _decide_joint(matching: Matching, claim: EqualityClaim) -> PairOutcome:
+def _decide_joint(matching: Matching, claim: EqualityClaim, known: Decided) -> PairOutcome:
     try:
-        return decide_joint(matching, claim.entries, claim.values)
+        return decide_joint(matching, claim.entries, claim.values, known)
     except Undecidable as reason:
         return undecided(reason.reason)
 

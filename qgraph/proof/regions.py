@@ -25,10 +25,11 @@ from qgraph.proof.functions.decide import (
     undecided,
 )
 from qgraph.proof.functions.enumeration import enumerate_inputs
-from qgraph.proof.functions.expression import Builder, Expr, undefined
+from qgraph.proof.functions.expression import Builder, Expr, text, undefined
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.narrow import NARROW_BITS, NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.pair import FunctionPair, Key, Shape
+from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
@@ -42,18 +43,39 @@ from qgraph.reasons import (
     restated,
 )
 
+_BOXES = 1 << 20
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class Decided(dict[Key, PairOutcome]):
-    """Cache of outcomes, by the form of both sides.
+    """Cache of outcomes, by the form of both sides, and of the steps of quantizers.
 
     Attributes:
         at_least: the level to reach; pairs that differ in values are then not counted. None to
             count all.
     """
 
-    at_least: Exactness | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_least: Exactness | None = None
+        self._steps: dict[str, Plateaus | Undecidable] = {}
+
+    def steps(self, function: Expr) -> Plateaus:
+        """Return the steps of a function.
+
+        Raises:
+            Undecidable: it is not a step function, or has too many steps.
+        """
+        key = text([function])
+        if key not in self._steps:
+            try:
+                self._steps[key] = plateaus(function, max_boxes=_BOXES)
+            except Undecidable as reason:
+                self._steps[key] = reason
+        found = self._steps[key]
+        if isinstance(found, Undecidable):
+            raise found
+        return found
 
 
 @dataclass(frozen=True, eq=False)

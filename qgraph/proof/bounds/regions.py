@@ -37,6 +37,7 @@ from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof, certify
 from qgraph.proof.forced import Runner, fact_of
+from qgraph.proof.regions import Decided
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def certified(
         OptionError: an option is wrong, or a range or a limit names no input or output.
         UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE 754.
     """
-    level = member(Exactness, exact, "exact")
+    level, decided = member(Exactness, exact, "exact"), Decided()
 
     def attempt(*, counts: bool) -> tuple[Proof, Certificate]:
         proof = certify(
@@ -117,6 +118,7 @@ def certified(
             evidence=evidence,
             runs=runs,
             counts=counts,
+            decided=decided,
         )
         return proof, with_bounds(
             proof, models, request, level, keep_inputs=keep_inputs, evidence=evidence
