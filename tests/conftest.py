@@ -17,6 +17,7 @@ os.environ |= {
 import functools
 import gc
 import resource
+import shutil
 import sys
 import zlib
 from collections import defaultdict
@@ -36,6 +37,11 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+# Files of tests need not survive a crash, and a disk makes each of them wait until they would.
+_MEMORY = Path("/dev/shm")
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
