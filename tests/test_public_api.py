@@ -183,7 +183,11 @@ def test_a_script_that_uses_all_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("checker", "options"), [("mypy", ["--strict", "--follow-imports=silent"]), ("pyright", [])]
+    ("checker", "options"),
+    [
+        pytest.param("mypy", ["--strict", "--follow-imports=silent"], marks=pytest.mark.exhaustive),
+        ("pyright", []),
+    ],
 )
 def test_type_checkers_accept_that_script(checker: str, options: list[str], tmp_path: Path) -> None:
     pytest.importorskip(checker, reason=f"{checker} is not installed (extra dev)")

@@ -111,7 +111,7 @@ def original(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("script", [KILLED, NO_ROOM], ids=["killed", "no room"])
 def test_the_old_model_or_the_new_one(original: Path, tmp_path: Path, script: str) -> None:
     command = [sys.executable, "-B", "-c", SETUP + script, str(original), str(tmp_path / "work")]

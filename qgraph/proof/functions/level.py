@@ -132,8 +132,10 @@ def _gap(runs: Runs, step: Float64) -> Float64:
 def _counted(finding: PairFinding, beyond: Mask) -> tuple[int, int | None]:
     """Return the number of inputs with another code, and the largest other difference in ulps."""
     runs = finding.runs
-    alike = {channel: n for (channel, _), n in zip(finding.by_channel, finding.alike, strict=True)}
-    copies = np.array([alike[int(channel)] for channel in runs.channel], np.int64)
+    channels = np.array([channel for channel, _ in finding.by_channel], np.int64)
+    order = np.argsort(channels)
+    copies = np.array(finding.alike, np.int64)[order]
+    copies = copies[np.searchsorted(channels[order], runs.channel)]
     codes = int(((runs.hi - runs.lo + 1) * copies)[beyond].sum())
     ulps = np.abs(to_keys(runs.reference) - to_keys(runs.candidate))[~beyond]
     return codes, int(ulps.max()) if len(ulps) else None
