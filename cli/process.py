@@ -24,7 +24,11 @@ from qgraph.text import without_commands
 
 _LAZY = frozenset(
     {
+        "google.protobuf.json_format",
+        "google.protobuf.text_format",
         "networkx",
+        "numpy._core._add_newdocs",
+        "numpy._core._add_newdocs_scalars",
         "onnx.compose",
         "onnx.gen_proto",
         "onnx.parser",
@@ -36,7 +40,7 @@ _LAZY = frozenset(
         "sympy",
     }
 )
-"""Modules that qgraph, onnx and onnx_ir import but use only in few functions. sympy, for
+"""Modules that qgraph, NumPy, onnx and onnx_ir import but use in few functions or none. sympy, for
 arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes.
 A second import loads a module, so at most one module of qgraph imports one of them at its head."""
 

@@ -10,7 +10,6 @@ from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from qgraph.errors import ModelError, UnsupportedError, where
 
@@ -168,6 +167,8 @@ def inline_functions(model: ir.Model) -> None:
     """
     if not model.functions:
         return
+    from onnx_ir.passes.common import InlinePass  # which imports all passes of onnx_ir
+
     try:
         InlinePass()(model)
     except (ir.passes.PassError, ValueError, KeyError) as error:
