@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,12 @@ class Region:
         """Whether all nodes are still in the graph."""
         return all(node.graph is not None for node in self.nodes)
 
+    @property
+    def entry(self) -> tuple[ir.Node, int] | None:
+        """Node and operand index at which its input is read."""
+        entries = ((n, i) for n in self.nodes for i, v in enumerate(n.inputs) if v is self.x)
+        return next(entries, None)
+
 
 class Draft:
     """New nodes that may replace a region.
@@ -67,13 +75,13 @@ class Draft:
         size_summary: sizes before and after of the constant that the draft stores.
         open: the constants that depend on an open scale.
         template: the draft with an open scale from which it was made, and the ``scale`` filled in.
+        copied: nodes of an equal draft with their inputs, to copy at :meth:`commit`.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
         self._editor = editor
         self.region = region
-        entries = ((n, i) for n in region.nodes for i, v in enumerate(n.inputs) if v is region.x)
-        self.entry = next(entries, None)
+        self.entry = region.entry
         shape = None if region.x.shape is None else ir.Shape(region.x.shape)
         self.x = ir.Value(name=region.x.name, type=region.x.type, shape=shape)
         # Regions of several data inputs have none that counts; their drafts state all types.
@@ -88,6 +96,7 @@ class Draft:
         self.size_summary: SizeSummary | None = None
         self.open: list[ir.Value] = []
         self.template: Draft | None = None
+        self.copied: list[tuple[ir.Node, Sequence[ir.Value | None]]] = []
         self.scale: Array | None = None
         self._needs = 1
         self.op = Tracer(self)
@@ -193,29 +202,39 @@ class Draft:
         yield
         self.half = half
 
-    def again(self, region: Region, scale: Array | None = None) -> Draft | None:
+    def again(self, region: Region) -> Draft | None:
         """Return the same draft for an equal region; None if it fits its own region only.
 
-        Both share their constants.
-
-        Args:
-            region: a region that is equal, up to the scale if this one is open.
-            scale: the scale of ``region``, which takes the place of an open one.
+        Both share constants and nodes. The nodes are copied when the new draft is committed.
         """
-        if self.promise is not None or self.others or self.tensors or self.size_summary is not None:
+        known = {None, self.x, *self.constants, *(node.outputs[0] for node in self.nodes)}
+        if not self._is_general or not known.issuperset(
+            chain([self.y], *(node.inputs for node in self.nodes))
+        ):
+            return None
+        draft = copy(self)
+        draft.region, draft.entry = region, region.entry
+        draft.copied = [(node, node.inputs) for node in self.nodes]
+        return draft
+
+    def with_scale(self, region: Region, scale: Array) -> Draft | None:
+        """Return this draft with an open scale for a region that is equal up to its ``scale``.
+
+        Returns:
+            None if it fits its own region only.
+        """
+        if not self._is_general:
             return None
         draft = Draft(self._editor, region)
         new: dict[ir.Value | None, ir.Value | None] = {None: None, self.x: draft.x}
         new |= {value: value for value in self.constants}
-        draft.constants = self.constants
-        if scale is not None:
-            draft.template, draft.scale, draft.constants = self, scale, dict(self.constants)
-            for value in self.open:
-                del draft.constants[value]
-                number: Any = self.constants[value]
-                new[value] = draft.constant(number.at(scale), value.name or "const")
+        draft.template, draft.scale, draft.constants = self, scale, dict(self.constants)
+        for value in self.open:
+            del draft.constants[value]
+            number: Any = self.constants[value]
+            new[value] = draft.constant(number.at(scale), value.name or "const")
         for node in self.nodes:
-            if len(node.outputs) > 1 or any(value not in new for value in node.inputs):
+            if any(value not in new for value in node.inputs):
                 return None
             new[node.outputs[0]] = draft.copy(node, [new[value] for value in node.inputs])
         y = new.get(self.y)
@@ -224,9 +243,16 @@ class Draft:
         draft.y, draft._needs = y, self._needs
         return draft
 
+    @property
+    def _is_general(self) -> bool:
+        """Whether nothing but values that it uses may bind it to its region."""
+        is_stated = self.promise is not None or self.size_summary is not None
+        is_plain = all(len(node.outputs) == 1 for node in self.nodes)
+        return is_plain and not (is_stated or self.others or self.tensors)
+
     def discard(self) -> None:
         """Discard the draft: remove its uses of values of the graph."""
-        for node in self.nodes:
+        for node in self.nodes if not self.copied else ():
             node.resize_inputs(0)
 
     def commit(self, *, sweep: bool = True) -> None:
@@ -315,32 +341,47 @@ class Editor:
         if graph is None:
             raise ValueError(f"{anchor.op_type} {anchor.name!r} belongs to no graph")
         stem = region.y.name or "quantized"
+        x = draft.x
         if draft.entry is not None:
             # Read now: an earlier edit may have put another value in the place of region.x.
             node, index = draft.entry
-            draft.x.replace_all_uses_with(node.inputs[index] or region.x)
-        for node in draft.nodes:
-            self._settle_constants(draft, node, anchor, graph, stem)
+            x = node.inputs[index] or region.x
+        values: dict[ir.Value | None, ir.Value] = {draft.x: x}
+        for node, inputs in draft.copied or [(node, node.inputs) for node in draft.nodes]:
+            operands = [
+                self._settled(draft, value, anchor, graph, stem)
+                if value in draft.constants or value in draft.tensors
+                else values.get(value, value)
+                for value in inputs
+            ]
+            if draft.copied:
+                output = node.outputs[0]
+                node = ir.Node(node.domain, node.op_type, operands, node.attributes.values())
+                if output.dtype is not None:
+                    node.outputs[0].dtype = output.dtype
+                values[output] = node.outputs[0]
+            for index, value in enumerate(operands):
+                if value is not node.inputs[index]:
+                    node.replace_input_with(index, value)
             node.name = self.fresh(f"{stem}_{node.op_type}")
             for output in node.outputs:
                 output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
             keep_from_functions(node, self._model)
             graph.insert_before(anchor, node)
-        for old, new in ((region.y, draft.y), *draft.others.items()):
+        for old, new in ((region.y, values.get(draft.y, draft.y)), *draft.others.items()):
             self._hand_over(old, new)
 
-    def _settle_constants(
-        self, draft: Draft, node: ir.Node, anchor: ir.Node, graph: Any, stem: str
-    ) -> None:
-        for index, value in enumerate(node.inputs):
-            if value is not None and (value in draft.constants or value in draft.tensors):
-                placed = self._placed.get((id(graph), value))
-                if placed is None or placed.graph is None:
-                    tensor = draft.tensors.get(value)
-                    content = fingerprint(draft.constants[value]) if tensor is None else tensor
-                    placed = self.share(value, content, anchor, graph, stem)
-                    self._placed[id(graph), value] = placed
-                node.replace_input_with(index, placed)
+    def _settled(
+        self, draft: Draft, value: ir.Value, anchor: ir.Node, graph: Any, stem: str
+    ) -> ir.Value:
+        """Return the constant in ``graph`` that takes the place of a constant of a draft."""
+        placed = self._placed.get((id(graph), value))
+        if placed is None or placed.graph is None:
+            tensor = draft.tensors.get(value)
+            content = fingerprint(draft.constants[value]) if tensor is None else tensor
+            placed = self.share(value, content, anchor, graph, stem)
+            self._placed[id(graph), value] = placed
+        return placed
 
     def share(
         self, value: ir.Value, content: object, anchor: ir.Node, graph: Any, stem: str

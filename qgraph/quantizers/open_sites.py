@@ -121,7 +121,7 @@ class _OpenDrafts:
         """Yield the drafts for a site that is equal up to its scale, then the rest of its own."""
         for index in count():
             template = self._at(index)
-            draft = None if template is None else template.again(site, scale)
+            draft = None if template is None else template.with_scale(site, scale)
             if draft is None:
                 yield from islice(own, index, None)
                 return

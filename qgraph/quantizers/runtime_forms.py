@@ -180,7 +180,7 @@ class _Templates:
 
         def make(index: int, start: Site, own: Make) -> Draft:
             template = self._at(index)
-            draft = None if template is None else template.again(start, scale)
+            draft = None if template is None else template.with_scale(start, scale)
             return own() if draft is None else draft
 
         for index, (start, own) in enumerate(offered):
