@@ -31,26 +31,27 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
     infos = {each.name: each for each in (*graph.value_info, *graph.output)}
     types = _types(graph)
     given = {each.name for each in (*graph.input, *graph.initializer)}
-    defined = set(given)
+    defined = {"", *given}
     kept: dict[object, onnx.NodeProto] = {}
     for node in graph.node:
-        names = [name for name in node.output if name]
-        if not defined.issuperset(filter(None, node.input)):
+        inputs, names = list(node.input), list(node.output)
+        if not defined.issuperset(inputs):
             return False
-        number = len(defined)
+        number = len(defined) + len(names) - names.count("")
         defined.update(names)
-        if len(defined) < number + len(names):
+        if len(defined) < number:
             return False
         if node.op_type == "Constant":
             form: object = len(kept)
             attributes = tuple([(each.name, each.t.data_type) for each in node.attribute])
-            types |= {name: (*types.get(name, ()), attributes) for name in names}
+            types |= {name: (*types.get(name, ()), attributes) for name in names if name}
         else:
-            form = _form(node, types)
+            form = _form(node), tuple(map(types.get, inputs)), tuple(map(types.get, names))
         if form not in kept:
             if any(each.HasField("g") or each.graphs for each in node.attribute):
                 return False
             kept[form] = node
+    defined.remove("")
     if not defined.issuperset(each.name for each in graph.output):
         return False
     nodes = list(kept.values())
@@ -66,7 +67,7 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
 
 def _types(graph: onnx.GraphProto) -> Types:
     """Return all that is stated about the type of each value."""
-    types: Types = {}
+    types: Types = {"": ("absent",)}
     for info in (*graph.value_info, *graph.input, *graph.output):
         types[info.name] = (*types.get(info.name, ()), info.type.SerializeToString())
     for tensor in graph.initializer:
@@ -74,14 +75,10 @@ def _types(graph: onnx.GraphProto) -> Types:
     return types
 
 
-def _form(node: onnx.NodeProto, types: Types) -> tuple[object, ...]:
-    """Return what is equal for nodes of one form."""
+def _form(node: onnx.NodeProto) -> object:
+    """Return what is equal for nodes of one form, without their operands."""
     rest = onnx.NodeProto()
     rest.CopyFrom(node)
     for name in _NAMES:
         rest.ClearField(name)
-    inputs, outputs = (
-        tuple([types.get(name) if name else "" for name in names])
-        for names in (node.input, node.output)
-    )
-    return rest.SerializeToString(), inputs, outputs
+    return rest.SerializeToString()

@@ -55,7 +55,7 @@ def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
     first = len(report.sites)
 
     def mark(names: set[str]) -> None:
-        parts = [replace(s, is_part=s.node in names) for s in report.sites[first:]]
+        parts = [replace(s, is_part=True) if s.node in names else s for s in report.sites[first:]]
         is_idle = [s.is_part and s.outcome is SiteStatus.KEPT and s.why != DYNAMIC for s in parts]
         report.sites[first:] = [s for s, idle in zip(parts, is_idle, strict=True) if not idle]
 

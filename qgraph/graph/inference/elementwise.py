@@ -190,6 +190,8 @@ def broadcast_shape(
     """
     if a is None or b is None:
         return None
+    if a == () or b == ():
+        return a or b
     rank = max(len(a), len(b))
     ours, theirs = ((1,) * (rank - len(shape)) + shape for shape in (a, b))
     if limits is not None:
