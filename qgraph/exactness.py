@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol
 
 from qgraph.display import Fields
@@ -41,7 +42,7 @@ class Exactness(Choice):
             return cls.CODES if counts.only_last_bits else cls.DIFFERENT
         return cls.VALUES if counts.zero_sign else cls.BITS
 
-    @property
+    @cached_property
     def _height(self) -> int:
         return -list(Exactness).index(self)
 

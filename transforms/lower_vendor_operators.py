@@ -67,6 +67,8 @@ def lower_composites(
         return Rebuild(node, (node,), verdict, write, opset)
 
     nodes = [node for node in model.nodes() if composite_of(node) is not None and wanted(node)]
+    if not nodes:
+        return
     chosen = frozenset(nodes)
     with inferred_operands(model, chosen.__contains__):
         rebuild(model, read_all(model, nodes, read), Exactness.BITS, report, limit=limit)

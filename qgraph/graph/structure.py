@@ -174,7 +174,7 @@ def _fault(node: ir.Node, state: str, expected: str) -> ModelError:
 
 
 def _check_attributes(node: ir.Node, declared: Mapping[str, ir.Attr], *, is_function: bool) -> None:
-    for name, attribute in node.attributes.items():
+    for name, attribute in node.attributes.data.items():
         if attribute.is_ref():
             if not is_function or attribute.ref_attr_name not in declared:
                 raise _fault(
@@ -217,7 +217,6 @@ def _check_call(node: ir.Node, called: ir.Function, kinds: Mapping[str, ir.Attri
 
 def _check_node(node: ir.Node, form: _Form) -> None:
     inputs = list(node.inputs)
-    required = sum(formal.is_required for formal in form.inputs)
     if len(inputs) > len(form.inputs) and not form.is_variadic:
         raise _fault(node, f"it has {len(inputs)} inputs", f"at most {len(form.inputs)}")
     if len(node.outputs) > form.outputs:
@@ -225,6 +224,7 @@ def _check_node(node: ir.Node, form: _Form) -> None:
     inputs += [None] * (len(form.inputs) - len(inputs))
     for formal, value in zip(form.inputs, inputs, strict=False):
         if value is None and formal.is_required:
+            required = sum(formal.is_required for formal in form.inputs)
             raise _fault(
                 node, f"input {formal.name!r} is absent", f"{required} inputs that are there"
             )
@@ -236,7 +236,7 @@ def _check_node(node: ir.Node, form: _Form) -> None:
         ):
             raise _fault(node, f"input {formal.name!r} is of type {dtype.name}", "real numbers")
     for name, (wanted, is_required) in form.attributes.items():
-        attribute = node.attributes.get(name)
+        attribute = node.attributes.data.get(name)
         if attribute is None:
             if is_required:
                 raise _fault(node, f"attribute {name!r} is absent", f"one of type {wanted.name}")
@@ -262,7 +262,7 @@ def _check_foreign(node: ir.Node) -> None:
             if (dtype := _no_numbers(value)) is not None:
                 name = "" if value is None else value.name
                 raise _fault(node, f"input {name!r} is of type {dtype.name}", "real numbers")
-    for name, attribute in node.attributes.items():
+    for name, attribute in node.attributes.data.items():
         if node.domain in _FOREIGN:
             _check_kind(node, attribute, _KINDS_OF.get((node.op_type, name), _KINDS.get(name)))
         if is_known and name == "bits" and not attribute.is_ref():

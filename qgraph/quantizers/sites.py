@@ -126,9 +126,11 @@ class PatternMatcher:
         A form contains everything that determines the quantizer: attributes, parameters, the types
         of all values, and the shape of the data.
         """
+        if OpKey.of(node) not in readers:
+            return None
         nodes = _pair(node)
         x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
-        if x is None or is_constant(x) or not readers.get(OpKey.of(node)):
+        if x is None or is_constant(x):
             return _site_of(node, readers)
         form = self._forms.of_region(nodes, x, y)
         if form is None:

@@ -103,11 +103,11 @@ def _verdict(sites: Sequence[Site], summary: Mapping[str, Any]) -> tuple[str, To
         return "unchanged", Tone.OPEN, f"{what}{_done_before(sites)}{refused}."
     bounds = [site["bound"] for site in changed if site.get("bound")]
     stated = [site["exactness"] for site in changed if not site.get("bound")]
-    levels = [Exactness(level) for level in stated if level]
+    levels = {Exactness(level) for level in stated if level}
     lowest = min(levels, default=Exactness.BITS)
     number = counted(summary["changed"], "site")
     sentence = f"{number} changed, {_EQUALITY[lowest]}{refused}."
-    if unclaimed := len(stated) - len(levels):
+    if unclaimed := sum(not level for level in stated):
         text = f"{number} changed, {whole(unclaimed)} of them not compared"
         return "not compared", Tone.OPEN, f"{text}; their remarks say why{refused}."
     if bounds and lowest >= Exactness.NEAR:

@@ -305,7 +305,7 @@ class Forms:
             operands: for each input that is not constant, a key for comparing it.
         """
         attributes = []
-        for name, attribute in node.attributes.items():
+        for name, attribute in node.attributes.data.items():
             if attribute.is_ref() or attribute.type not in _PLAIN:
                 return None
             attributes.append((name, attribute.type, repr(attribute.value)))
