@@ -192,7 +192,7 @@ def test_a_module_is_a_plugin_for_one_command(tmp_path: Path) -> None:
     assert "The plugin 'no_such_module' cannot be imported" in missing.stderr
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "told"),

@@ -181,7 +181,7 @@ def test_a_script_that_uses_all_of_it(tmp_path: Path) -> None:
     assert "proved" in shown[2]
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("checker", "options"),
     [

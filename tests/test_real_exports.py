@@ -121,7 +121,7 @@ def test_exactly_the_truncation_differs(dropping):
     assert region.witness.reference != region.witness.candidate
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @PAIRS
 def test_the_differing_inputs_are_counted_exactly(dropping):
     """Below a quarter of a step of the result both give 0, above the last code both the last."""
@@ -139,7 +139,7 @@ def test_the_differing_inputs_are_counted_exactly(dropping):
     assert [r.differing_inputs for r in found.regions if r.verdict == "different"] == [count]
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @PAIRS
 def test_an_input_of_the_whole_model_shows_it(dropping):
     found = qgraph.prove(file(dropping, "qonnx"), file(dropping, "qcdq"), runs=20)
@@ -184,7 +184,7 @@ def test_diff_shows_it(dropping, capsys):
     assert text.endswith("4 same, 1 changed\n")
 
 
-@pytest.mark.cases(fast=1, slow=13)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
 @pytest.mark.parametrize("form", FORMS)
 @PAIRS
@@ -199,7 +199,7 @@ def test_no_conversion_of_ours_differs(dropping, form, to):
 BLOCK = re.compile(r"^```text\n\$ (qgraph .*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(("command", "output"), BLOCK.findall(PAGE.read_text()))
 def test_the_page_shows_what_is_printed(command, output, tmp_path, monkeypatch, capsys):
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)

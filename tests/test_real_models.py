@@ -30,7 +30,7 @@ def feeds(model: Model, models: Path) -> dict[str, np.ndarray]:
     return {value.name: noise.astype(np.float32)}
 
 
-@pytest.mark.cases(fast=2, slow=7)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -50,7 +50,7 @@ def test_conversion_keeps_every_value(models, tmp_path, model_name, to):
         np.testing.assert_array_equal(found[key], value)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=9)
 def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path, model_name):
     path = models / f"{model_name}.onnx"
     original, model = load(path), load(path)
@@ -67,7 +67,7 @@ def test_folding_keeps_every_value_and_drops_the_float_weights(models, tmp_path,
         np.testing.assert_array_equal(found[key], value)
 
 
-@pytest.mark.cases(fast=1, slow=15)
+@pytest.mark.cases(fast=1, slow=8)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     "step",
@@ -82,7 +82,7 @@ def test_check_in_onnx_runtime_finds_both_equal(models, model_name, step):
     check(path, model, Inputs(random=8), backend="ort").raise_if_different()
 
 
-@pytest.mark.cases(fast=5, slow=14)
+@pytest.mark.cases(fast=5, slow=9)
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
@@ -104,7 +104,7 @@ def test_onnx_runtime_computes_the_same(models, tmp_path, assert_same_rows, mode
         assert_same_rows(have, want, atol=5e-6 * np.abs(want).max())
 
 
-@pytest.mark.cases(fast=1, slow=9)
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.runtime
 @pytest.mark.sums
 def test_portable_model_runs_in_onnx_runtime(models, tmp_path, assert_same_rows, model_name):

@@ -32,7 +32,7 @@ def converted(path: Path, to: str, out: Path) -> Path:
     return out
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("to", DIALECTS)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_conversion_leaves_every_quantizer_the_same(qgraph, tmp_path, path, to):
@@ -233,7 +233,7 @@ FLOAT_CODES = {"brev_cnn_fp8e4m3", "brev_mlp_fp4", "brevmx_mlp_mxfp4w"}
 """Models with weights in floating-point codes, which some dialects can only say as integers."""
 
 
-@pytest.mark.cases(fast=0, slow=12)
+@pytest.mark.cases(fast=0, slow=6)
 @pytest.mark.parametrize("to", DIALECTS)
 def test_every_conversion_of_a_real_model_leaves_its_quantizers_the_same(models, model_name, to):
     model = load(models / f"{model_name}.onnx")

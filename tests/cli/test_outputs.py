@@ -68,7 +68,7 @@ WRITERS = [
 ]
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=4, slow=8)
 @pytest.mark.parametrize(("arguments", "options", "other"), WRITERS)
 def test_no_output_takes_the_place_of_a_file_that_is_read(qgraph, files, arguments, options, other):
     before = everything(files)

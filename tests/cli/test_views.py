@@ -45,7 +45,7 @@ def line(command, model, other, tmp_path):
     }[command]
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_both_views_are_written(qgraph, model, other, tmp_path, read_json, command):
     page, log = tmp_path / "r.html", tmp_path / "r.sarif"
@@ -63,7 +63,7 @@ def test_both_views_are_written(qgraph, model, other, tmp_path, read_json, comma
     assert run["artifacts"][0]["hashes"]["sha-256"] in html
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_report_makes_the_same_views_later(qgraph, model, other, tmp_path, command):
     option = "--certificate" if command == "prove" else "--report"

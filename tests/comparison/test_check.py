@@ -312,7 +312,7 @@ def test_junit_has_a_failure_for_each_output_that_failed() -> None:
     assert ET.fromstring(equal.to_junit()).find("testcase/failure") is None
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("ort", marks=pytest.mark.runtime)])
 def test_every_real_model_equals_itself(models: Path, backend: str) -> None:
     if backend == "ort":

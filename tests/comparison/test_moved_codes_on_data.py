@@ -29,7 +29,7 @@ def result(each: ir.Model) -> np.ndarray:
     return session.run(None, {"x": X})[0]
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=4, slow=13)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES[::2])
 def test_codes_that_differ_are_those_of_the_whole_models(move, ours, theirs, turned):

@@ -221,7 +221,7 @@ def test_names_inside_a_part_make_room_for_those_of_its_inputs() -> None:
     np.testing.assert_allclose(found, np.exp(-x), rtol=1e-6)
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("ort", marks=pytest.mark.runtime)])
 def test_an_ulp_in_a_real_model_is_one_node(models: Path, backend: str, tmp_path: Path) -> None:
     if backend == "ort":

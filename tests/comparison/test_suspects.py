@@ -182,7 +182,7 @@ def judged(m: Model, feeds: dict[str, Array]) -> RuntimeReport:
     return judge_runtimes(m, [feeds], outputs, outputs, {"y": "y"}, runtimes=[ONNX_RUNTIME])
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize(("case", "first", "what"), CASES)
 def test_the_cause_is_named(case: tuple[Model, dict[str, Array]], first: str, what: str) -> None:

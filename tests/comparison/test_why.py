@@ -296,7 +296,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "| `second` | data |" in page.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("seed", [9002, 9019, 9025, 9036, 9050])
 def test_no_quantizer_of_a_network_costs_anything_in_another_dialect(seed: int) -> None:
     """Where places do not correspond, quantizers are left out with a reason."""

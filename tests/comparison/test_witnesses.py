@@ -44,7 +44,7 @@ def cases() -> list[tuple[str, dict[str, float]]]:
     return found
 
 
-@pytest.mark.cases(fast=1, slow=8)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize(("body", "constants"), cases())
 def test_kernels_give_the_values_of_the_witness(body, constants):
     model, site = site_of(body, **constants)

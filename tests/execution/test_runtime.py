@@ -202,7 +202,7 @@ def test_without_onnx_runtime_the_backend_is_refused_and_auto_is_numpy(
     assert type(prepare(model(MIXED, QONNX), "auto")) is Executor
 
 
-@pytest.mark.cases(fast=2, slow=9)
+@pytest.mark.cases(fast=2, slow=5)
 def test_both_backends_agree_on_real_models(
     models: Path, assert_same_rows: Callable[..., None], model_name: str
 ) -> None:

@@ -140,7 +140,7 @@ def others() -> Iterator[tuple[str, str, Any]]:
             yield floats.format(mode), f"float s = {{0.1}}, {widths}", 0.1
 
 
-@pytest.mark.cases(fast=3, slow=19)
+@pytest.mark.cases(fast=3, slow=11)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("node", "parameters", "step"), [*uniform(), *others()])
 def test_a_quantizer_in_a_session_has_the_bits_of_its_kernel(
@@ -319,7 +319,7 @@ def alone(site: Site) -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
     models: Path, model_name: str
 ) -> None:
@@ -351,7 +351,7 @@ def test_every_quantizer_of_real_models_is_equal_given_equal_inputs(
             assert_same_bits(*results)
 
 
-@pytest.mark.cases(fast=3, slow=8)
+@pytest.mark.cases(fast=3, slow=5)
 def test_a_whole_real_network_is_one_session(models: Path, model_name: str) -> None:
     m = qgraph.load(models / f"{model_name}.onnx")
     assert [type(step) for step in steps_of(m.ir)] == [SessionSegment]

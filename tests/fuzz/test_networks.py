@@ -104,7 +104,7 @@ def faults(seed: int, specs: Sequence[str], runtime: Any, *, prove: bool = False
 
 
 @pytest.mark.runtime
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("part", range(len(PASSES)))
 def test_each_pass_alone(part):
     runtime = pytest.importorskip("onnxruntime")
@@ -113,7 +113,7 @@ def test_each_pass_alone(part):
 
 
 @pytest.mark.runtime
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("seed", range(2000, 2100))
 def test_passes_one_after_the_other(seed):
     runtime = pytest.importorskip("onnxruntime")

@@ -118,7 +118,7 @@ def test_every_way_passes_the_dominators(start: str, expected: list[str]) -> Non
     assert names(dominators(values[start], step)) == expected
 
 
-@pytest.mark.cases(fast=7)
+@pytest.mark.cases(fast=7, slow=13)
 @pytest.mark.parametrize("seed", range(20))
 def test_dominators_are_those_of_networkx(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -53,7 +53,7 @@ def test_the_narrowest_type_of_an_opset(quantizer, opset, expected):
     assert code_type(quantizer, opset) == expected
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=9)
 def test_predicted_sizes_are_those_of_folding(real_models, model_name):
     """Within 3 percent: codes may need fewer bits than their format, or one level more."""
     model = load(real_models[model_name])

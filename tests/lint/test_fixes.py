@@ -20,7 +20,7 @@ UNDECIDED = {"QG410"}
 """The example of this rule is not bounded by the prover, so that nothing is done."""
 
 
-@pytest.mark.cases(fast=8)
+@pytest.mark.cases(fast=8, slow=14)
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if rule.fix is not None], ids=lambda rule: rule.id
 )

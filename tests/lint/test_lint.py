@@ -279,7 +279,7 @@ def test_a_pair_whose_operators_make_up_for_its_parameters_does_not_disagree() -
     assert [each.rule.id for each in qgraph.lint(converted, select="QG121")] == ["QG121"]
 
 
-@pytest.mark.cases(fast=5, slow=38)
+@pytest.mark.cases(fast=5, slow=21)
 @pytest.mark.runtime
 @pytest.mark.parametrize("size", [5, 6, 7, 8])
 @pytest.mark.parametrize("stride", [2, 3])

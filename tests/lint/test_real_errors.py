@@ -51,7 +51,7 @@ OF_TENSORRT = {
 """What TensorRT does not load for another reason, by the beginning of the message."""
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("target", [None, *LACKS])
 def test_real_models_have_no_other_errors(models: Path, target: str | None) -> None:
     found: dict[str, set[str]] = defaultdict(set)

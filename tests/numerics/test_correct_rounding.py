@@ -76,7 +76,7 @@ def is_nearest(found: Any, exact: Fraction, dtype: Any) -> bool:
     return all(gap <= abs(Fraction(float(n)) - exact) for n in neighbours if np.isfinite(n))
 
 
-@pytest.mark.cases(fast=6)
+@pytest.mark.cases(fast=6, slow=13)
 @pytest.mark.parametrize("margin", [2.0**-46, 2.0**-20], ids=["few", "most"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("name", EXACT)

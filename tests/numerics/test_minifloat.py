@@ -151,7 +151,7 @@ def test_encode_is_the_cast_for_any_input(name, finite, specials):
     assert_same_bits(decode(codes), cast(x, name))
 
 
-@pytest.mark.cases(fast=1, slow=10)
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.parametrize("mode", Rounding)
 @pytest.mark.parametrize(
     ("exponent_bits", "m", "bias", "max_value"),

@@ -128,7 +128,7 @@ LINEAR = [(0, ()), (0, (5,)), (3, (6, 5, 3, 9)), (4, (6, 5, 2, 9))]
 """Block size, and shape of the scale; blocks of 3 leave a rest."""
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=15)
 @pytest.mark.parametrize("kind", ["INT8", "UINT4", "INT2", "UINT16", "FLOAT8E4M3FN", "FLOAT4E2M1"])
 def test_linear_pairs(
     kind: str, cut: Callable[[], None], hostile_inputs: Any, monkeypatch: pytest.MonkeyPatch

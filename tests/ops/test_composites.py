@@ -203,7 +203,7 @@ def test_kernels_give_what_other_tools_give(vector: dict[str, Any]) -> None:
     assert y.astype(">f4").tobytes() == bytes.fromhex(vector["y"])
 
 
-@pytest.mark.cases(fast=5)
+@pytest.mark.cases(fast=5, slow=21)
 @pytest.mark.runtime
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e[0])
 def test_kernel_graph_and_proof_agree(example: Any) -> None:

@@ -30,7 +30,7 @@ def f32(*values):
     return array.reshape(()) if array.size == 1 else array
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.parametrize("mode", Rounding)
 def test_quant(mode, defined, same_bits, hostile_inputs):
     formats = itertools.product((True, False), (True, False), (1, 2, 3, 8, 24, 25, 32, 127))
@@ -75,7 +75,7 @@ def test_trunc(mode, defined, same_bits, hostile_inputs):
         same_bits(trunc.trunc(*inputs, **arguments), defined(trunc.define, *inputs, **arguments), x)
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("mode", Rounding)
 def test_trunc_2(mode, defined, same_bits, hostile_inputs):
     ratios = (1.0, 1.4142135, 1.4142137, 64.0, 3.0, 0.7, 0.0, -2.0, 1e-42, 3e38, np.inf, np.nan)
@@ -110,7 +110,7 @@ FORMATS_AND_LIMITS = (
 )
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("mode", Rounding)
 def test_float_quant(mode, defined, same_bits, hostile_inputs):
     overflows = ((False, False, True), (True, True, False), (False, True, False))

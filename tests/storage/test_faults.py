@@ -225,7 +225,7 @@ def test_whichever_operation_fails_the_old_output_or_the_new_one_is_whole(
     assert failures > 10
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("action", CASES)
 def test_whichever_operation_is_interrupted_the_old_output_or_the_new_one_is_whole(
     tmp_path: Path,

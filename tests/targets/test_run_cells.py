@@ -117,7 +117,7 @@ ONLY_OPENVINO = {
 }
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["onnxruntime-cpu", "openvino-cpu"])
 @pytest.mark.parametrize("name", [*NETS, *ONLY_OPENVINO])

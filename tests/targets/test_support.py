@@ -282,7 +282,7 @@ def test_onnx_runtime_loads_what_it_is_said_to_load(models, tmp_path, model_name
             assert _loads(runtime, path, level) == (found.loads is YES), (label, level, found)
 
 
-@pytest.mark.cases(fast=50)
+@pytest.mark.cases(fast=50, slow=155)
 @pytest.mark.runtime
 @pytest.mark.parametrize("block", [0, 32])
 @pytest.mark.parametrize("of", ["x", "w"])

@@ -113,7 +113,7 @@ def test_codes_that_vanish_stop_the_save(tmp_path: Path) -> None:
         model.save(tmp_path / "b.onnx")
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_codes_are_proved_without_decoding_and_a_flipped_bit_is_found(

@@ -45,7 +45,7 @@ def test_onnxruntime_fails_on_weights_of_8_bits_only():
         run(model("int8"))
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("kind", "prefer"), [("int8", "speed"), ("int8", "size"), ("int4", "speed")]
 )

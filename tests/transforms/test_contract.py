@@ -75,7 +75,7 @@ def outputs(model: Model) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.cases(fast=9)
+@pytest.mark.cases(fast=9, slow=22)
 @pytest.mark.parametrize("name", TRANSFORMS.names())
 def test_a_pass_keeps_values_names_and_validity_and_is_done_after_one_run(name):
     model = load(ir.from_onnx_text(QUANTIZED))

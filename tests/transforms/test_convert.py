@@ -49,7 +49,7 @@ def site(report):
     return entry
 
 
-@pytest.mark.cases(fast=7)
+@pytest.mark.cases(fast=7, slow=16)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [

@@ -155,7 +155,7 @@ def test_the_rounding_of_a_lost_quantizer_becomes_one(to: str, operator: str) ->
     np.testing.assert_array_equal(model.run({"x": DATA}, backend="numpy")["y"], expected)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino"])
 @pytest.mark.parametrize("first", ["Mul (x, k)", "Div (x, s)"])
 def test_pieces_in_float16_are_one_quantizer(to: str, first: str) -> None:

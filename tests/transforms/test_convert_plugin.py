@@ -135,7 +135,7 @@ def in_openvino(model: Model, x: np.ndarray) -> np.ndarray:
     return core.compile_model(loaded, "CPU", settings)([x])["y"]
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("seeds", [range(start, start + 1) for start in range(16)], ids=str)
 def test_converted_models_compute_what_the_plugin_does(seeds):
     for seed in seeds:

@@ -54,7 +54,7 @@ def by_integers(x: np.ndarray, mode: str, *, signed: int) -> np.ndarray:
 MODES = ["FLOOR", "CEIL", "ROUND", "UP", "DOWN", "HALF_UP", "HALF_DOWN"]
 
 
-@pytest.mark.cases(fast=2, slow=20)
+@pytest.mark.cases(fast=2, slow=11)
 @pytest.mark.parametrize(
     ("mode", "zero_point", "signed"), list(itertools.product(MODES, [0, 3, 2.5], [0, 1]))
 )

@@ -109,7 +109,7 @@ def network(name: str) -> onnx.ModelProto:
     return proto
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_runs_in_integers(name):

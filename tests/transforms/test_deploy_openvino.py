@@ -258,7 +258,7 @@ def test_codes_that_move_after_a_product_are_no_reason():
     assert (layer.reason, layer.reason_id) == ("weights: a zero point other than 0", "QG210")
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("length", ["4", "T"])
 def test_a_recurrent_network_that_openvino_compiles_is_not_said_to_be_refused(length, tmp_path):
     """OpenVINO 2026.4 refuses codes before an LSTM if the length of the sequence is fixed."""

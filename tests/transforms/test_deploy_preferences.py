@@ -113,7 +113,7 @@ LAST_IN_FLOAT = """<ir_version: 10, opset_import: ["": 21]>
     }"""
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("prefer", ["speed", "size"])
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 @pytest.mark.parametrize("quantized", [False, True])

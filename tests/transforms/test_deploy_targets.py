@@ -136,7 +136,7 @@ def test_a_model_without_quantized_layers_is_not_proved_in_every_form(monkeypatc
     assert model.to_proto() == before
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("target", ["litert", "tensorrt", "hls4ml"])
 def test_a_second_deployment_changes_nothing(target):
     text = NARROW.replace("y = Relu (g)", "h = DequantizeLinear (v, s) y = Conv (g, h)")
@@ -185,7 +185,7 @@ UNITS = """<ir_version: 8, opset_import: ["": 17]>
     }"""
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(("kind", "zero"), [("int8", "0"), ("uint8", "128")])
 @pytest.mark.parametrize("limited", ["r = Relu (c)", "r = Clip (c, low, high)"])
 def test_qnn_gets_limits_between_quantizers_of_their_own(kind, zero, limited):

@@ -66,7 +66,7 @@ def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     return core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(x)[0]
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=6)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize(("kind", "point"), [("uint8", 0), ("int8", -9)])
 def test_sums_over_rows_get_a_limit_that_changes_nothing(name, kind, point):
@@ -111,7 +111,7 @@ def test_openvino_adds_rows_of_codes_as_floats_after_a_deployment(name, kind, po
     assert loaded.to_proto() == once
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=8)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("name", "kind", "point"),

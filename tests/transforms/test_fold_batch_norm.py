@@ -200,7 +200,7 @@ def constant(model: Model, node: str, index: int) -> np.ndarray:
 NORMALIZED = "[bn] y = BatchNormalization (c, ga, be, mu, va)"
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_takes_a_normalization_in(check_pass, each, name):
     layer = LAYERS[name]
@@ -648,7 +648,7 @@ NORMS = {
 """Real models, and the normalizations in each, which all follow quantized weights."""
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=4, slow=10)
 @pytest.mark.parametrize("name", NORMS)
 def test_real_models_keep_their_labels(real_models, name):
     model = load(real_models[name])

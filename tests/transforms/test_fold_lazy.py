@@ -130,7 +130,7 @@ QUANTS = {
 }
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=4, slow=10)
 @pytest.mark.parametrize("name", QUANTS)
 def test_quant(tmp_path, name):
     body, bits, scale, zero, opset, kind = QUANTS[name]

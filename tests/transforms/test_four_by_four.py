@@ -67,7 +67,7 @@ def check_refusals(report: Report, model_name: str, to: str) -> None:
         assert "levels" in entry.reason
 
 
-@pytest.mark.cases(fast=1, slow=14)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.parametrize("to", DIALECTS)
 def test_every_model_in_every_dialect(models, tmp_path, model_name, to):
     path = models / f"{model_name}.onnx"
@@ -81,7 +81,7 @@ def test_every_model_in_every_dialect(models, tmp_path, model_name, to):
     assert_equal(load(out), path, models)
 
 
-@pytest.mark.cases(fast=2, slow=12)
+@pytest.mark.cases(fast=2, slow=7)
 @pytest.mark.parametrize("to", DIALECTS)
 def test_a_second_conversion_changes_nothing(models, model_name, to):
     model, _ = convert(models / f"{model_name}.onnx", to)
@@ -91,7 +91,7 @@ def test_a_second_conversion_changes_nothing(models, model_name, to):
     assert ir.to_proto(model.ir) == before
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize(("there", "back"), list(permutations(DIALECTS, 2)))
 def test_there_and_back(models, model_name, there, back):
     path = models / f"{model_name}.onnx"
@@ -101,7 +101,7 @@ def test_there_and_back(models, model_name, there, back):
     assert_equal(model, path, models)
 
 
-@pytest.mark.cases(fast=1, slow=14)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.runtime
 @pytest.mark.sums
 @pytest.mark.parametrize("to", ["qdq", "onnx"])

@@ -94,7 +94,7 @@ def ort(found: Model, feeds: dict[str, Any]) -> Any:
     return session.run(None, feeds)[0]
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=10)
 @pytest.mark.runtime
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("points", ["none", "packed", "floats"])

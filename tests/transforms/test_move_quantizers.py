@@ -219,7 +219,7 @@ def test_other_copies_stay(name):
     assert not model.apply(MoveQuantizers(units=True, operators="Pad|Resize")).sites
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("target", ["onnxruntime-cpu@x86-64", "openvino-cpu@x86-64"])
 @pytest.mark.parametrize("name", COPIES)

@@ -70,7 +70,7 @@ def feeds(model: Model, models: Path) -> dict[str, Array]:
     return {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.sums
 @pytest.mark.parametrize(
     "name",

@@ -60,7 +60,7 @@ def outputs(model: Model) -> list[np.ndarray]:
     return [model.run(data, backend="numpy")["y"] for data in runs]
 
 
-@pytest.mark.cases(fast=5, slow=16)
+@pytest.mark.cases(fast=5, slow=10)
 @pytest.mark.parametrize("to", ["qdq", "onnx", "openvino"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nothing_is_lost(source, to):
@@ -174,7 +174,7 @@ def test_too_low_an_opset_is_refused_naming_the_lowest_that_works(case):
 OLD = {"TFC_1W2A": 9, "kwsmlp_w3a3": 11, "qkeras_jettagging": 9, "nncf_mlp_int8_mixed": 17}
 
 
-@pytest.mark.cases(fast=3, slow=10)
+@pytest.mark.cases(fast=3, slow=6)
 @pytest.mark.parametrize("to", ["qdq", "onnx", "openvino"])
 @pytest.mark.parametrize("highest", [21, 28])
 @pytest.mark.parametrize("name", OLD)

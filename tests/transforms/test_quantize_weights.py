@@ -99,7 +99,7 @@ def sqnr(signal: np.ndarray, other: np.ndarray) -> float:
     return float(10 * np.log10((signal**2).sum() / ((signal - other) ** 2).sum()))
 
 
-@pytest.mark.cases(fast=7, slow=40)
+@pytest.mark.cases(fast=7, slow=23)
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", FORMATS_AND_OPSETS)

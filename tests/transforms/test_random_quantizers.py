@@ -141,7 +141,7 @@ def build(seed: int) -> tuple[Model, np.ndarray]:
     return load(ir.Model(graph, ir_version=8)), x
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("to", ["qdq", "onnx"])
 @pytest.mark.parametrize(
     "seeds", [range(start, start + 25) for start in range(0, 250, 25)], ids=str

@@ -116,7 +116,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(fast=25)
+@pytest.mark.cases(fast=25, slow=63)
 @pytest.mark.parametrize("per", ["tensor", "axis", "block"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}-{c[2]}-{c[3]}-{c[4]}")

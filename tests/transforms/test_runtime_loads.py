@@ -124,7 +124,7 @@ def small_model(constant: str, body: str, kind: str, opset: int) -> Model:
     )
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("kind", KINDS)

@@ -206,7 +206,7 @@ def test_onnx_runtime_gets_unsigned_data():
     assert kinds == {onnx_ir.DataType.UINT8}
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("equation", "is_turned"), [("ij,jk->ik", False), ("ij,kj->ik", True), ("ij,jk->ki", False)]
@@ -235,7 +235,7 @@ def test_einsum_of_wide_weights_is_right_in_openvino(equation, is_turned, tmp_pa
     assert np.abs((found.T if equation.endswith("ki") else found) - exact).max() <= 1
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("kinds", [("int8", "int8"), ("uint8", "uint8")])
 def test_a_result_for_vnni_counts_products_of_data(kinds):
     points, limits = ((0, 128), "0, 255") if kinds[1] == "uint8" else ((0, 0), "-128, 127")
@@ -330,7 +330,7 @@ def test_weights_of_seven_bits_stay_as_they_are(target):
     assert weight_types(model) == {"INT8"}
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_result_for_vnni_says_where_it_is_wrong(target):
     model = qgraph.load(network(127))
@@ -409,7 +409,7 @@ def test_lint_warns_of_products_on_the_named_processor():
     assert levels == {"x86-64": ["info"], "x86-64-no-vnni": ["warning"]}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize("largest", [127, 60])
 def test_weights_of_fake_quantize_stay_where_nothing_is_gained(largest, tmp_path):

@@ -41,7 +41,7 @@ def single(report):
     return entry
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=7)
 @pytest.mark.parametrize(
     ("low", "high", "levels", "ops"),
     [
@@ -186,7 +186,7 @@ def test_what_has_no_scale_is_refused(check_pass, ends, out, reason):
     assert reason in single(report).reason
 
 
-@pytest.mark.cases(fast=2, slow=11)
+@pytest.mark.cases(fast=2, slow=6)
 @pytest.mark.parametrize("exact", [Exactness.VALUES, Exactness.CODES])
 @pytest.mark.parametrize(
     ("low", "high", "levels"),
@@ -237,7 +237,7 @@ def test_branches_and_functions_are_split_too(check_pass):
     assert report.count(SiteStatus.CHANGED) == 2
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("name", ["nncf_cnn_int8_sym", "nncf_cnn_w4a4", "nncf_mlp_int8_mixed"])
 def test_real_models_keep_every_output(models, name):
     original, model = (load(models / f"{name}.onnx") for _ in range(2))

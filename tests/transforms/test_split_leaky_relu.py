@@ -70,7 +70,7 @@ def data(model: Model) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(5).normal(0, 3, shape).astype(np.float32)}
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("name", CASES)
 def test_codes_stay_within_the_bound(name):
     before = network(name)
@@ -131,7 +131,7 @@ def test_patterns_choose_layers():
 LIMITED = "m = Clip (p, zero, most) y = DequantizeLinear (m, t, u)"
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("name", "behind"),
@@ -173,7 +173,7 @@ def test_a_layer_without_a_name_is_known_by_its_result():
     assert (layer.node, layer.kernel) == ("c", "QGemm")
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("target", ["openvino-cpu", "tensorrt"])
 def test_other_targets_keep_leaky_relu(target):
     model = network("conv")

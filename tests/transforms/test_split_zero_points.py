@@ -68,7 +68,7 @@ def certified(before: Model, after: Model) -> Certificate:
     return with_bounds(certify(*sides), sides, request, Exactness.VALUES)
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.parametrize("name", CASES)
 def test_values_stay_within_roundings_and_bounds(name):
     op, x, w, axis, y, points = CASES[name]

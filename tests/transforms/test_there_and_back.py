@@ -42,7 +42,7 @@ def representatives(operator: str) -> list[Quantizer]:
     return [own[place] for place in sorted(chosen)]
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("there", "back"), list(permutations(DIALECTS, 2)))
 @pytest.mark.parametrize("operator", SOME_SLOW)
 def test_there_and_back_computes_the_same(operator, there, back):
@@ -55,7 +55,7 @@ def test_there_and_back_computes_the_same(operator, there, back):
         assert not wrong, [(chosen[number].row, text) for number, text in wrong.items()]
 
 
-@pytest.mark.cases(fast=0, slow=6)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize("operator", HOME)
 def test_in_its_own_dialect_nothing_is_changed(operator):
     model = build(representatives(operator))
@@ -65,7 +65,7 @@ def test_in_its_own_dialect_nothing_is_changed(operator):
     assert ir.to_proto(model.ir) == before
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("to", DIALECTS)
 @pytest.mark.parametrize("operator", HOME)
 def test_what_was_written_is_read_as_written(operator, to):

@@ -119,7 +119,7 @@ def test_the_segment_behind_quantizers_without_a_bound_is_checked(kind: str) -> 
     assert statuses(document, one, other)[2] != "checked"
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_a_quantizer_of_another_function_is_not_checked(kind: str) -> None:
     """The numbers before rounding are not compared, whatever is stated of them."""

@@ -214,7 +214,7 @@ def test_no_condition_can_be_left_out(name: str) -> None:
     assert not is_confirmed(fewer, models)
 
 
-@pytest.mark.cases(fast=7, slow=9)
+@pytest.mark.cases(fast=7, slow=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_condition_can_be_another_one(name: str) -> None:
     document, models = certified(name)

@@ -48,7 +48,7 @@ def test_a_product_of_equal_decoded_codes_is_left_to_the_prover():
     assert confirmed(document, result, *pair) == "bounded"
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
     "end",
     [

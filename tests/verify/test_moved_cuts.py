@@ -21,7 +21,7 @@ def document(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     return dict(json.loads(json_text(proof.to_json())))
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES)
 def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
     pair = model(ours[0], move, first=ours[1]), model(theirs[0], move, first=theirs[1])
@@ -36,7 +36,7 @@ def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
     assert checked(stated, *pair).is_refuted
 
 
-@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_codes_before_and_behind_a_concat_are_not_refuted(pair):
     models = (

@@ -88,7 +88,7 @@ CHANNELS = {"Slice": (1, 2), "Slice from the end": (3, 2), "Gather": (2, 1)}
 """What is left of four channels."""
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("move", MOVES)
 def test_a_bound_behind_a_movement_is_checked_and_a_smaller_one_refuted(move):
     pair = layer(MOVES[move], folded=False), layer(MOVES[move], folded=True)
@@ -131,7 +131,7 @@ OTHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("one", "other", "size"), SAME)
 def test_movements_of_the_same_elements_are_one_movement(one, other, size):
     """The certificate is that of a candidate with the same operator, which may not reshape."""
@@ -142,7 +142,7 @@ def test_movements_of_the_same_elements_are_one_movement(one, other, size):
     assert str(result.verdict) == "bounded", [part.reason for part in result.parts]
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("one", "other", "size"), OTHER)
 def test_movements_of_other_elements_are_others(one, other, size):
     pair = layer(one, folded=False, size=size), layer(one, folded=True, size=size)

@@ -17,7 +17,7 @@ def test_the_schema_is_valid():
     jsonschema.Draft202012Validator.check_schema(json_schema())
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("name", MAKERS)
 def test_certificates_fit_the_schema(name):
     document = proof_of_pair() if name == "bounded" else certificate(MAKERS[name]())

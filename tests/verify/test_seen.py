@@ -43,7 +43,7 @@ def stated(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return document, seen
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_was_seen_is_seen_again_and_more_is_not_confirmed(name):
     document, seen = stated(name)

@@ -189,7 +189,7 @@ def survivors(
     return count, found
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_few_of_all_changes(name):
     models = MAKERS[name]()

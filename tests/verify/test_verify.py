@@ -52,7 +52,7 @@ def written(to: str = "qdq") -> dict[str, Any]:
     return dict(json.loads(_written(to)))
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx"])
 def test_a_certificate_holds_for_its_models(to):
     assert verify(written(to), *converted(to)) == "proved"
@@ -125,7 +125,7 @@ def tampered(document: dict, what: str) -> None:
             act["candidate_value"] = "nowhere"
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
     "what",
     [

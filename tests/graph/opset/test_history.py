@@ -557,7 +557,7 @@ def test_every_operator_with_versions_is_compared() -> None:
     assert not set(RECIPES) & set(UNTESTED)
 
 
-@pytest.mark.cases(fast=0, slow=41)
+@pytest.mark.cases(fast=0, slow=20)
 @pytest.mark.slow
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", sorted(RECIPES))

@@ -229,7 +229,7 @@ KEPT = {
 }
 
 
-@pytest.mark.cases(fast=40)
+@pytest.mark.cases(fast=40, slow=116)
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("case", "target"),

@@ -22,7 +22,7 @@ def run(case: Any) -> Any:
     return Executor(case.model).run(case.feeds)["y"]
 
 
-@pytest.mark.cases(fast=3, slow=15)
+@pytest.mark.cases(fast=3, slow=9)
 @pytest.mark.runtime
 def test_onnx_runtime_has_the_same_bits(case, ort, operator_name, scales):
     total = 0

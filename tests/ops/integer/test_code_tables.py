@@ -188,7 +188,7 @@ def lowered(case: Any, **options: Any) -> tuple[Model, SiteReport]:
     return found, site
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"QLinearSoftmax"}))
 def test_the_exact_form_has_the_codes_of_the_operator(node_case, ort, name):
@@ -208,7 +208,7 @@ def test_the_exact_form_has_the_codes_of_the_operator(node_case, ort, name):
     assert changed > len(SEEDS) / 2
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_form_with_real_numbers_is_what_its_report_says(node_case, ort, name):

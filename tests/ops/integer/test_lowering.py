@@ -44,7 +44,7 @@ def only(report: Report) -> SiteReport:
     return site
 
 
-@pytest.mark.cases(fast=2, slow=13)
+@pytest.mark.cases(fast=2, slow=7)
 @pytest.mark.runtime
 def test_the_exact_form_has_the_bits_of_the_operator(case, ort, operator_name, scales):
     for seed in SEEDS:
@@ -60,7 +60,7 @@ def test_the_exact_form_has_the_bits_of_the_operator(case, ort, operator_name, s
         np.testing.assert_array_equal(model.run(made.feeds, backend="numpy")["y"], expected)
 
 
-@pytest.mark.cases(fast=1, slow=13)
+@pytest.mark.cases(fast=1, slow=7)
 @pytest.mark.runtime
 def test_the_form_with_real_numbers_is_what_its_report_says(case, ort, operator_name, scales):
     proved = near = 0

@@ -44,7 +44,7 @@ def computed(model: Model | ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarra
     return y
 
 
-@pytest.mark.cases(fast=3, slow=8)
+@pytest.mark.cases(fast=3, slow=5)
 @pytest.mark.parametrize("name", SUMS)
 def test_exact_forms_are_proved_and_verified(case, name, scales):
     was_real = False
@@ -107,7 +107,7 @@ def text(source: str) -> Model:
     return load(onnx.parser.parse_model(source))
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("name", SUMS)
 def test_what_is_compared_computes_what_the_operator_does(case, name, scales):
     """The common form, by itself: run in NumPy against the kernel, on all seeds."""

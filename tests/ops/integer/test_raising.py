@@ -33,7 +33,7 @@ def there(model: ir.Model, form: SumForm) -> Model:
     return found
 
 
-@pytest.mark.cases(fast=1, slow=11)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_there_and_back_has_the_same_bits(case, ort, name, scales):
@@ -53,7 +53,7 @@ def test_there_and_back_has_the_same_bits(case, ort, name, scales):
     assert raised >= (4 if name == "QGemm" else 10)
 
 
-@pytest.mark.cases(fast=1, slow=7)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", ["QLinearConv", "QLinearMatMul", "QGemm"])
 def test_real_numbers_are_left_where_that_is_allowed_or_proved(case, ort, name, scales):

@@ -111,7 +111,7 @@ def farthest(models: list[ir.Model], shapes: tuple[list[int], list[int]]) -> int
     return int(np.abs(ours.astype(int) - theirs).max())
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=5)
 @pytest.mark.parametrize("name", PAIRS)
 def test_broadcasting_first_is_no_bound_of_one_step(name):
     *shapes, forms = PAIRS[name]
@@ -120,7 +120,7 @@ def test_broadcasting_first_is_no_bound_of_one_step(name):
     assert qgraph.prove(*pair, within="1step").verdict != "bounded"
 
 
-@pytest.mark.cases(fast=1, slow=8)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize("name", PAIRS)
 def test_another_scale_behind_it_is_bounded(name):
     *shapes, forms = PAIRS[name]
@@ -171,7 +171,7 @@ REPEATED = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1,
         y = QuantizeLinear (e, t, u) }"""
 
 
-@pytest.mark.cases(fast=1, slow=7)
+@pytest.mark.cases(fast=1, slow=4)
 @pytest.mark.parametrize(
     "operator",
     [

@@ -111,7 +111,7 @@ PAIRS = [pair for pair in itertools.permutations(BODIES, 2) if "behind" in pair]
 PAIRS.append(("before", "before, as codes"))
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_codes_before_and_behind_a_concat_are_bounded_part_by_part(pair, relu):
@@ -120,7 +120,7 @@ def test_codes_before_and_behind_a_concat_are_bounded_part_by_part(pair, relu):
     assert np.abs(codes(one) - codes(other)).max() <= 1
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("off", "t_b", "least"), [(2.6 * 1.7, 1.7, 3), (0.0, 1.9, 3)])
 def test_a_part_with_another_bias_or_scale_has_a_bound_of_its_own(turned, off, t_b, least):

@@ -61,7 +61,7 @@ def test_a_mean_of_padding_is_not_bounded():
     assert any("padding alone" in str(region.reason) for region in proved.regions)
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     ("size", "window"),
     [

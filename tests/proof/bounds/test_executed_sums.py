@@ -26,7 +26,7 @@ def test_an_error_beyond_the_bound_is_counted():
     assert found.tightness < 1
 
 
-@pytest.mark.cases(fast=0, slow=5)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_no_runtime_leaves_the_bound(name):

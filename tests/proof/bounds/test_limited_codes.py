@@ -54,7 +54,7 @@ def largest(models: tuple[ir.Model, ir.Model]) -> float:
 LIMITS = {"Relu": "r = Relu (X)", "Clip": "r = Clip (X, zero, six)"}
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("kind", "zero"), [("int8", 0), ("int8", -5), ("uint8", 128)])
 @pytest.mark.parametrize("name", LIMITS)

@@ -13,7 +13,7 @@ from qgraph.text import json_text
 from tests.verify.test_tampering import MAKERS
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("exact", ["values", "bits"])

@@ -39,7 +39,7 @@ def bound(weights: np.ndarray) -> Bound:
     return region.bound
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("divisor", [1, 2])
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 def test_bounds_of_many_weights_are_those_of_few(kind, divisor):

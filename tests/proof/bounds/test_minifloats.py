@@ -52,7 +52,7 @@ def executed(kind: int, codes: np.ndarray, factor: float, scale: float, first: f
     return np.where(bits & 0x80, -places, places)
 
 
-@pytest.mark.cases(fast=1, slow=5)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [0.3, 0.301, 0.5])
 def test_codes_differ_by_no_more_numbers_of_the_format_than_the_bound(kind, first):

@@ -108,7 +108,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(fast=0, slow=4)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES)
 def test_codes_that_are_moved_on_other_sides_of_rounding_are_bounded(move, ours, theirs):
     pair = tuple(model(form, move, first=first) for form, first in (ours, theirs))
@@ -117,7 +117,7 @@ def test_codes_that_are_moved_on_other_sides_of_rounding_are_bounded(move, ours,
     assert farthest(pair) <= first
 
 
-@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES[::3])
 def test_a_bias_that_is_off_moves_these_codes_no_farther_than_their_bound(move, ours, theirs):
     pair = (
@@ -129,7 +129,7 @@ def test_a_bias_that_is_off_moves_these_codes_no_farther_than_their_bound(move, 
     assert first in (3, 4)
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(
     ("move", "form"), [*itertools.product(("MaxPool", "Transpose"), ("folded", "integer"))]
 )

@@ -98,7 +98,7 @@ def codes_apart(models: list[onnx.ModelProto], data: np.ndarray) -> int:
     return int(np.abs(ours - theirs).max())
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.runtime
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "hard swish"])
 def test_functions_of_codes_lie_no_further_apart_than_the_bound(name: str) -> None:

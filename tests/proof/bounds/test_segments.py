@@ -71,7 +71,7 @@ def test_an_input_needs_a_range():
     assert 0 < region.bound.absolute <= 2 * 3 * 10 * 2.0**-24
 
 
-@pytest.mark.cases(fast=0)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(("bias", "steps"), [("1.25", 1), ("1.75", 3), ("3", 8)])
 def test_a_bias_that_is_off_is_not_taken_for_another_zero_point(bias, steps):
     # No limit of the codes is reached, and the next scale is so large that it hides the bias.

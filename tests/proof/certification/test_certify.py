@@ -413,7 +413,7 @@ def test_what_sees_a_sign_in_both_models_is_told_once():
 class TestRealModels:
     """Every rewrite of the project, on models that others exported."""
 
-    @pytest.mark.cases(fast=2, slow=8)
+    @pytest.mark.cases(fast=2, slow=5)
     @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
     @pytest.mark.parametrize("name", ["brev_cnn_w4a4_trunc", "nncf_mlp_int8_mixed", "TFC_1W2A"])
     def test_some_conversions_are_proved(self, real_models, name, to):
@@ -423,7 +423,7 @@ class TestRealModels:
         found = qgraph.prove(model, converted)
         assert found.verdict == "proved", found.regions
 
-    @pytest.mark.cases(fast=0, slow=9)
+    @pytest.mark.cases(fast=0, slow=4)
     @pytest.mark.parametrize(
         "spec",
         [

@@ -100,7 +100,7 @@ def half(body: str) -> ir.Model:
     return model(body, constants, "(float16[1,2,4,4] x) => (float16[N,C,H,W] y)")
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=7)
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_models_are_never_different(name):
     pair = tuple(map(half, EQUAL[name]))
@@ -176,7 +176,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_models_are_different(name):
     constants = (
@@ -203,7 +203,7 @@ HIDDEN = {
 """What follows a quantizer, with a weight that makes no difference."""
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=4, slow=8)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_later_operators_hide_is_no_difference(name):
     constants = (
@@ -228,7 +228,7 @@ NEVER = {
 """Sums that are never positive, though the limits of both operands are infinite."""
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("name", NEVER)
 def test_a_difference_on_numbers_that_a_sum_never_takes_is_no_difference(name):
     constants = "float zero = {0}, float six = {6}"

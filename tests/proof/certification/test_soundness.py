@@ -507,7 +507,7 @@ def call_it_one_function(document: dict) -> None:
     document["exactness"] = "bits"
 
 
-@pytest.mark.cases(fast=5, slow=9)
+@pytest.mark.cases(fast=5, slow=7)
 @pytest.mark.parametrize(
     ("pair", "change"),
     [

@@ -179,7 +179,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("name", PAIRS)
 def test_findings_are_those_of_numpy(name, monkeypatch):
     monkeypatch.setattr(enumeration, "_FINITE", 1 << 22)

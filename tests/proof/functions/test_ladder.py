@@ -117,7 +117,7 @@ def test_a_bipolar_threshold_may_move_by_ulps() -> None:
     assert _grade(*signs) is Exactness.NEAR
 
 
-@pytest.mark.cases(fast=3)
+@pytest.mark.cases(fast=3, slow=4)
 @pytest.mark.parametrize(
     "change",
     [

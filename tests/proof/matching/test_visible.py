@@ -68,7 +68,7 @@ def pair(sum_: str, rest: str) -> list[ir.Model]:
     return [ir.from_onnx_text(text.replace("SCALE", scale)) for scale in ("0.3", "0.4")]
 
 
-@pytest.mark.cases(fast=1, slow=6)
+@pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("rest", RESTS.values(), ids=RESTS)
 @pytest.mark.parametrize("sum_", SUMS.values(), ids=SUMS)
 def test_what_leaves_the_channel_out_that_differs_shows_nothing(sum_, rest):

@@ -108,7 +108,7 @@ def test_operators_are_their_definitions(name):
     np.testing.assert_array_equal(run(ours), run(theirs))
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=4)
 @pytest.mark.parametrize(("name", "change"), [(n, c) for n, some in MISTAKES.items() for c in some])
 def test_definitions_with_a_mistake_are_not_proved(name, change):
     ours, theirs = models(name, change)

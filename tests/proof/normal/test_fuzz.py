@@ -15,7 +15,7 @@ from tests.verify.checking import verify
 EQUAL, MISSES = 60, 60
 
 
-@pytest.mark.cases(fast=0, slow=20)
+@pytest.mark.cases(fast=0, slow=10)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(EQUAL))
 def test_moved_functions_are_proved(seed):
@@ -28,7 +28,7 @@ def test_moved_functions_are_proved(seed):
         assert verify(found.to_json(), ours, theirs) == "proved"
 
 
-@pytest.mark.slow
+@pytest.mark.cases(fast=0, slow=30)
 @pytest.mark.parametrize("seed", range(MISSES))
 def test_what_differs_is_not_proved(seed):
     texts = random_pair(np.random.default_rng(seed), mistake=True)

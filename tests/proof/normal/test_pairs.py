@@ -37,7 +37,7 @@ def run(model: ir.Model, seed: int) -> np.ndarray:
     return np.asarray(session.run(None, feeds)[0])
 
 
-@pytest.mark.cases(fast=7)
+@pytest.mark.cases(fast=7, slow=31)
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_pairs_are_proved(name):
     exactness, *texts = EQUAL[name]

@@ -64,7 +64,7 @@ def expect_inside(form: Form, count: int) -> None:
         assert (moved <= segment.shift + OF_REFERENCE).all()
 
 
-@pytest.mark.cases(fast=23)
+@pytest.mark.cases(fast=23, slow=56)
 @pytest.mark.parametrize("name", FORMS)
 def test_execution_and_other_constants_stay_within_the_bound(name):
     expect_inside(FORMS[name], 4)

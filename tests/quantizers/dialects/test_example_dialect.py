@@ -111,7 +111,7 @@ def test_its_kernel_and_its_definition_agree_with_the_formula(example):
     assert off.max() < 1.001 * scale
 
 
-@pytest.mark.cases(fast=6, slow=19)
+@pytest.mark.cases(fast=6, slow=12)
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_converted_and_back_with_equal_values(example, case, to):

@@ -68,7 +68,7 @@ def points(scales: np.ndarray = SCALES) -> np.ndarray:
     return halves[:, None] * scales
 
 
-@pytest.mark.cases(fast=5, slow=24)
+@pytest.mark.cases(fast=5, slow=14)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [

@@ -94,7 +94,7 @@ def test_pairs(check_writer, near, text, ops):
     assert entry.spelling == "+".join(ops)
 
 
-@pytest.mark.cases(fast=1)
+@pytest.mark.cases(fast=1, slow=6)
 @pytest.mark.parametrize(
     ("text", "ops"),
     [

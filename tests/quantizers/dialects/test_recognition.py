@@ -241,7 +241,7 @@ QUANTIZERS = {
 MORE = NUMBERS + ", float n = {-0.7}, float[3, 1] t = {0.5, 0.3, 2}"
 
 
-@pytest.mark.cases(fast=9, slow=23)
+@pytest.mark.cases(fast=9, slow=16)
 @pytest.mark.parametrize(
     ("name", "to"), list(itertools.product(QUANTIZERS, DIALECT_NAMES)), ids=str
 )
@@ -261,7 +261,7 @@ def test_every_dialect_is_read_back_as_one_and_leads_home(name, to):
     np.testing.assert_array_equal(model.run({"x": grid}, backend="numpy")["y"], expected)
 
 
-@pytest.mark.cases(fast=4)
+@pytest.mark.cases(fast=4, slow=22)
 @pytest.mark.parametrize("mode", ["FLOOR", "CEIL", "ROUND", "DOWN", "HALF_UP"])
 @pytest.mark.parametrize(("zero_point", "version"), [(0, 2), (3, 2), (2.5, 2), (0, 1)])
 @pytest.mark.parametrize("to", ["qdq", "onnx"])

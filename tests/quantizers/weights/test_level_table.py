@@ -123,7 +123,7 @@ def both(plan: CodesPlan) -> None:
     np.testing.assert_array_equal(tally.used, slow.used)
 
 
-@pytest.mark.cases(fast=10)
+@pytest.mark.cases(fast=10, slow=20)
 @pytest.mark.parametrize("name", CASES)
 def test_whole_codes(tmp_path, name):
     bits, more, granularity = CASES[name]

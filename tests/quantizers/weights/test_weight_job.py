@@ -170,7 +170,7 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.cases(fast=2)
+@pytest.mark.cases(fast=2, slow=7)
 @pytest.mark.parametrize("scheme", SEARCHES, ids=lambda s: f"{s.codes}-{s.scales}")
 @pytest.mark.usefixtures("cutting")
 def test_a_search_loses_less_than_the_extremes(scheme):
@@ -250,7 +250,7 @@ def test_scales_that_repeat_are_offered_once(monkeypatch):
     assert set(group[0]) == set(group[1])
 
 
-@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize(
     "scheme",
     [
