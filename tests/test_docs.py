@@ -91,7 +91,7 @@ WITH_COMMANDS = [
 ]
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.parametrize(
     "page",
     [
@@ -118,7 +118,7 @@ def test_commands_run_as_they_stand(page, folder, capsys):
     assert count > 1
 
 
-@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.parametrize("page", sorted((DOCS / "tasks").glob("[!R]*.md")), ids=lambda p: p.stem)
 def test_tasks_run_as_they_stand(page, folder, capsys):
     """Commands and code of a page run in their order; a block of text is what the code prints."""
