@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ import onnx_ir as ir
 from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, SizeSummary
 from qgraph.graph.opset.history import first_opset
+from qgraph.graph.region import Region as Region
 from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
 from qgraph.graph.tracer import Operand as Operand
 from qgraph.graph.tracer import Tracer
@@ -28,32 +28,6 @@ HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 _HAS_BFLOAT16, _ROUNDS_BFLOAT16 = 13, 22
 """First opsets in which float operators, and Round, accept bfloat16."""
-
-
-@dataclass(frozen=True, eq=False)
-class Region:
-    """Nodes that compute ``y`` from ``x`` and constants.
-
-    Attributes:
-        x: the only input that is not a parameter.
-        y: the output.
-        nodes: in topological order; the last one produces ``y``.
-    """
-
-    x: ir.Value
-    y: ir.Value
-    nodes: tuple[ir.Node, ...]
-
-    @property
-    def stands(self) -> bool:
-        """Whether all nodes are still in the graph."""
-        return all(node.graph is not None for node in self.nodes)
-
-    @property
-    def entry(self) -> tuple[ir.Node, int] | None:
-        """Node and operand index at which its input is read."""
-        entries = ((n, i) for n in self.nodes for i, v in enumerate(n.inputs) if v is self.x)
-        return next(entries, None)
 
 
 class Draft:
