@@ -34,7 +34,7 @@ ALLOWED = {
 }
 """Components that the checker may reach, also by way of others."""
 
-MOST_LINES = 3137
+MOST_LINES = 3143
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,8 @@ def products(
     ideal = np.broadcast_to(weights.meant.offset, value.shape)
     low, high = layout.ends_by_tap(data.low, data.high, value)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise Undecidable(OUT_OF_RANGE("the range of the data of a sum is not known"))
+        text = "the range of the data of a sum is not known"
+        raise Undecidable(OUT_OF_RANGE(f"{text}; give --range NAME=LOW:HIGH of real inputs"))
     function = meant(data.meant, weights, layout)
     ends = ends_of_sums(ideal, low, high, layout)
     error, largest = layout.by_tap(data.error, value), largest_of(low, high)

@@ -99,8 +99,10 @@ class BoundCheck:
     ) -> None:
         self._bounding, self._sides, self._paired = certificate.bounding, sides, paired
         self._compared: dict[Pair, list[_Pair]] = {}
-        own = ((id(region), self._segment(region)) for region in certificate.regions)
-        self._segments = {key: segment for key, segment in own if segment is not None}
+        own = filter(_begins_at_end, certificate.regions)
+        self._own = {(region.reference_value, region.candidate_value) for region in own}
+        found = ((id(region), self._segment(region)) for region in certificate.regions)
+        self._segments = {key: segment for key, segment in found if segment is not None}
         self._exits = [s for s in self._segments.values() if not s.is_output]
         self._starting = [s.ends for s in self._exits] + list(paired.inputs)
         self._ends = [{s.ends[side] for s in self._exits} for side in (0, 1)]
@@ -123,9 +125,8 @@ class BoundCheck:
         ends = named[0][0], named[1][0]
         node = ends[0].producer()
         rounds = node is not None and node.op_type in ROUNDINGS
-        # an output that is codes, or what they decode to, begins at itself
-        is_own = {reference for reference, _ in region.entries} == {names[0]}
-        return _Segment(region, ends, is_own or (ends in self._paired.outputs and not rounds))
+        is_last = names not in self._own and ends in self._paired.outputs and not rounds
+        return _Segment(region, ends, _begins_at_end(region) or is_last)
 
     def _settled(self, value: ir.Value, rounding: TracedRounding) -> Ideal | None:
         """Return the codes of the reference that correspond to a rounding of the candidate.
@@ -280,6 +281,11 @@ class BoundCheck:
         are_best = all(each.function.is_linear for pair in pairs for each in pair)
         are_best &= not any(map(_is_limited_later, segment.ends))
         return [of_roundings(*pair, bound) for pair in pairs], are_best and are_certain
+
+
+def _begins_at_end(region: RegionVerdict) -> bool:
+    """Return whether an output is the start of its region: codes, or what they decode to."""
+    return {reference for reference, _ in region.entries} == {region.reference_value}
 
 
 def _is_limited_later(codes: ir.Value) -> bool:

@@ -254,3 +254,22 @@ def test_a_hard_sigmoid_is_bounded_by_its_slope():
     assert bound["ideal_shift"] >= 0.124
     bound |= {"ideal_shift": 0.124, "channels": []}
     assert checked(document, *pair).is_refuted
+
+
+LAST = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+    net (uint8[2,3] x) => (float[2,2] y)
+    <float s = {0.03}, uint8 z = {3}, float t = {0.05}, float[2] b = {0, 0.000001},
+     float[3,2] w = {0.3, -0.7, 0.11, 0.9, -0.2, 0.55}> {
+        d = DequantizeLinear (x, s, z)
+        SUM
+        y = qonnx.custom_op.general.BipolarQuant (m, t)
+    }"""
+
+
+def test_an_output_of_codes_without_a_bound_is_not_refuted():
+    sums = "m = MatMul (d, w)", "m = Gemm (d, w, b)"
+    one, other = (ir.from_onnx_text(LAST.replace("SUM", each)) for each in sums)
+    proof = qgraph.prove(one, other, evidence=True, within="1step")
+    document = json.loads(json_text(proof.to_json()))
+    assert [region["reference_value"] for region in document["regions"]] == ["y", "y"]
+    assert not checked(document, one, other).is_refuted

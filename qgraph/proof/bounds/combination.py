@@ -116,6 +116,15 @@ class Combination:
         return Combination(terms, self.offset * factor, self.size * np.abs(factor))
 
     @property
+    def factored(self) -> tuple[Float64, Combination]:
+        """A factor and the rest, so that functions of other scales have the same rest."""
+        numbers = [c for c, _ in self.terms]
+        if not numbers or numbers[0].size != 1 or not numbers[0].all():
+            return np.ones(()), self
+        factor = numbers[0].reshape(())
+        return factor, self.times(1 / factor)
+
+    @property
     def range(self) -> tuple[Float64, Float64]:
         """Bounds of the values."""
         low = high = self.offset
@@ -185,6 +194,18 @@ class Atoms:
                 between, leaves, len(self._known),
             )  # fmt: skip
         return self._known[key]
+
+    def multiple(
+        self,
+        kind: str,
+        arguments: Sequence[Combination],
+        factor: Float64,
+        ends: tuple[Float64, Float64],
+    ) -> Combination:
+        """Return a multiple of an atom that has these bounds."""
+        low, high = (end / factor for end in ends)
+        limits = np.minimum(low, high), np.maximum(low, high)
+        return Combination.of(self.make(kind, None, arguments, limits)).times(factor)
 
     def carried(
         self,

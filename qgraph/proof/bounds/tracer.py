@@ -177,12 +177,13 @@ class QuantityTracer:
         low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
         if x.meant.key == y.meant.key:
             low = np.maximum(low, 0.0)
-        atom = self.atoms.make("product", None, in_order(x.meant, y.meant), (low, high))
+        (one, f), (other, g) = x.meant.factored, y.meant.factored
+        meant = self.atoms.multiple("product", in_order(f, g), one * other, (low, high))
         error = (
             product(x.largest, y.error) + product(y.largest, x.error) + product(x.error, y.error)
         )
         unit = None if x.unit is None or y.unit is None else x.unit * y.unit
-        return self.rounded(Quantity(Combination.of(atom), low, high, error, ZERO, unit))
+        return self.rounded(Quantity(meant, low, high, error, ZERO, unit))
 
     def _div(self, a: Any, b: Any) -> Quantity:
         x, y = self.quantity(a), self.quantity(b)
@@ -208,8 +209,8 @@ class QuantityTracer:
         low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
         slack = SLACK * np.maximum(np.abs(low), np.abs(high))
         low, high = low - slack, high + slack
-        atom = self.atoms.make("quotient", None, (x.meant, y.meant), (low, high))
-        meant = Combination.of(atom)
+        (one, f), (other, g) = x.meant.factored, y.meant.factored
+        meant = self.atoms.multiple("quotient", (f, g), one / other, (low, high))
         left = (1 - share) / (1 + SLACK)  # of the divisor
         absolute, relative = x.absolute / least / left, (x.relative + share) / left
         return self.rounded(Quantity(meant, low, high, absolute, relative))

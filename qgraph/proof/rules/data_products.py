@@ -45,7 +45,7 @@ def product_of_data(
     axis = -2 if call.whole("transA") else -1
     size, count = shape_of(call.value(0))[axis], call.most([axis])
     a, b = (_alike(each) for each in (a, b))
-    (one, x), (other, y) = (_without_factor(each.meant) for each in (a, b))
+    (one, x), (other, y) = a.meant.factored, b.meant.factored
     key = size, call.rank(1) == 1  # a vector is a column, also where it broadcasts to rows
     ends = _ends(x, y, count)
     if count != size:
@@ -74,15 +74,6 @@ def _alike(x: Quantity) -> Quantity:
     unit = None if x.granule is None else np.asarray(x.granule.min())
     ends = np.asarray(x.low.min()), np.asarray(x.high.max())
     return Quantity(x.meant, *ends, np.asarray(np.max(x.error)), unit=unit)
-
-
-def _without_factor(function: Combination) -> tuple[Float64, Combination]:
-    """Split a function into a factor and the rest."""
-    numbers = [c for c, _ in function.terms]
-    if not numbers or numbers[0].size != 1 or not numbers[0].all():
-        return np.ones(()), function
-    factor = numbers[0].reshape(())
-    return factor, function.times(1 / factor)
 
 
 def _ends(x: Combination, y: Combination, count: int) -> tuple[Float64, Float64]:

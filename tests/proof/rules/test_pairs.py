@@ -77,6 +77,12 @@ PAIRS = {
         "t = Mul (x, a) m = MatMul (t, w) y = Mul (m, b)",
         "m = MatMul (x, w) y = Mul (m, c)",
     ),
+    "scales of factors": (
+        "float[2,3] x, float[2,3] z",
+        "float a = {0.3}, float b = {0.7}, float c = {4}",
+        "p = Mul (x, z) s = Mul (p, a) t = Add (z, c) q = Div (s, t) y = Mul (q, b)",
+        "s = Mul (x, a) p = Mul (s, z) t = Add (z, c) u = Div (t, b) y = Div (p, u)",
+    ),
     "transposed twice": (
         "float[2,3,4] x",
         "",
