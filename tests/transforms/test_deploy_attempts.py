@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import qgraph
+from qgraph.bound import Bounding
 from qgraph.certificate import ProofVerdict, RegionVerdict
 from qgraph.reports import Report
 from qgraph.transforms.deployment.attempts import Attempt
@@ -23,5 +24,8 @@ def test_what_is_neither_proved_nor_bounded_is_not_within_the_limits(network: Pa
         for each in ProofVerdict
     )
     certificate = replace(qgraph.prove(network, network), regions=regions)
-    failing = Attempt(qgraph.load(network), Report(), certificate).failing
+    model = qgraph.load(network)
+    attempt = Attempt(model, Report(), model, Bounding())
+    vars(attempt)["certificate"] = certificate
+    failing = attempt.failing
     assert {each.verdict for each in failing} == {ProofVerdict.DIFFERENT, ProofVerdict.UNDECIDED}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
@@ -64,16 +65,26 @@ class Attempt:
     Attributes:
         model: the result.
         report: of the passes.
-        certificate: how equal the result is to the input.
+        reference: the input.
+        request: the limits.
         decoded: descriptions of layers before their weights became floats, by name.
         obstacle: why not all rewrites were done, if a wider limit would allow them.
     """
 
     model: Model
     report: Report
-    certificate: Certificate
+    reference: Model
+    request: Bounding
     decoded: Mapping[str, QuantizedLayer] = field(default_factory=dict)
     obstacle: str | None = None
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """How equal the result is to the input; proved when it is first read."""
+        sides = self.reference.ir, self.model.ir
+        proof = certify(*sides, evidence=True, runs=ModelRuns())
+        certificate = with_bounds(proof, sides, self.request, Exactness.VALUES, evidence=True)
+        return replace(certificate, reference=self.reference.identity())
 
     @property
     def failing(self) -> list[RegionVerdict]:
@@ -157,7 +168,7 @@ def best_form(
                 model = reference.clone()
                 report = model.apply(*steps)
                 decoded = {} if packed is not None else decode_weights(model, profile, report)
-                attempt = Attempt(model, report, proved(reference, model, request), decoded)
+                attempt = Attempt(model, report, reference, request, decoded)
                 known = _Tried(steps, fixed, attempt.changing, attempt.failing)
                 tried.append(known)
                 if not known.failing:
@@ -189,7 +200,7 @@ def best_form(
     )
     if unstored(reference, profile):
         note = note.replace("nothing was changed", "only weights were stored as codes")
-    return _stored(unchanged(reference, request, note), reference, profile, request)
+    return _stored(unchanged(reference, request, note), profile)
 
 
 def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
@@ -254,8 +265,7 @@ def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
     """Return the unchanged model, with a note that says why."""
     size = weight_bytes(reference.ir)
     report = Report(notes=[note], weight_bytes_before=size, weight_bytes_after=size)
-    same = reference.clone()
-    return Attempt(same, report, proved(reference, same, request))
+    return Attempt(reference.clone(), report, reference, request)
 
 
 def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note: str) -> Attempt:
@@ -263,23 +273,18 @@ def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note
 
     Weights that the target would decode in each run become floats.
     """
-    attempt = _stored(unchanged(reference, request, note), reference, profile, request)
-    decoded = decode_weights(attempt.model, profile, attempt.report)
-    if not attempt.report.count(SiteStatus.CHANGED):
-        return attempt
-    certificate = proved(reference, attempt.model, request)
-    return replace(attempt, certificate=certificate, decoded=decoded)
+    attempt = _stored(unchanged(reference, request, note), profile)
+    return replace(attempt, decoded=decode_weights(attempt.model, profile, attempt.report))
 
 
-def _stored(attempt: Attempt, reference: Model, profile: Profile, request: Bounding) -> Attempt:
-    """Return an attempt with weights stored as codes, if sums of them can be cut off.
+def _stored(attempt: Attempt, profile: Profile) -> Attempt:
+    """Return an attempt, not proved yet, with weights as codes, if sums of them can be cut off.
 
     Only stored codes can be replaced by codes of another type, which are multiplied exactly.
     """
-    if not unstored(attempt.model, profile):
-        return attempt
-    attempt.report.extend(attempt.model.apply(FoldWeights()))
-    return replace(attempt, certificate=proved(reference, attempt.model, request))
+    if unstored(attempt.model, profile):
+        attempt.report.extend(attempt.model.apply(FoldWeights()))
+    return attempt
 
 
 def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
@@ -288,7 +293,7 @@ def converted(reference: Model, profile: Profile, request: Bounding) -> Attempt:
     report = model.apply(*conversion_for(profile))
     report.notes.append("quantizers are only converted, since no form has integer layers")
     decoded = decode_weights(model, profile, report)
-    return Attempt(model, report, proved(reference, model, request), decoded)
+    return Attempt(model, report, reference, request, decoded)
 
 
 def portable(
@@ -320,15 +325,7 @@ def portable(
         report.extend(model.apply(replace(every, values="|".join(refused) or "!*")))
         text = f"quantizers that {profile.name} refuses are plain operators"
     report.notes = [*report.notes, text]
-    return Attempt(model, report, proved(reference, model, request))
-
-
-def proved(reference: Model, candidate: Model, request: Bounding) -> Certificate:
-    """Return the certificate of two models; the candidate is not saved yet."""
-    sides = reference.ir, candidate.ir
-    proof = certify(*sides, evidence=True, runs=ModelRuns())
-    certificate = with_bounds(proof, sides, request, Exactness.VALUES, evidence=True)
-    return replace(certificate, reference=reference.identity())
+    return Attempt(model, report, reference, request)
 
 
 def order_of(profile: Profile) -> str:

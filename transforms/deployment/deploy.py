@@ -159,9 +159,8 @@ def deploy(
         is_float = not any(has_kernel(each, profile) for each in quantized_layers(attempt.model.ir))
         for base in [None, refused] if is_float else [refused]:
             plain = portable(reference, base, profile, request)
-            if plain.failing or _refusals(plain.model, profile) >= _refusals(
-                attempt.model, profile
-            ):
+            refusals = [_refusals(each.model, profile) for each in (plain, attempt)]
+            if refusals[0] >= refusals[1] or plain.failing:
                 continue
             reasons = _renamed(unmet_of(attempt.model, profile), reference, attempt.model)
             if base is None:
@@ -228,14 +227,14 @@ def _gaining(
         before: the report on the unchanged input.
         runtime: of the target.
     """
-    if not before.layers and (loadable := _without_layers(reference, request, before, runtime)):
+    if not before.layers and (loadable := _without_layers(reference, request, runtime)):
         return loadable
     all_cut_off = len(before.layers) == len(always_cut_off(reference, profile)) > 0
     if all_cut_off and not runtime.refuses(reference):
         return unchanged_layers(reference, profile, request, _CUT_OFF)
     attempt = best_form(reference, profile, request, keep)
     after = listed(reference, attempt, runtime)
-    if _is_taken(reference, attempt.model, before, profile):
+    if _is_taken(reference, attempt.model, runtime):
         if worse := _worse(before, after):
             kept = [escaped(layer.node) for layer in worse]
             attempt = best_form(reference, profile, request, [*keep, *kept])
@@ -263,15 +262,12 @@ def _gaining(
             return unchanged_layers(reference, profile, request, note)
     elif not any(has_kernel(layer, profile) for layer in quantized_layers(attempt.model.ir)):
         plain = converted(reference, profile, request)
-        loaded = listed(reference, plain, runtime)
-        if not plain.failing and _is_taken(plain.model, attempt.model, loaded, profile):
+        if _is_taken(plain.model, attempt.model, runtime) and not plain.failing:
             return plain
     return attempt
 
 
-def _without_layers(
-    reference: Model, request: Bounding, before: Deployment, runtime: TargetRuntime
-) -> Attempt | None:
+def _without_layers(reference: Model, request: Bounding, runtime: TargetRuntime) -> Attempt | None:
     """Return what is needed to load a model that no form gives a quantized layer.
 
     None if a form does, or if conversion alone is not enough.
@@ -281,10 +277,10 @@ def _without_layers(
     form.apply(*steps_for(profile))
     if any(quantized_layers(form.ir)) or is_misread(reference, profile):
         return None
-    if _is_taken(reference, form, before, profile):
+    if _is_taken(reference, form, runtime):
         return unchanged_layers(reference, profile, request, _NO_LAYER)
     plain = converted(reference, profile, request)
-    loads = _is_taken(plain.model, form, listed(reference, plain, runtime), profile)
+    loads = _is_taken(plain.model, form, runtime)
     return plain if loads and not plain.failing else None
 
 
@@ -309,11 +305,11 @@ def _renamed(left: Left, reference: Model, model: Model) -> Left:
     return {name: left[own] for name, own in names.items() if own in left}
 
 
-def _is_taken(reference: Model, result: Model, deployment: Deployment, profile: Profile) -> bool:
-    """Return whether the target loads the input; if it cannot be run, as much as the result."""
-    if deployment.is_executed or profile.executed is not None:
-        return deployment.is_executed
-    return _refusals(reference, profile) <= _refusals(result, profile)
+def _is_taken(model: Model, result: Model, runtime: TargetRuntime) -> bool:
+    """Return whether the target loads a model; if it cannot be run, as much as the result."""
+    if runtime.profile.executed is not None:
+        return runtime.runs(model)
+    return _refusals(model, runtime.profile) <= _refusals(result, runtime.profile)
 
 
 def _refusals(model: Model, profile: Profile) -> int:

@@ -62,31 +62,26 @@ class TargetRuntime:
         self.profile = profile
         self._known: dict[int, tuple[Model, ExecutedGraph | QGraphError]] = {}
 
-    def executed(self, model: Model, name: str) -> ExecutedGraph:
-        """Return the graph that the runtime ``name`` executes; raises like :func:`executed`."""
+    def outcome(self, model: Model) -> ExecutedGraph | QGraphError | None:
+        """Return the executed graph, or why there is none; None for a target that cannot be run."""
+        if self.profile.executed is None:
+            return None
         if id(model) not in self._known:
             graph: ExecutedGraph | QGraphError
             try:
-                graph = executed(model.ir, name)
+                graph = executed(model.ir, self.profile.executed)
             except (ExecutionError, UnsupportedError) as error:
                 graph = error
             self._known[id(model)] = model, graph
-        _, outcome = self._known[id(model)]
-        if isinstance(outcome, QGraphError):
-            raise outcome
-        return outcome
+        return self._known[id(model)][1]
+
+    def runs(self, model: Model) -> bool:
+        """Return whether the runtime is installed and runs the model."""
+        return isinstance(self.outcome(model), ExecutedGraph)
 
     def refuses(self, model: Model) -> bool:
         """Return whether the runtime is installed but cannot run the model."""
-        if self.profile.executed is None:
-            return False
-        try:
-            self.executed(model, self.profile.executed)
-        except ExecutionError:
-            return True
-        except UnsupportedError:
-            return False
-        return False
+        return isinstance(self.outcome(model), ExecutionError)
 
 
 def _kernels(
@@ -106,9 +101,11 @@ def _kernels(
     profile = runtime.profile
     layers = [layer.description for layer in quantized_layers(model.ir)]
     taken = {layer.node: _predicted(layer, profile) for layer in layers}
-    if not run or profile.executed is None:
+    graph = runtime.outcome(model) if run else None
+    if isinstance(graph, QGraphError):
+        raise graph
+    if graph is None:
         return taken, ()
-    graph = runtime.executed(model, profile.executed)
     for each in graph.layers:
         predicted = taken[each.node].kernel
         if each.is_integer:

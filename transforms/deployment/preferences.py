@@ -14,7 +14,7 @@ from qgraph.reasons import ExplainedReason
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped
-from qgraph.transforms.deployment.attempts import Attempt, proved, unchanged
+from qgraph.transforms.deployment.attempts import Attempt, unchanged
 from qgraph.transforms.deployment.biases import misread_biases
 from qgraph.transforms.deployment.float_network import float_network
 from qgraph.transforms.deployment.forms import (
@@ -74,21 +74,21 @@ def preferred(
         OptionError: times are requested for a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
-    attempt = _with(unsaturated(attempt.model, profile), attempt, reference, request)
+    attempt = _with(unsaturated(attempt.model, profile), attempt)
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
-        attempt = _with([SeparateWeights()], attempt, reference, request)
+        attempt = _with([SeparateWeights()], attempt)
     if biases:
         names = "|".join(map(escaped, biases))
-        attempt = _with([FloatProducts(nodes=names, data=True)], attempt, reference, request)
+        attempt = _with([FloatProducts(nodes=names, data=True)], attempt)
     failed = failing(attempt.model, profile) | saturating(attempt.model, profile)
-    attempt = _leaving(attempt, reference, request, failed)
+    attempt = _leaving(attempt, failed)
     failed |= biases
     if prefer is Preference.SIZE:
         return Preferred(attempt, failed | packed(attempt.model))
     if prefer is Preference.SPEED:
         left = marked_slower(attempt.model, profile)
-        return Preferred(_leaving(attempt, reference, request, left), failed | left)
+        return Preferred(_leaving(attempt, left), failed | left)
     if profile.executed is None:
         raise OptionError(
             f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
@@ -139,19 +139,15 @@ def _fastest(
         note = "nothing was changed, since the input was measured to be the fastest"
         return Preferred(unchanged(reference, request, note), {}, measurement)
     left = choices[best]
-    return Preferred(_leaving(attempt, reference, request, left), left, measurement)
+    return Preferred(_leaving(attempt, left), left, measurement)
 
 
-def _leaving(
-    attempt: Attempt, reference: Model, request: Bounding, left: Mapping[str, ExplainedReason]
-) -> Attempt:
+def _leaving(attempt: Attempt, left: Mapping[str, ExplainedReason]) -> Attempt:
     """Return an attempt with some layers in float."""
-    return _with(in_float(left, attempt.model), attempt, reference, request)
+    return _with(in_float(left, attempt.model), attempt)
 
 
-def _with(
-    steps: Sequence[Transform], attempt: Attempt, reference: Model, request: Bounding
-) -> Attempt:
+def _with(steps: Sequence[Transform], attempt: Attempt) -> Attempt:
     """Return an attempt after more passes."""
     if not steps:
         return attempt
@@ -161,8 +157,7 @@ def _with(
         return attempt
     whole = replace(attempt.report, sites=[*attempt.report.sites], notes=[*attempt.report.notes])
     whole.extend(report)
-    certificate = proved(reference, model, request)
-    return replace(attempt, model=model, report=whole, certificate=certificate)
+    return replace(attempt, model=model, report=whole)
 
 
 def _in_float(model: Model, names: Collection[str]) -> Model:
