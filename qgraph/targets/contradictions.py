@@ -91,8 +91,9 @@ def _kernel(kernel: KernelRule) -> Iterator[Found]:
     for name in ("within", "gap"):
         if getattr(kernel.bias, name) and kernel.bias.scale != "product":
             yield ("bias", name), "a deviation is allowed from the product only."
-    if both := set(kernel.behind.operators or ()) & set(kernel.behind.redundant):
-        yield ("behind", "redundant"), f"{', '.join(sorted(both))}: listed in 'operators', too."
+    for key in ("redundant", "never"):
+        if both := set(kernel.behind.operators or ()) & set(getattr(kernel.behind, key)):
+            yield ("behind", key), f"{', '.join(sorted(both))}: listed in 'operators', too."
 
 
 def _operand(rule: OperandRule) -> Iterator[Found]:

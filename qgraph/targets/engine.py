@@ -280,6 +280,7 @@ def _is_slow(layer: QuantizedLayer, form: SlowForm) -> bool:
         (form.w_types, layer.w.codes),
         (form.x_zero, layer.x.zero),
         (form.w_zero, layer.w.zero),
+        (form.y_written, None if layer.y is None else layer.y.written),
     )
     return any(allowed is not None for allowed, _ in conditions) and all(
         allowed is None or _in(value, allowed) for allowed, value in conditions

@@ -188,6 +188,7 @@ class SlowForm:
         operators, groups: of the layer.
         x_types, w_types: types of the codes.
         x_zero, w_zero: zero points.
+        y_written: forms of the quantizer of the result.
     """
 
     text: str
@@ -200,6 +201,7 @@ class SlowForm:
     w_types: Names | None = None
     x_zero: tuple[ZeroPoint, ...] | None = None
     w_zero: tuple[ZeroPoint, ...] | None = None
+    y_written: Names | None = None
 
 
 @dataclass(frozen=True)

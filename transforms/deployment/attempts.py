@@ -27,6 +27,7 @@ from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.deployment.decoding import decode_weights
+from qgraph.transforms.deployment.forms import Left
 from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for, steps_for
 from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
@@ -69,6 +70,7 @@ class Attempt:
         request: the limits.
         decoded: descriptions of layers before their weights became floats, by name.
         obstacle: why not all rewrites were done, if a wider limit would allow them.
+        unmet: why layers have no kernel in the best form, by name, if this is another form.
     """
 
     model: Model
@@ -77,6 +79,7 @@ class Attempt:
     request: Bounding
     decoded: Mapping[str, QuantizedLayer] = field(default_factory=dict)
     obstacle: str | None = None
+    unmet: Left = field(default_factory=dict)
 
     @cached_property
     def certificate(self) -> Certificate:

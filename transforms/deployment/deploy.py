@@ -153,7 +153,6 @@ def deploy(
             attempt = _gaining(*how, deployment, runtime)
     elif preference is not Preference.SIZE:
         attempt = unchanged_layers(reference, profile, request, note)
-    reasons: Left = {}
     refused = attempt if profile.executed is None and _refusals(attempt.model, profile) else None
     if refused is not None:
         is_float = not any(has_kernel(each, profile) for each in quantized_layers(attempt.model.ir))
@@ -162,16 +161,12 @@ def deploy(
             refusals = [_refusals(each.model, profile) for each in (plain, attempt)]
             if refusals[0] >= refusals[1] or plain.failing:
                 continue
-            reasons = _renamed(unmet_of(attempt.model, profile), reference, attempt.model)
-            if base is None:
-                others = refused.report.sites
-                plain.report.sites += [s for s in others if s.outcome is SiteStatus.REFUSED]
-            attempt = plain
+            attempt = _instead_of(refused, plain, profile)
             break
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
-    left, attempt = _renamed(chosen.left, reference, attempt.model), chosen.attempt
-    left = {**reasons, **left}
+    left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
+    attempt = chosen.attempt
     deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
     if chosen.tuning is not None and (remark := chosen.tuning.note) is not None:
         deployment = replace(deployment, notes=[*deployment.notes, remark])
@@ -259,12 +254,22 @@ def _gaining(
         is_idle = is_idle and misread[1] >= misread[0] and not unstored(reference, profile)
         if _worse(before, after) or is_idle:
             note = attempt.obstacle or "no form has more layers in integer kernels"
-            return unchanged_layers(reference, profile, request, note)
+            return _instead_of(
+                attempt, unchanged_layers(reference, profile, request, note), profile
+            )
     elif not any(has_kernel(layer, profile) for layer in quantized_layers(attempt.model.ir)):
         plain = converted(reference, profile, request)
         if _is_taken(plain.model, attempt.model, runtime) and not plain.failing:
-            return plain
+            return _instead_of(attempt, plain, profile)
     return attempt
+
+
+def _instead_of(best: Attempt, other: Attempt, profile: Profile) -> Attempt:
+    """Return another form than the best one, with the reasons why that one has no kernels."""
+    refused = [site for site in best.report.sites if site.outcome is SiteStatus.REFUSED]
+    other.report.sites += refused
+    unmet = _renamed(unmet_of(best.model, profile), best.reference, best.model)
+    return replace(other, unmet=best.unmet or unmet)
 
 
 def _without_layers(reference: Model, request: Bounding, runtime: TargetRuntime) -> Attempt | None:

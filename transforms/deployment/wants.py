@@ -14,6 +14,7 @@ from qgraph.transforms.merge_activation import ActivationForm
 from qgraph.transforms.shift_zero_points import CodeSign
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 
+_CLIPPED = "QuantizeLinear+Clip+DequantizeLinear"
 _BEFORE_NARROW_CODES = 20
 """The last opset without 4-bit codes, in which signed codes can be moved across all operators."""
 
@@ -46,7 +47,8 @@ def takes(profile: Profile, written: str) -> bool:
 
 def limits(profile: Profile) -> ActivationForm:
     """Return the operator by which data are limited to fewer codes than their type has."""
-    if takes(profile, "QuantizeLinear+Clip+DequantizeLinear"):
+    is_slow = any(_CLIPPED in (form.y_written or ()) for form in profile.slower)
+    if takes(profile, _CLIPPED) and not is_slow:
         return ActivationForm.CODES
     return ActivationForm.UNITS if takes_units_only(profile) else ActivationForm.FLOATS
 
