@@ -25,12 +25,16 @@ Bounds = dict[ir.Value, float]
 Rule = Callable[[ir.Node, list[float]], float | None]
 
 
-def magnitudes(model: ir.Model) -> Bounds:
+def magnitudes(model: ir.Model, read: Callable[[ir.Node], object] = site_of) -> Bounds:
     """Return bounds of ``|value|`` in the main graph, for inputs of moderate magnitude.
 
     Inputs are at most :data:`qgraph.execution.conformant.MODERATE` in magnitude. A value with a
     bound is neither NaN nor infinite. Results of operators without a rule have no bound, nor do
     values computed from them.
+
+    Args:
+        model: the model.
+        read: :func:`qgraph.quantizers.sites.site_of`, which may remember what it has read.
     """
     bounds: Bounds = {}
     if only_float_type(model) is not ir.DataType.FLOAT:
@@ -42,15 +46,17 @@ def magnitudes(model: ir.Model) -> Bounds:
     for node in graph:
         if node.op_identifier() in model.functions:
             continue
-        bound = _bound(node, bounds)
+        bound = _bound(node, bounds, read)
         if bound is not None and bound <= _LARGEST:
             bounds[node.outputs[0]] = bound
     return bounds
 
 
-def _bound(node: ir.Node, bound_of: Mapping[ir.Value, float]) -> float | None:
+def _bound(
+    node: ir.Node, bound_of: Mapping[ir.Value, float], read: Callable[[ir.Node], object]
+) -> float | None:
     if operator_of(node) is not None:
-        site = site_of(node)
+        site = read(node)
         # Quantizers keep NaN.
         return _of_quantizer(site) if isinstance(site, Site) and site.x in bound_of else None
     rule = _RULES.get(node.op_type) if node.domain == "" else None

@@ -16,7 +16,8 @@ Forms, the fastest first:
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -70,9 +71,10 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     _raise_opset(copy)
     editor.learn()
     limit = copy.opset_imports.get("", 0)
-    numbers = magnitudes(copy) if bounded else {}
+    read = cache(site_of)
+    numbers = magnitudes(copy, read) if bounded else {}
     # All forms are chosen before the first is inserted: a site refers to the original graph.
-    for draft in list(_choose(list(_sites(copy)), numbers, editor, Comparer(copy), limit)):
+    for draft in list(_choose(list(_sites(copy, read)), numbers, editor, Comparer(copy), limit)):
         draft.commit(sweep=False)
     raise_ir_version(copy)
     return copy
@@ -96,12 +98,12 @@ _NAMES = frozenset({"Quant", "IntQuant", "BipolarQuant", "Trunc", "FloatQuant", 
 _THEIRS = frozenset({"", "com.microsoft"})
 
 
-def _sites(model: ir.Model) -> Iterator[Site]:
+def _sites(model: ir.Model, read: Callable[[ir.Node], Site | Refusal | None]) -> Iterator[Site]:
     for body in bodies(model):
         for node in list(body):
             if not _is_custom(node, model):
                 continue
-            site = site_of(node)
+            site = read(node)
             if isinstance(site, Site) and _is_sane(site):
                 yield site
             elif isinstance(site, Refusal):

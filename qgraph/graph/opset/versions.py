@@ -195,11 +195,11 @@ def require(model: ir.Model, version: int) -> bool:
 
 
 def _element_types(model: ir.Model) -> set[ir.DataType]:
-    types = {slot.tensor.dtype for slot in slots(model)}
+    types: set[ir.DataType | None] = {slot.tensor.dtype for slot in slots(model)}
     for body in bodies(model):
-        values = [*body.inputs, *(value for node in body for value in node.outputs)]
-        types.update(value.dtype for value in values if value.dtype is not None)
-    return types
+        types.update(value.dtype for value in body.inputs)
+        types.update([value.dtype for node in body for value in node.outputs])
+    return {dtype for dtype in types if dtype is not None}
 
 
 def _version_of(domain: str, nodes: Sequence[ir.Node]) -> int:
