@@ -46,8 +46,8 @@ class FoldConstants(Transform):
     2. ``move(DequantizeLinear(codes, s, z)) -> DequantizeLinear(move(codes), s, z)`` for constant
        codes; ``move`` is Identity, Transpose, Flatten, Reshape, Squeeze or Unsqueeze.
 
-    3. ``biases``: ``DequantizeLinear(codes) -> numbers`` for constants of INT32 codes, for runtimes
-       that accept only float biases.
+    3. ``biases``: ``DequantizeLinear(codes) -> numbers`` for constants of INT32 codes and biases,
+       for runtimes that accept only float biases.
 
     4. ``recurrent``: likewise for constant operands of LSTM, GRU and RNN, for compilers that accept
        only float constants.
@@ -58,7 +58,7 @@ class FoldConstants(Transform):
     Other weights stay codes.
     """
 
-    biases: bool = option(False, help="decode constants of INT32 codes")
+    biases: bool = option(False, help="decode constants of INT32 codes, and biases")
     recurrent: bool = option(False, help="decode constant operands of LSTM, GRU and RNN")
     layers: str = option("", help="patterns of names of layers whose weights are decoded")
 
@@ -97,7 +97,7 @@ class FoldConstants(Transform):
             return False
         users = {user.op_type for user in node.outputs[0].consumers()}
         is_recurrent = self.recurrent and not users.isdisjoint(_RECURRENT)
-        return is_recurrent or (self.biases and _is_wide(node)) or self._is_of_layers(node)
+        return is_recurrent or (self.biases and _is_bias(node)) or self._is_of_layers(node)
 
     def _is_of_layers(self, node: ir.Node) -> bool:
         """Return whether a node decodes only weights of selected layers."""
@@ -130,10 +130,11 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
                 moved.update(node.outputs)
 
 
-def _is_wide(node: ir.Node) -> bool:
-    """Return whether a node decodes INT32 codes."""
-    codes = node.inputs[0] if is_linear(node, _DECODER) else None
-    return codes is not None and codes.dtype is ir.DataType.INT32
+def _is_bias(node: ir.Node) -> bool:
+    """Return whether a DequantizeLinear decodes INT32 codes, or only biases of layers."""
+    codes, uses = node.inputs[0], list(node.outputs[0].uses())
+    is_wide = codes is not None and codes.dtype is ir.DataType.INT32
+    return is_wide or all(use.node.op_type in LAYERS and use.idx == 2 for use in uses)
 
 
 def _decodes(node: ir.Node) -> bool:

@@ -128,18 +128,19 @@ def test_codes_of_scales_and_quantizers_in_other_operators_stay():
     assert model.apply(FoldConstants()).count(SiteStatus.CHANGED) == 0
 
 
-def test_biases_are_decoded_where_that_is_asked_for(check_pass):
+@pytest.mark.parametrize(("kind", "code"), [("int32", -70000), ("int8", -7)])
+def test_biases_are_decoded_where_that_is_asked_for(check_pass, kind, code):
     text = graph(
         """w = DequantizeLinear <axis = 0> (c, s)
            e = DequantizeLinear <axis = 0> (k, s)
            y = Gemm <transB = 1> (x, w, e)""",
-        "int32[2] k = {3, -70000}",
+        f"{kind}[2] k = {{3, {code}}}",
     )
     model, _ = check_pass(
         FoldConstants(biases=True), text, ops=["DequantizeLinear", "Gemm"], exactly=BITS
     )
     (layer,) = model.nodes("Gemm")
-    np.testing.assert_array_equal(constant(layer.inputs[2]), np.float32([1.5, -17500]))
+    np.testing.assert_array_equal(constant(layer.inputs[2]), np.float32([1.5, code / 4]))
 
 
 def test_weights_of_named_layers_become_floats(check_pass):
