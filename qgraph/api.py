@@ -32,7 +32,7 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of, profiles
 from qgraph.transforms.base import TRANSFORMS, PassInfo, describe, parse_spec
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.rewriting import rewrite
+from qgraph.transforms.rewriting import expect_names, rewrite
 from qgraph.verify.verify import verify as checked
 
 PathLike = str | os.PathLike[str]
@@ -75,6 +75,7 @@ def convert(
     exact: Level | Exactness = "values",
     opset: int | None = None,
     fake_quantize: Literal["reference", "plugin"] | Arithmetic = "reference",
+    values: str = "*",
     keep_inputs: bool = False,
     output: PathLike | None = None,
 ) -> Report:
@@ -86,6 +87,7 @@ def convert(
         exact: the least level of equality to accept.
         opset: the highest opset to use; None for 21, or that of the model if it is higher.
         fake_quantize: what FakeQuantize means: its definition, or what OpenVINO's CPU plugin does.
+        values: patterns of names of the results of quantizers to convert, joined by ``|``.
         keep_inputs: leave initializers that are inputs too; they are not constant then.
         output: file to write.
 
@@ -95,7 +97,7 @@ def convert(
     """
     level = member(Exactness, exact, "exact")
     meaning = member(Arithmetic, fake_quantize, "fake_quantize")
-    step = ConvertDialect(to=to, exact=level, opset=opset, fake_quantize=meaning)
+    step = ConvertDialect(to=to, exact=level, opset=opset, fake_quantize=meaning, values=values)
     return _rewritten("convert", model, [step], output, keep_inputs=keep_inputs)
 
 
@@ -142,9 +144,14 @@ def transform(
         output: file to write.
 
     Raises:
-        OptionError: a specification is wrong.
+        OptionError: a specification is wrong, or there is none.
         QGraphError: the model is not usable, a pass fails, or the file cannot be written.
     """
+    if not steps:
+        raise OptionError(
+            "transform is given no pass, expected passes or specifications such as 'fold-weights'. "
+            "qgraph.passes() lists all."
+        )
     parsed = [parse_spec(step) if isinstance(step, str) else step for step in steps]
     return _rewritten("transform", model, parsed, output, keep_inputs=keep_inputs)
 
@@ -157,22 +164,21 @@ def _rewritten(
     *,
     keep_inputs: bool,
 ) -> Report:
-    if output is None:
-        if not isinstance(model, Model):
-            raise OptionError(
-                f"{command} changes a model in memory, and got {type(model).__name__}, expected a "
-                "qgraph.Model. Load it first (qgraph.load), or name the output."
-            )
-        report = model.apply(*steps, keep_inputs=keep_inputs)
-        report.command = command
-        return report
-    require(output, str | os.PathLike, "output", "the path of a file to write")
-    if isinstance(model, str | os.PathLike):
+    if output is None and not isinstance(model, Model):
+        raise OptionError(
+            f"{command} changes a model in memory, and got {type(model).__name__}, expected a "
+            "qgraph.Model. Load it first (qgraph.load), or name the output."
+        )
+    require(output, str | os.PathLike | None, "output", "the path of a file to write")
+    if output is not None and isinstance(model, str | os.PathLike):
         return rewrite(model, output, *steps, command=command, keep_inputs=keep_inputs)
-    changed = load(model).clone()
+    changed = load(model) if output is None else load(model).clone()
     report = changed.apply(*steps, keep_inputs=keep_inputs)
     report.command = command
-    changed.save(output)
+    if not report.modified:
+        expect_names(changed, steps)
+    if output is not None:
+        changed.save(output)
     return report
 
 

@@ -383,6 +383,11 @@ def test_tensors_of_torch_are_arrays(model: qgraph.Model, backend: str) -> None:
         (lambda: qgraph.Inputs(seed=int), "seed is .*, expected a whole number"),
         (lambda: qgraph.deploy(EXAMPLE, "tensorrt", keep=(1,)), "keep is 1 .*, expected patterns"),
         (lambda: qgraph.convert(EXAMPLE, "qdq", output="a\0"), "no file can have this name"),
+        (lambda: qgraph.transform(qgraph.load(EXAMPLE)), "transform is given no pass, expected"),
+        (
+            lambda: qgraph.convert(qgraph.load(EXAMPLE), "qdq", values="nothing*"),
+            r"values is 'nothing\*', and no result of a quantizer has such a name, expected",
+        ),
     ],
 )
 def test_options_of_wrong_types_are_told(call: Callable[[], object], message: str) -> None:

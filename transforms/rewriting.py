@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from qgraph.deprecated import grouped
-from qgraph.errors import OptionError
-from qgraph.model import load
+from qgraph.errors import OptionError, meant, shown
+from qgraph.model import Model, load
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.sites import sites
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
@@ -20,7 +23,8 @@ from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Outputs, St
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
 from qgraph.text import json_text
-from qgraph.transforms.base import Transform
+from qgraph.transforms.base import Transform, options_of, selects
+from qgraph.transforms.drafts.choice import label
 from qgraph.version import head
 
 Progress = Callable[[str, int, int], None]
@@ -107,6 +111,8 @@ def rewrite(
         original = model.ir
         result = model.apply(*steps, keep_inputs=keep_inputs, atomic=prove or bool(bounded))
         result.command = command
+        if not result.modified:
+            expect_names(model, steps)
         if bounded:
             from qgraph.proof.bounds.sites import bound_sites
 
@@ -136,6 +142,39 @@ def rewrite(
             files = {"input": before, "output": described(out, output.file)}
             together.write_text(report, json_text(head(command) | files | result.to_json()))
     return result
+
+
+def expect_names(model: Model, steps: Iterable[ir.passes.PassBase]) -> None:
+    """Check that the patterns in the options of passes fit names in a model.
+
+    Raises:
+        OptionError: one fits none.
+    """
+    nodes, results = list(model.nodes()), partial(_results, model.ir)
+    known: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
+        "nodes": ("node", lambda: map(label, nodes)),
+        "layers": ("node", lambda: map(label, nodes)),
+        "operators": ("operator", lambda: (node.op_type for node in nodes)),
+        "values": ("result of a quantizer", results),
+    }
+    for step in steps:
+        for each in options_of(type(step)) if isinstance(step, Transform) else ():
+            patterns = getattr(step, each.name)
+            if each.name not in known or patterns == each.value:
+                continue
+            what, names_of = known[each.name]
+            names = list(names_of())
+            if not any(selects(patterns, name) for name in names):
+                example = f" such as {names[0]!r}" if names else ""
+                raise OptionError(
+                    f"{each.name} is {shown(patterns)}, and no {what} has such a name, expected "
+                    f"the name of one{example}; * and ? stand for any characters."
+                    f"{meant(patterns, names)}"
+                )
+
+
+def _results(model: ir.Model) -> Iterator[str]:
+    return (str(site.y.name) for site in sites(model) if isinstance(site, Site))
 
 
 def described(path: Path, file: Path) -> dict[str, Any]:
