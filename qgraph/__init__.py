@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from qgraph.model import Model, load
     from qgraph.reports import Report
     from qgraph.transforms.deployment.deploy import deploy
+    from qgraph.transforms.deployment.lint_fixes import LintFixes, fix
     from qgraph.transforms.deployment.report import Deployment
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Deployment",
     "Exactness",
     "Inputs",
+    "LintFixes",
     "LintReport",
     "Model",
     "ModelDifferences",
@@ -85,6 +87,7 @@ __all__ = [
     "deploy",
     "diff",
     "explain",
+    "fix",
     "fold",
     "info",
     "lint",
@@ -110,6 +113,7 @@ _ELSEWHERE = {
     "Deployment": "qgraph.transforms.deployment.report",
     "Exactness": "qgraph.exactness",
     "Inputs": "qgraph.comparison.check",
+    "LintFixes": "qgraph.transforms.deployment.lint_fixes",
     "LintReport": "qgraph.lint.engine",
     "Model": "qgraph.model",
     "ModelDifferences": "qgraph.inventory.differences",
@@ -124,6 +128,7 @@ _ELSEWHERE = {
     "bench": "qgraph.comparison.bench.measure",
     "check": "qgraph.comparison.check",
     "deploy": "qgraph.transforms.deployment.deploy",
+    "fix": "qgraph.transforms.deployment.lint_fixes",
     "load": "qgraph.model",
     "prove": "qgraph.comparison.prove",
     "reduce": "qgraph.comparison.reduce",

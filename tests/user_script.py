@@ -37,11 +37,23 @@ def main(path: str, folder: Path) -> str:
     deployment: qgraph.Deployment = qgraph.deploy(path, target="tensorrt")
     costs: qgraph.WhyReport = qgraph.why(path, converted, inputs=feeds, backend="numpy")
     findings: qgraph.LintReport = qgraph.lint(converted, target="tensorrt", select="QG4")
+    fixes: qgraph.LintFixes = qgraph.fix(converted.clone(), select="QG4")
     reasons = [qgraph.explain(site.reason_id).meaning for site in report if site.reason_id]
     names = [target.name for target in qgraph.targets()] + [p.name for p in qgraph.passes()]
     page = qgraph.report(certificate.to_json(), form="markdown")
     size = model.to_proto().ByteSize()
-    found = (report, checked, certificate, differences, deployment, costs, overview, model, locked)
+    found = (
+        report,
+        checked,
+        certificate,
+        differences,
+        deployment,
+        costs,
+        overview,
+        model,
+        locked,
+        fixes,
+    )
     told = (len(findings), first.size, size, verification.verdict, reasons, len(names), page)
     return "\n".join(map(repr, found)) + f"\n{told}"
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.bound import Against, Bounding, Within
 from qgraph.comparison.prove import prove
-from qgraph.errors import QGraphError
+from qgraph.errors import QGraphError, require
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.scopes import bodies
 from qgraph.lint.baseline import LintBaseline
@@ -74,7 +74,7 @@ class AppliedFix:
         return f"{subject}: {done}" + (f"; {self.reason}" if self.reason else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LintFixes:
     """Result of :func:`fix`.
 
@@ -88,6 +88,10 @@ class LintFixes:
     before: LintReport
     after: LintReport
     listing: Sequence[str]
+
+    def __repr__(self) -> str:
+        found = f"{counted(len(self.before), 'finding')} before, {len(self.after)} after"
+        return f"<LintFixes: {found}>"
 
     @property
     def passes(self) -> list[Transform]:
@@ -131,6 +135,7 @@ def fix(
         # A changed draft is no file; a baseline knows findings by the path of the file.
         return report if known is None else known.without(replace(report, model=identity))
 
+    require(model, Model, "the model", "a qgraph.Model, which is changed. qgraph.load reads one")
     draft, identity = model.clone(), model.identity()
     before = found()
     original = _listing(draft.ir)
