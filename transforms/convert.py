@@ -132,6 +132,7 @@ class ConvertDialect(Transform):
     ) -> list[Decision | SiteReport]:
         limit = ceiling(model.ir, self.opset)
         to_convert: list[Site | Refusal] = []
+        chosen: dict[ir.Node, Decision | None] = {}
         others: list[SiteReport] = []
         for site in sites(model.ir):
             if isinstance(site, Site) and not selects(self.values, str(site.y.name)):
@@ -139,12 +140,20 @@ class ConvertDialect(Transform):
             is_written = isinstance(site, Site) and site.dialect == target.name
             if is_written or (target.name == "qdq" and moves_constant(site.root)):
                 others.append(entry(site.root, SiteStatus.KEPT, IN_DIALECT.format(target.name)))
+                continue
+            chosen[site.root] = None
+            if isinstance(site, Site) and site.weight is not None and not site.weight.is_held:
+                # Large scales of all weights would be in memory at the same time.
+                offers = self._offers([site], target, editor, others)
+                (chosen[site.root],) = choose(offers, self.exact, limit, comparer)
             else:
                 to_convert.append(site)
         offers = self._offers(to_convert, target, editor, others)
         is_reference = self.fake_quantize is Arithmetic.REFERENCE
         spell = partial(target.spellings, editor=editor) if is_reference else None
-        whole = choose(offers, self.exact, limit, comparer, spell=spell)
+        rest = choose(offers, self.exact, limit, comparer, spell=spell)
+        chosen |= {each.site.root: each for each in rest}
+        whole = [each for each in chosen.values() if each is not None]
         # A site with no equal form may have one without the operators around it.
         within = {each.site: parts(each.site) for each in whole if each.draft is None}
         offers = self._offers(chain.from_iterable(within.values()), target, editor, [])

@@ -131,6 +131,22 @@ class DeferredTensor(ir.LazyTensor):
         return sink.data
 
 
+def deferred_form(array: Array) -> DeferredTensor | None:
+    """Return a tensor, still to be computed, whose elements in memory ``array`` has; else None."""
+    at = array.__array_interface__["data"][0]
+    for tensor, held in _COMPUTED.items() if array.nbytes >= LARGE else ():
+        data = held()
+        if data is None or tensor.dtype.bitwidth < 8 or array.dtype != tensor.dtype.numpy():
+            continue
+        is_whole = data.nbytes == array.nbytes and array.flags.c_contiguous
+        if is_whole and data.__array_interface__["data"][0] == at:
+            return DeferredTensor(tensor.job, tensor.place, tensor.dtype, array.shape)
+    return None
+
+
+LARGE = 1 << 20
+"""Least bytes of an array that is not kept in memory if it can be computed again."""
+
 _COMPUTED: WeakKeyDictionary[DeferredTensor, ref[npt.NDArray[np.uint8]]] = WeakKeyDictionary()
 """Bytes of tensors that were computed in memory and are still in use."""
 

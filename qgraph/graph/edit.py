@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.exactness import Verdict
-from qgraph.graph.deferred import DeferredTensor, SizeSummary
+from qgraph.graph.deferred import DeferredTensor, SizeSummary, deferred_form
 from qgraph.graph.opset.history import first_opset
 from qgraph.graph.region import Region as Region
 from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
@@ -116,6 +116,9 @@ class Draft:
         if values.dtype == np.float32 and self.half is not None:
             with np.errstate(over="ignore"):
                 values = values.astype(self.half.numpy())
+        later = None if isinstance(values, OpenScale) else deferred_form(values)
+        if later is not None:
+            return self.stored(later, name)
         if isinstance(values, OpenScale):
             value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
             self.open.append(value)
@@ -225,9 +228,11 @@ class Draft:
         return is_plain and not (is_stated or self.others or self.tensors)
 
     def discard(self) -> None:
-        """Discard the draft: remove its uses of values of the graph."""
+        """Discard the draft: remove its uses of values of the graph, and its arrays."""
         for node in self.nodes if not self.copied else ():
             node.resize_inputs(0)
+        self.constants, self.tensors = {}, {}
+        self.region = Region(self.region.x, self.region.y, self.region.nodes)
 
     def commit(self, *, sweep: bool = True) -> None:
         """Replace the region by the draft; see :meth:`Editor.replace`."""

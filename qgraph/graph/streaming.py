@@ -114,6 +114,11 @@ class Stream:
         return numpy_dtype(self.kind)
 
     @property
+    def is_held(self) -> bool:
+        """Whether the elements are in memory."""
+        return not isinstance(self.stored, FileRange | ir.LazyTensor)
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 
 from qgraph import load, prove
 from qgraph.errors import ModelError
+from qgraph.graph import deferred
 from qgraph.graph.constants import constant_elements
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.proof.matching import packed_rows
+from qgraph.quantizers.dialects import qdq
 from qgraph.quantizers.weights import codes_job, job
 from qgraph.transforms import ConvertDialect, LowerMatMulNBits, RaiseMatMulNBits
 from qgraph.transforms.weights import block_codes, packed_blocks
@@ -174,6 +177,30 @@ def test_values_for_other_dialects_are_computed_strip_by_strip(
     assert y.tolist() == matrix(bits).tolist()
     monkeypatch.setattr(MOST_ELEMENTS, 1)
     assert str(prove(tmp_path / "a.onnx", tmp_path / "b.onnx").exactness) == "bits"
+
+
+@pytest.mark.parametrize("dialect", ["qonnx", "openvino", "onnx"])
+def test_scales_are_computed_again_when_the_model_is_saved(
+    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes_job, "LEAST_BYTES", 1)
+    monkeypatch.setattr(deferred, "LARGE", 1)
+    monkeypatch.setattr(qdq, "_FEW", 1)
+    model = load(saved(tmp_path / "a.onnx", 4))
+    gc.disable()  # cycles of drafts must not hold them either
+    try:
+        model.apply(ConvertDialect(to=dialect))
+        assert not [held for held in deferred._COMPUTED.values() if held() is not None]
+    finally:
+        gc.enable()
+    tensors = [value.const_value for value in model.ir.graph.initializers.values()]
+    (scale,) = (t for t in tensors if isinstance(t, DeferredTensor) and t.place == 1)
+    assert scale.numpy().reshape(-1, N).T.tolist() == weights(4)[1].tolist()
+    for each in (t for t in tensors if isinstance(t, DeferredTensor)):
+        assert pickle.loads(pickle.dumps(each.job.parts()))
+    model.save(tmp_path / "b.onnx")
+    y = load(tmp_path / "b.onnx").run({"x": np.eye(K, dtype=np.float32)}, backend="numpy")["y"]
+    assert y.tolist() == matrix(4).tolist()
 
 
 def test_values_of_codes_that_vanish_stop_the_save(

@@ -129,9 +129,10 @@ def choose(
     """Return for each site the first of its drafts that reaches ``exact`` within opset ``limit``.
 
     A draft without verdict or below the level is skipped; the reason of a refusal names the best
-    skipped draft. The first drafts of all sites are compared together, then the second drafts of
-    the undecided sites, and so on. The exact level of a draft below ``exact`` is computed only if
-    all drafts of its site are below it.
+    skipped draft. The drafts of a constant hold arrays, and are compared at once. The first drafts
+    of all other sites are compared together, then the second drafts of the undecided sites, and so
+    on. The exact level of a draft below ``exact`` is computed only if all drafts of its site are
+    below it.
 
     Args:
         offers: sites with their drafts.
@@ -141,7 +142,11 @@ def choose(
         spell: writes the drafts of a site. Equal sites then have equal drafts, which are made and
             compared once; for sites that differ in their scale only, they are made once.
     """
-    tried = [_Offer(site, iter(drafts)) for site, drafts in offers]
+    tried = []
+    for site, drafts in offers:
+        tried.append(_Offer(site, iter(drafts)))
+        if site.weight is not None:
+            _decide(tried[-1:], exact, limit, comparer)
     first: dict[object, _Offer] = {}
     same: list[tuple[_Offer, _Offer]] = []
     forms = Forms()
@@ -229,8 +234,11 @@ class _Offer:
     def take(self, draft: Draft, verdict: Verdict, exact: Exactness) -> None:
         """Choose ``draft`` if its verdict reaches the requested level."""
         if verdict.reaches(exact):
+            if self.site.weight is not None:
+                # Its parameters would stay in memory; the draft may have tensors for them.
+                draft.region = self.site = self.site.small
             self.decision = Decision(self.site, draft, verdict)
-            self.drafts = iter(())  # the writer holds arrays
+            self.drafts, self.passed_over = iter(()), []
         else:
             self.passed_over.append(draft)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -61,6 +61,13 @@ class Site(Region):
             meaning = with_arrays(meaning, self.repeats.spread)
         known: Quantizer = meaning
         return known
+
+    @property
+    def small(self) -> Site:
+        """The site with the first entry of each parameter only."""
+        meaning: Any = self.meaning
+        first = with_arrays(meaning, lambda array: array[(slice(1),) * array.ndim].copy())
+        return replace(self, meaning=first)
 
     @property
     def is_decoder(self) -> bool:
@@ -342,12 +349,14 @@ def _written_later(
     for draft in () if meaning is None else writer(write, meaning):
         stored = [value for value in draft.tensors if value.const_value is draft.tensors[value]]
         job = getattr(stored[0].const_value, "job", None) if stored else None
-        if not isinstance(job, DecodedCodes):
+        level = None
+        if isinstance(job, DecodedCodes):
+            level = decoded.exactness(draft.nodes, stored[0], draft.y, job.decode)
+        if level is None:
+            draft.discard()  # a large scale would stay in memory
             continue
-        level = decoded.exactness(draft.nodes, stored[0], draft.y, job.decode)
-        if level is not None:
-            draft.promise = Verdict(level, Method.CONGRUENCE)
-            yield draft
+        draft.promise = Verdict(level, Method.CONGRUENCE)
+        yield draft
 
 
 def node(

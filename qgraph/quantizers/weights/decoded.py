@@ -86,7 +86,7 @@ class DecodedCodes:
         """Write the values of the codes from the first to before the second."""
         start, stop = span
         buffer = np.empty(min(job.PIECE, stop - start), self.codes.dtype)
-        values = _ValueSink(self.codes.kind, self.decode, sinks[0])
+        values = _ValueSink(self.codes.kind, self.decode.loaded(), sinks[0])
         for first, last in pieces(self.decode.shapes, start, stop, job.PIECE):
             values.put(first, self.codes.read(first, last, buffer[: last - first]))
 
@@ -185,5 +185,5 @@ class _Decoding:
     def compute(self, part: Part, sinks: Sequence[Sink]) -> Any:
         """Run a part, write the values of its codes, and return its result."""
         its_sinks: list[Sink] = [NoSink() for _ in range(MOST_TENSORS)]
-        its_sinks[self.index] = _ValueSink(self.kind, self.decode, sinks[0])
+        its_sinks[self.index] = _ValueSink(self.kind, self.decode.loaded(), sinks[0])
         return part(its_sinks)

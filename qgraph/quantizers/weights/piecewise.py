@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.streaming import box_at
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import numpy_dtype
@@ -39,16 +40,25 @@ class Parameter:
     """An operand that is equal for all data, or along parts of it.
 
     Attributes:
-        array: its values; without an axis they broadcast to the data.
+        held: its values, or a tensor that is computed when they are needed; without an axis they
+            broadcast to the data.
         shape: of the data.
         axis: along which a one-dimensional ``array`` lies, or in which its blocks lie.
         block_size: elements of the data along ``axis`` for each entry; 0 when not blocked.
     """
 
-    array: Array
+    held: Array | DeferredTensor
     shape: Shape
     axis: int | None = None
     block_size: int = 0
+
+    @property
+    def array(self) -> Array:
+        """The values; those of quantizers along an axis are float32."""
+        if not isinstance(self.held, DeferredTensor):
+            return self.held
+        array = self.held.numpy()
+        return array if self.axis is None else as_float32(array)
 
     def at(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
         """Return the values for a box of the data, so that they broadcast to it."""
@@ -236,6 +246,16 @@ class ElementProgram:
 
         return given
 
+    def loaded(self) -> ElementProgram:
+        """Return the program with all parameters in memory."""
+        calls = []
+        for call in self.calls:
+            operands = (
+                replace(p, held=p.array) if isinstance(p, Parameter) else p for p in call.operands
+            )
+            calls.append(replace(call, operands=tuple(operands)))
+        return replace(self, calls=tuple(calls))
+
     def split(self) -> tuple[ElementProgram, ElementProgram] | None:
         """Return the first operator and the rest; None if the rest also uses the data."""
         first, *others = self.calls
@@ -291,7 +311,8 @@ def _call(
     def operand(value: ir.Value | None, *along: int) -> Any:
         if value is None or value in index_of:
             return None if value is None else index_of[value]
-        return _parameter(arrays[value] if value in arrays else array_of(value), shape, *along)
+        array = arrays[value] if value in arrays else array_of(value)
+        return _later(value, _parameter(array, shape, *along))
 
     try:
         operator = operator_of(node)
@@ -337,6 +358,14 @@ def _parameter(
     if axis is not None:
         return Parameter(as_float32(array), shape, axis % max(len(shape), 1), block_size)
     return Parameter(array, shape) if blocks.fits(array.shape, shape) else NotImplemented
+
+
+def _later(value: ir.Value, parameter: Any) -> Any:
+    """Return a parameter that is computed when the model is saved without its array."""
+    tensor = value.const_value
+    if not isinstance(parameter, Parameter) or not isinstance(tensor, DeferredTensor):
+        return parameter
+    return replace(parameter, held=tensor)
 
 
 def reshaped(node: ir.Node, shape: Shape) -> Shape | None:
