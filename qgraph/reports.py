@@ -12,7 +12,7 @@ from qgraph.deprecated import renamed
 from qgraph.display import Displayed, Fields
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
-from qgraph.graph.deferred import SizeSummary
+from qgraph.graph.size_summary import SizeSummary
 from qgraph.reasons import OTHER, explained
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ from qgraph.transforms.drafts.choice import (
     choose,
     entry,
     readable,
-    unhealthy,
 )
+from qgraph.transforms.drafts.health import unhealthy
 from qgraph.transforms.drafts.lowering import (
     lower_decompressed,
     lower_operators,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.effort import require_time
@@ -20,9 +19,7 @@ from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.open_sites import Spell, spelled_once
-from qgraph.quantizers.quantizer import Quantizer, Ranged, Unnamed
 from qgraph.reasons import (
-    FAULTY_SCALE,
     NEEDS_OPSET,
     NO_EQUAL_FORM,
     UNREADABLE,
@@ -30,6 +27,7 @@ from qgraph.reasons import (
     explained,
 )
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
+from qgraph.transforms.drafts.health import unhealthy
 from qgraph.transforms.drafts.versions import raise_opset
 
 DYNAMIC = "its scale is known only when the model runs; it stays as it is"
@@ -282,22 +280,6 @@ def _closest(best: Verdict) -> str:
     )
     count = f" ({number} {'input gives' if number == 1 else 'inputs give'} other values)"
     return f"no form in this dialect is equal: the closest one {level}" + (count if number else "")
-
-
-def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
-    """Return why the scale of a quantizer is invalid (zero, NaN, ...), or None."""
-    if isinstance(quantizer, Ranged | Unnamed):
-        return None
-    if quantizer.scale.all() and np.isfinite(quantizer.scale).all():
-        return None
-    for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
-        same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
-        if same.any():
-            return FAULTY_SCALE(
-                f"its scale is {word}, a fault that conversions do not carry over; "
-                "correct it, or export the model again with calibrated ranges"
-            )
-    return None
 
 
 class Planned(Protocol):

@@ -10,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
-from qgraph.graph.deferred import DeferredTensor, SizeSummary
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.size_summary import SizeSummary
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, packed_size

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.graph.deferred import DeferredTensor, MemorySink, Tally
+from qgraph.graph.deferred import DeferredTensor, MemorySink
+from qgraph.graph.size_summary import Tally
 from qgraph.graph.streaming import Sink
 from qgraph.model import Model, load
 from qgraph.numerics.float32 import look_up
@@ -236,7 +237,7 @@ def test_a_decoder_that_is_wrong_in_one_row_proves_nothing(tmp_path, place):
     codes, scale, *rest = call.operands
     near = scale.array.copy()
     near[place] = np.nextafter(near[place], np.float32(9))
-    wrong = replace(call, operands=(codes, replace(scale, array=near), *rest))
+    wrong = replace(call, operands=(codes, replace(scale, held=near), *rest))
     dequantize = replace(plan.dequantize, calls=(wrong,))
     ends = plan.coding.ends
     assert LevelTable.of(plan.quantize, plan.dequantize, "INT4", ends) is not None
