@@ -158,7 +158,7 @@ def listed(
     read = [site for site in sites(plain.ir) if isinstance(site, Site)]
     layers = list(quantized_layers(plain.ir, read))
     floats = unquantized(plain, read, {layer.description.node for layer in layers})
-    ends = paired_layers(layers, list(quantized_layers(attempt.model.ir)))
+    ends = paired_layers(layers, list(quantized_layers(result.ir)))
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
     notes = [*filter(None, [einsum_note(plain, read)])]
     refusal = None
