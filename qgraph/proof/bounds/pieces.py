@@ -8,7 +8,7 @@ bounded on each piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +52,7 @@ def apart_on_pieces(
     if source is None:
         return None
     try:
-        pieces = _Intervals.of(source, one, other)
+        pieces = _Intervals.of(source, (one, other), window or ())
         with np.errstate(all="ignore"):
             ours, theirs = pieces.ends(one), pieces.ends(other)
             if window is not None:
@@ -96,10 +96,12 @@ class _Intervals:
     _known: dict[Atom, _Ends] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Combination, *functions: Combination) -> _Intervals:
+    def of(
+        cls, source: Combination, functions: Sequence[Combination], limits: Sequence[Float64]
+    ) -> _Intervals:
         seen: set[Atom] = set()
-        shapes = [np.shape(number) for each in functions for number in _numbers(each, seen)]
-        shape = np.broadcast_shapes(*shapes)
+        numbers = [number for each in functions for number in _numbers(each, seen)]
+        shape = np.broadcast_shapes(*map(np.shape, (*numbers, *limits)))
         behind = (-1, *(1,) * len(shape))
         points = _points(source)
         if points is not None:

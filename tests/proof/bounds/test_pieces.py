@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
 import qgraph
+from qgraph import Inputs, Tolerances
 from qgraph.certificate import Certificate
 
 STEP, ZERO = 0.02, 60
@@ -158,3 +160,26 @@ def test_elements_of_other_places_are_other_numbers() -> None:
     column = "k = Unsqueeze (x, axis) g = Sigmoid (k) w = Mul (x, g)"
     same = "n = Neg (x) e = Exp (n) a = Add (one, e) q = Div (x, a) w = Expand (q, sizes)"
     assert proved(text, column, same)[0].verdict == "undecided"
+
+
+def test_limits_of_codes_may_have_more_axes_than_the_functions():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,1,2,2] x) => (uint8[N,1,2,2] y)
+        <float s = {0.05}, uint8 z = {90}, float one = {1}, float[1,1,1,1] w = {0.3}> {
+            c = QuantizeLinear (x, s, z)
+            a = DequantizeLinear (c, s, z)
+            m = Conv (a, w)
+            q = QuantizeLinear (m, s, z)
+            d = DequantizeLinear (q, s, z)
+            FORM
+            y = QuantizeLinear (r, s, z)
+        }"""
+    forms = (
+        "t = Sigmoid (d) r = Mul (d, t)",
+        "n = Neg (d) e = Exp (n) t = Add (e, one) r = Div (d, t)",
+    )
+    models = [ir.from_onnx_text(text.replace("FORM", form)) for form in forms]
+    x = np.linspace(-6, 6, 64, dtype=np.float32).reshape(-1, 1, 2, 2)
+    result = qgraph.check(*models, Inputs({"x": x}), tolerances=Tolerances(within="1step"))
+    assert result.bounds is not None
+    assert all(each.violated is None for each in result.bounds.segments)
