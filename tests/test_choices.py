@@ -317,7 +317,7 @@ def test_every_public_parameter_that_takes_words_is_covered() -> None:
         (function.__name__, name)
         for function in functions
         for name, parameter in inspect.signature(function).parameters.items()
-        if isinstance(parameter.default, str)
+        if isinstance(parameter.default, str) and name != "values"  # a pattern for names
     }
     assert found == COVERED
 

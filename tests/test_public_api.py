@@ -265,7 +265,11 @@ def test_notebooks_show_text_without_the_libraries_that_draw(
 
 
 def test_a_rewrite_needs_a_model_or_an_output(model: qgraph.Model, tmp_path: Path) -> None:
-    for call in (lambda m: qgraph.convert(m, to="onnx"), qgraph.fold, qgraph.transform):
+    for call in (
+        lambda m: qgraph.convert(m, to="onnx"),
+        qgraph.fold,
+        lambda m: qgraph.transform(m, "fold-weights"),
+    ):
         with pytest.raises(OptionError, match=r"Load it first \(qgraph.load\), or name the output"):
             call(EXAMPLE)
     out = tmp_path / "out.onnx"

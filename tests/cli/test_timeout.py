@@ -43,7 +43,7 @@ def test_a_rewrite_within_its_time_is_written(qgraph, tmp_path):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("convert{to=onnx}", "^0 of 10 quantizers were compared in "),
+        ("convert{to=onnx}", "^0 quantizers were compared in "),
         ("fold-constants", "^1 of 1 passes were run in "),
     ],
 )

@@ -54,9 +54,7 @@ def test_the_layer_is_left_in_float(kind, prefer):
     deployment = qgraph.deploy(loaded, "onnxruntime-cpu", prefer=prefer)
     (layer,) = deployment.left
     assert "one scale per axis" in str(layer.reason)
-    # The scales of channels, or why they cannot move.
-    decides = {"speed": "QG207", "size": "QG012"}[prefer]
-    assert kind == "int4" or id_of(layer.reason) == decides
+    assert kind == "int4" or id_of(layer.reason) == "QG012"  # why the scales cannot move
     expected = load(model(kind)).run({"x": X}, backend="numpy")["y"]
     np.testing.assert_allclose(run(loaded.to_proto()), expected, atol=1e-6)
     once = loaded.to_proto()

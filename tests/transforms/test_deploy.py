@@ -386,13 +386,13 @@ def test_passes_without_effect_cost_no_proofs(monkeypatch):
     for name, number in {"w": weights, "s": 0.05, "t": 0.01, "u": 0.5}.items():
         tensor = onnx.numpy_helper.from_array(np.asarray(number, np.float16), name)
         proto.graph.initializer.append(tensor)
-    certify, forms = attempts.certify, []
+    certified, forms = attempts.certified, []
 
-    def recorded(reference, candidate, **options):
-        forms.append(hash_in_memory(candidate))
-        return certify(reference, candidate, **options)
+    def recorded(sides, *arguments, **options):
+        forms.append(hash_in_memory(sides[1]))
+        return certified(sides, *arguments, **options)
 
-    monkeypatch.setattr(attempts, "certify", recorded)
+    monkeypatch.setattr(attempts, "certified", recorded)
     model, profile = qgraph.load(proto), profile_of("openvino-cpu")
     limits = Bounding.of("1step", model.inputs, model.outputs)
     found = attempts.best_form(model, profile, replace(limits, against=Against.IDEAL), [])

@@ -209,14 +209,14 @@ def test_a_layer_that_is_left_has_the_id_of_the_reason_that_decides():
 def test_forms_are_not_tried_that_cannot_mend_a_missing_size(monkeypatch):
     from qgraph.transforms.deployment import attempts
 
-    verdicts, bounds = [], attempts.with_bounds
+    verdicts, certified = [], attempts.certified
 
-    def counted(*models, **options):
-        certificate = bounds(*models, **options)
+    def counted(*arguments, **options):
+        proof, certificate = certified(*arguments, **options)
         verdicts.append(certificate.verdict)
-        return certificate
+        return proof, certificate
 
-    monkeypatch.setattr(attempts, "with_bounds", counted)
+    monkeypatch.setattr(attempts, "certified", counted)
     found = qgraph.deploy(
         onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         net (float[N,8,K] x, float[N,K,4] v) => (float[N,8,4] y)

@@ -118,8 +118,10 @@ def test_a_model_of_which_no_layer_fits_stays_as_it_is_where_it_is_taken():
 def test_a_model_without_quantized_layers_is_not_proved_in_every_form(monkeypatch):
     from qgraph.transforms.deployment import attempts
 
-    proofs, certify = [], attempts.certify
-    monkeypatch.setattr(attempts, "certify", lambda *a, **k: proofs.append(a) or certify(*a, **k))
+    proofs, certified = [], attempts.certified
+    monkeypatch.setattr(
+        attempts, "certified", lambda *a, **k: proofs.append(a) or certified(*a, **k)
+    )
     model = qgraph.load(
         onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         net (float[N,8,4] x) => (float[N,8,8] y)

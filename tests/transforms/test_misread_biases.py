@@ -46,7 +46,7 @@ def test_the_bias_is_that_of_the_model(case, tmp_path):
     (layer,) = result.layers
     assert layer.kernel == kernel
     if kernel is None:
-        assert layer.reason_id in ("QG215", "QG216")
+        assert layer.reason_id in ("QG013", "QG215", "QG216")
     once = model.to_proto()
     qgraph.deploy(model, "onnxruntime-cpu")
     assert model.to_proto() == once

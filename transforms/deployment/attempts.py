@@ -13,8 +13,7 @@ from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution.continuation import ModelRuns
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
-from qgraph.proof.bounds.regions import with_bounds
-from qgraph.proof.certify import certify
+from qgraph.proof.bounds.regions import certified
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
 from qgraph.reasons import AT_RUN_TIME, id_of
@@ -85,8 +84,14 @@ class Attempt:
     def certificate(self) -> Certificate:
         """How equal the result is to the input; proved when it is first read."""
         sides = self.reference.ir, self.model.ir
-        proof = certify(*sides, evidence=True, runs=ModelRuns())
-        certificate = with_bounds(proof, sides, self.request, Exactness.VALUES, evidence=True)
+        _, certificate = certified(
+            sides,
+            self.request,
+            exact=Exactness.VALUES,
+            keep_inputs=False,
+            evidence=True,
+            runs=ModelRuns(),
+        )
         return replace(certificate, reference=self.reference.identity())
 
     @property

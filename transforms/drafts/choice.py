@@ -140,11 +140,12 @@ def choose(
         spell: writes the drafts of a site. Equal sites then have equal drafts, which are made and
             compared once; for sites that differ in their scale only, they are made once.
     """
-    tried = []
+    tried, stored = [], 0
     for site, drafts in offers:
         tried.append(_Offer(site, iter(drafts)))
         if site.weight is not None:
-            _decide(tried[-1:], exact, limit, comparer)
+            _decide(tried[-1:], exact, limit, comparer, before=stored)
+            stored += 1
     first: dict[object, _Offer] = {}
     same: list[tuple[_Offer, _Offer]] = []
     forms = Forms()
@@ -156,10 +157,11 @@ def choose(
     if spell is not None:
         _share_drafts([each for each in first.values() if each.decision is None], forms, spell)
     waiting = {id(offer) for offer, _ in same}
-    _decide([offer for offer in tried if id(offer) not in waiting], exact, limit, comparer)
+    once = [offer for offer in tried if id(offer) not in waiting]
+    _decide(once, exact, limit, comparer)
     for offer, earlier in same:
         offer.repeat(earlier)
-    _decide([offer for offer, _ in same], exact, limit, comparer)
+    _decide([offer for offer, _ in same], exact, limit, comparer, before=len(once))
     failed = [
         (offer, draft) for offer in tried if offer.decision is None for draft in offer.passed_over
     ]
@@ -176,11 +178,14 @@ def _share_drafts(offers: list[_Offer], forms: Forms, spell: Spell) -> None:
         offer.drafts = drafts
 
 
-def _decide(offers: list[_Offer], exact: Exactness, limit: int, comparer: Comparer) -> None:
-    """Try the drafts of sites that are not decided yet."""
+def _decide(
+    offers: list[_Offer], exact: Exactness, limit: int, comparer: Comparer, *, before: int = 0
+) -> None:
+    """Try the drafts of sites that are not decided yet, after ``before`` other sites."""
     pending = [offer for offer in offers if offer.decision is None]
     while pending:
-        require_time(f"{len(offers) - len(pending)} of {len(offers)} quantizers were compared")
+        done = before + len(offers) - len(pending)
+        require_time(f"{done} quantizers were compared")
         drafted = [(offer, draft) for offer in pending if (draft := offer.next_draft(limit))]
         verdicts = comparer.compare_all([(o.site, draft) for o, draft in drafted], at_least=exact)
         for (offer, draft), verdict in zip(drafted, verdicts, strict=True):
