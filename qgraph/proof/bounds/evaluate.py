@@ -37,6 +37,7 @@ from qgraph.reasons import (
     DO_NOT_FIT,
     NO_BOUND,
     NOT_COMPUTED,
+    OUT_OF_RANGE,
     OUT_OF_TIME,
     ExplainedReason,
     Undecidable,
@@ -115,6 +116,7 @@ class Evaluation:
         self._first: dict[Hashable, ir.Node] = {}
         self._dropped: set[ir.Value] = set()
         self._limits = limits or {}
+        self._unbounded: dict[int, ExplainedReason] = {}
         self._factors: dict[ir.Value, tuple[Float64, Array]] = {}
 
     def run(self) -> None:
@@ -166,13 +168,23 @@ class Evaluation:
                 error = Undecidable(NOT_COMPUTED(f"{node.op_type}: {raised}"))
             results = self._constants(node)
             if not results:
+                reason = self._cause(node, error.reason)
                 for value in node.outputs:
-                    self.reasons[value] = error.reason
+                    self.reasons[value] = reason
                     if (opaque := self._opaque(value)) is not None:
                         self._store(value, opaque)
+                        self._unbounded |= dict.fromkeys(opaque.meant.leaves, reason)
                 return
         for value, result in zip(node.outputs, results, strict=False):
             self._store(value, result)
+
+    def _cause(self, node: ir.Node, reason: ExplainedReason) -> ExplainedReason:
+        """Return why a node has no bound; if the range of data is missing, why it is."""
+        used = operands(node) if reason.id == OUT_OF_RANGE.id else ()
+        known = (self.values.get(value) for value in used)
+        leaves = (x.meant.leaves for x in known if isinstance(x, Quantity))
+        reasons = (self._unbounded.get(leaf) for own in leaves for leaf in sorted(own))
+        return next(filter(None, reasons), reason)
 
     def _key(self, node: ir.Node) -> Hashable:
         """Return a key that is equal for quantizers that give equal codes of the same data."""

@@ -31,12 +31,11 @@ from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rounding_pairs import compared, counted_pair
 from qgraph.proof.bounds.roundings import rounding_of, unchanged
 from qgraph.proof.bounds.segment import RoundedData, Segment
-from qgraph.proof.bounds.unbounded_results import UnboundedResults
+from qgraph.proof.bounds.unbounded_results import UnboundedResults, overflow_of
 from qgraph.reasons import (
     AT_RUN_TIME,
     DO_NOT_FIT,
     NOT_MATCHED,
-    OVERFLOW,
     ExplainedReason,
     Undecidable,
 )
@@ -305,10 +304,7 @@ class Pairing:
         others = [one.function for rounded in self._roundings.values() for one in rounded]
         reasons = (self._unbounded.reason(function, data.function) for function in others)
         reason = next(filter(None, reasons), reason)
-        for function in (data.function, *others):
-            for _, atom in function.terms:
-                if atom.kind == "wrapped":
-                    reason = OVERFLOW(str(atom.attributes))
+        reason = overflow_of(data.function, *others) or reason
         segment = Segment(None, node, (None, node.outputs[0]), reason=reason)
         self.segments.append(segment)
         self._serial += 1
@@ -328,13 +324,15 @@ class Pairing:
         if (unlike := _unlike(pair)) is not None:
             return Segment(*nodes, pair, is_output=True, reason=unlike)
         shift = distance(ours.meant, theirs.meant)
-        programs = program_of(ours), program_of(theirs)
+        one, other = program_of(ours), program_of(theirs)
         counted, reason = None, None
-        if programs[0] is not None and programs[1] is not None:
-            counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
+        if one is not None and other is not None:
+            counted = compare(finished(one), finished(other), has_steps=False)
         if not np.isfinite(shift).all():
-            others = NOT_MATCHED("the output is computed from other values")
-            reason = self._unbounded.reason(ours.meant, theirs.meant) or others
+            reason = overflow_of(ours.meant, theirs.meant) or (
+                self._unbounded.first(ours.meant, theirs.meant)
+                or NOT_MATCHED("the output is computed from other values")
+            )
         return Segment(
             *nodes,
             pair,

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.evaluate import entered
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.reasons import ExplainedReason
+from qgraph.reasons import OVERFLOW, ExplainedReason
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,15 +83,24 @@ class UnboundedResults:
         Returns:
             None if neither depends on such results, or both depend on equal ones.
         """
+        are_alike = self._behind(ours.leaves) == self._behind(theirs.leaves)
+        return self.first(ours, theirs) if are_alike else None
+
+    def first(self, ours: Combination, theirs: Combination) -> ExplainedReason | None:
+        """Return why the first result has no bound from which only the reference is computed."""
         own = [self._results[n] for n in sorted(ours.leaves - theirs.leaves) if n in self._results]
-        if not own or self._behind(ours.leaves) != self._behind(theirs.leaves):
-            return None
-        return own[0].reason
+        return own[0].reason if own else None
 
     def _behind(self, leaves: frozenset[int]) -> frozenset[int]:
         """Replace the serial numbers of unbounded results by those of their sources."""
         parts = (self._results[n].sources if n in self._results else {n} for n in leaves)
         return frozenset[int]().union(*parts)
+
+
+def overflow_of(*functions: Combination) -> ExplainedReason | None:
+    """Return which sum wraps around, if any of these functions is a multiple of one."""
+    atoms = (atom for function in functions for _, atom in function.terms)
+    return next((OVERFLOW(str(a.attributes)) for a in atoms if a.kind == "wrapped"), None)
 
 
 def _operator(value: ir.Value) -> str:

@@ -174,3 +174,23 @@ def test_a_sum_that_wraps_around_in_one_model_is_named(bodies):
     found = wrapping(*((body, "2.5e6") for body in bodies))
     assert found.verdict == "undecided"
     assert "QG065" in [region.reason_id for region in found.regions]
+
+
+def test_a_sum_that_wraps_around_is_named_at_an_output():
+    text = (
+        """<ir_version: 10, opset_import: ["": 21]> net (uint8[N,33100] x) => (float[N,1] y) BODY"""
+    )
+    bodies = (
+        "{ a = MatMulInteger (x, w) y = Cast <to = 1> (a) }",
+        "{ a = Cast <to = 1> (x) b = Cast <to = 1> (w) y = MatMul (a, b) }",
+    )
+    pair = [ir.from_onnx_text(text.replace("BODY", body)) for body in bodies]
+    for model in pair:
+        weights = ir.tensor(np.full((33100, 1), 255, np.uint8), name="w")
+        value = next(v for node in model.graph for v in node.inputs if v.name == "w")
+        value.const_value, value.dtype, value.shape = weights, weights.dtype, weights.shape
+        model.graph.register_initializer(value)
+    assert 33100 * 255 * 255 > 2**31
+    (region,) = qgraph.prove(*pair, within="1step").regions
+    assert (region.verdict, region.reason_id) == ("undecided", "QG065")
+    assert "it is 2152327500 where codes less their zero point are 255" in str(region.reason)

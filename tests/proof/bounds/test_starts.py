@@ -149,3 +149,22 @@ def test_quantizers_of_other_data_are_not_explained_by_sums_without_a_bound():
     request = qgraph.Bounding(within="1step", ranges={"x": (-1.0, 1.0)})
     (region, _) = qgraph.prove(*sides, within=request).regions
     assert str(region.reason) == "no quantizer of the reference rounds the same data as 'last'"
+
+
+def test_an_operator_without_a_bound_is_named_where_it_leaves_no_range():
+    """A range of the input does not help: the scale is computed from it."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,4] x) => (float[N,2] y)
+        <int8[4,2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float t = {0.02}> {
+            q, s, z = DynamicQuantizeLinear (x)
+            BODY
+        }"""
+    bodies = (
+        "a = MatMulInteger (q, w, z) b = Cast <to = 1> (a) c = Mul (s, t) y = Mul (b, c)",
+        "a = DequantizeLinear (q, s, z) b = DequantizeLinear (w, t) y = MatMul (a, b)",
+    )
+    pair = [ir.from_onnx_text(text.replace("BODY", body)) for body in bodies]
+    request = qgraph.Bounding("1step", ranges={"x": (-1.0, 1.0)})
+    (region,) = qgraph.prove(*pair, within=request).regions
+    assert (region.verdict, region.reason_id) == ("undecided", "QG063")
+    assert "DynamicQuantizeLinear" in str(region.reason)
