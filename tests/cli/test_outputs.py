@@ -187,7 +187,6 @@ def status_without_reader(*arguments):
     return done.returncode
 
 
-@pytest.mark.slow
 def test_a_reader_that_goes_away_is_said_by_the_status():
     assert status_without_reader("explain", "QG001") == 141
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.exactness import Exactness, Method
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Site
@@ -34,6 +34,12 @@ def pair(model: ir.Model, site: Site, scale: float, zero_point: int, dtype=np.in
     operands = [draft.constant(np.float32(scale)), draft.constant(dtype(zero_point))]
     codes = draft.node("QuantizeLinear", [draft.x, *operands])
     return draft.giving(draft.node("DequantizeLinear", [codes, *operands]))
+
+
+def test_an_undecided_verdict_reaches_no_level():
+    assert Verdict(Exactness.VALUES).reaches(Exactness.CODES)
+    assert not Verdict(Exactness.VALUES).reaches(Exactness.BITS)
+    assert not Verdict(None).reaches(Exactness.DIFFERENT)
 
 
 def test_the_plain_pair_is_equal_but_for_nan_and_the_sign_of_zero():
