@@ -29,10 +29,10 @@ _REMEDY = "**What to do.** "
 _FIGURES = "**Measured.** "
 CONDITIONS = (
     "on an AMD EPYC (x86-64 with AVX-512, VNNI and bfloat16), with ONNX Runtime 1.32.0, OpenVINO "
-    "2026.4.1 in float32 unless stated, onnx 1.23.2 and NumPy 2.4.6. Times are processor times of "
-    "one thread, medians of 15 turns against the other model. Processors without VNNI run other "
-    "kernels: times differ there, and sums of products may saturate (QG312). In a checkout, "
-    "{command} measures figures again."
+    "2026.4.1 (in float32 unless stated otherwise), onnx 1.23.2 and NumPy 2.4.6. Times are "
+    "processor times of one thread: medians of 15 rounds, in which both models run in turn. "
+    "Processors without VNNI run other kernels: times differ there, and sums of products may "
+    "saturate (QG312). In a checkout, {command} measures the figures again."
 )
 COMMAND = "python -m tests.lint.measured"
 _SECTION = re.compile(r"^## (QG\d+) (\S+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
