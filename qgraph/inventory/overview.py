@@ -139,7 +139,8 @@ def overview(model: ir.Model) -> Overview:
 
 
 def _instead(nodes: list[ir.Node]) -> str:
-    vendors = {node.op_type for node in nodes if composite_of(node) is not None}
+    entries = ((node, composite_of(node)) for node in nodes)
+    vendors = {node.op_type for node, entry in entries if entry is not None and entry.is_defined}
     if vendors:
         return (
             f"operators of vendors ({', '.join(sorted(vendors))}) may quantize inside: "

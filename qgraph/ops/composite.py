@@ -197,6 +197,7 @@ class CompositeKernel:
             num_outputs=len(self._node.outputs),
             name=self._node.name,
         )
+        node.outputs[0].name = self._node.outputs[0].name
         graph = ir.Graph([], [], nodes=[], name="node")
         draft = Draft(Editor(ir.Model(graph, ir_version=10)), region_of(node))
         draft.giving(self._entry.write(draft, node))

@@ -17,7 +17,8 @@ from qgraph.ops.operator import is_defined
 
 _EXACT = frozenset(NUMPY) - {"Pow"} | {
     *("ArgMax", "ArgMin", "CastLike", "Clip", "Compress", "Concat", "ConstantOfShape"),
-    *("DepthToSpace", "Expand", "EyeLike", "Flatten", "GatherElements", "GatherND", "IsInf"),
+    *("DepthToSpace", "DynamicQuantizeLinear", "Expand", "EyeLike", "Flatten", "GatherElements"),
+    *("GatherND", "IsInf"),
     *("MaxPool", "Mod", "NonZero", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape"),
     *("ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split"),
     *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Xor"),

@@ -88,7 +88,8 @@ def coded_tensors(node: ir.Node) -> Iterator[CodedTensor]:
         if names.get("s_y") is not None:
             yield _data(node, names.get("s_y"), names.get("z_y"))
     elif OpKey.of(node) == OpKey("", "DynamicQuantizeLinear"):
-        yield CodedTensor(node, "uint8", 8, False, is_dynamic=True, granularity="per tensor")
+        of_data = constant_expression(node.inputs[0]) is None
+        yield CodedTensor(node, "uint8", 8, False, of_data, granularity="per tensor")
     elif node.domain == MICROSOFT and node.op_type in _RESULTS:
         scale, zero = _RESULTS[node.op_type]
         yield _data(node, inputs.get(scale), inputs.get(zero))

@@ -23,6 +23,7 @@ from qgraph.targets.layer import Granularity
 from qgraph.targets.tables import made
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
+_PAIR_DOMAINS = ("", "com.microsoft")
 _STANDARD = ("", "ai.onnx")
 _OPSET_OF_BLOCKS = 21
 _LATEST = {"": onnx.defs.onnx_opset_version()}
@@ -257,6 +258,8 @@ class LoadRule:
         """Return whether the rule speaks of such a node."""
         if self.names is not None and form.name not in self.names:
             return False  # of most rules, and asked first for speed
+        if self.names is not None and form.name in _PAIR and form.domain not in _PAIR_DOMAINS:
+            return False  # another operator of this name
         several = (
             (self.domains, form.domain),
             (self.codes, form.codes),

@@ -49,3 +49,18 @@ def test_runtimes_that_refuse_codes_are_known(read) -> None:
     openvino = pytest.importorskip("openvino")
     with pytest.raises(RuntimeError):
         openvino.Core().read_model(read(STORED).SerializeToString())
+
+
+@pytest.mark.runtime
+def test_rules_of_an_operator_do_not_hold_for_its_name_in_another_domain() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "trt": 1]>
+    g (float[2, 4] x) => (float[2, 4] y)
+    <int8[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, float s = {0.5}> {
+        d = trt.DequantizeLinear (w, s)
+        y = MatMul (x, d)
+    }""")
+    runtimes = {each.runtime: str(each.loads) for each in qgraph.info(model).runtimes}
+    assert runtimes["onnxruntime-cpu"] == "unknown"
+    session = pytest.importorskip("onnxruntime").InferenceSession
+    with pytest.raises(Exception, match="trt:DequantizeLinear"):
+        session(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -12,6 +12,7 @@ from qgraph.inventory.overview import overview
 from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
+from qgraph.transforms.fold_constants import FoldConstants
 
 pytestmark = pytest.mark.runtime
 
@@ -94,6 +95,23 @@ def test_dynamic_quantization_is_kept() -> None:
     (kept,) = (site for site in report if site.outcome is SiteStatus.KEPT)
     assert (kept.node, kept.op) == ("dynamic", "DynamicQuantizeLinear")
     assert "known only when the model runs" in str(kept.reason)
+
+
+def test_dynamic_quantization_of_constants_is_refused_with_the_pass_that_folds_it() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[3, 4] x) => (float[3, 2] y) <float[4,2] w = {1, -2, 3, 4, 50, -60, 7, -64}> {
+        q, s, z = DynamicQuantizeLinear (w)
+        d = DequantizeLinear (q, s, z)
+        y = MatMul (x, d)
+    }"""
+    model, x = made(text)
+    (refusal,) = model.apply(ConvertDialect(to="qonnx"))
+    assert "apply -p fold-constants before" in str(refusal.reason)
+    model.apply(FoldConstants())
+    model.apply(ConvertDialect(to="qonnx"))
+    assert [node.op_type for node in model.nodes()] == ["Quant", "MatMul"]
+    expected = runs(onnx.parser.parse_model(text), x)
+    np.testing.assert_allclose(model.run({"x": x}, backend="numpy")["y"], expected, rtol=1e-5)
 
 
 def test_powers_of_two_keep_the_scales() -> None:

@@ -71,6 +71,14 @@ FORMS = {
         ["DequantizeLinear", "Gemm"],
         [[0, 254, 6], [8, 0, 0]],
     ),
+    "weight with a computed scale": (
+        """q, v, z = DynamicQuantizeLinear (f)
+           w = DequantizeLinear (q, v, z)
+           y = Gemm <transB = 1> (x, w)""",
+        "float[2, 3] f = {-1, 0, 1.55, 0.5, 0.25, 0}",
+        ["DequantizeLinear", "Gemm"],
+        [[0, 100, 255], [150, 125, 100]],
+    ),
     "bias and cast": (
         """q = QuantizeLinear (b, v)
            e = DequantizeLinear (q, v)

@@ -41,6 +41,7 @@ _DECODED = Verdict(Exactness.BITS, Method.CONSTANT)
 _NO_FORM = NO_OPERATOR(
     "no pass writes this operator in standard operators; ONNX Runtime computes it in either backend"
 )
+_OF_CONSTANTS = NO_OPERATOR("its data are constant: apply -p fold-constants before")
 
 
 @contextmanager
@@ -101,7 +102,8 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
         if coded.is_dynamic:
             report.sites.append(entry(node, SiteStatus.KEPT, DYNAMIC))
         else:
-            report.sites.append(refused(node, _NO_FORM))
+            is_constant = node.op_type == "DynamicQuantizeLinear"
+            report.sites.append(refused(node, _OF_CONSTANTS if is_constant else _NO_FORM))
 
 
 def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:

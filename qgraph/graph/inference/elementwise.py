@@ -76,12 +76,18 @@ def skip_normalization(call: Call) -> list[Fact]:
     return [form, UNKNOWN, UNKNOWN, form]
 
 
+@rule("GroupQueryAttention", "MultiHeadAttention", domain=MICROSOFT)
+def contributed_attention(call: Call) -> list[Fact]:
+    """The type of the query; its last axis may also hold keys and values."""
+    return [Fact(call[0].dtype)]
+
+
 _FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
     ("", "BatchNormalization GroupNormalization LayerNormalization PRelu", (0,), (0,)),
     ("", "RotaryEmbedding SimplifiedLayerNormalization", (0,), (0,)),
     ("", "GatherElements", (0,), (1,)),
     ("", "IsInf IsNaN", ir.DataType.BOOL, (0,)),
-    (MICROSOFT, "BiasGelu FastGelu Gelu QuickGelu", (0,), (0,)),
+    (MICROSOFT, "BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding", (0,), (0,)),
     (MICROSOFT, "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", (0,), (0,)),
     (MICROSOFT, "QLinearAdd QLinearMul", (0, 3), (0, 3)),
     (MICROSOFT, "QLinearWhere", (1, 4), (0, 1, 4)),

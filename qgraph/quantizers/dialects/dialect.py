@@ -150,7 +150,8 @@ def parameter(node: ir.Node, value: ir.Value | None, name: str) -> Float32:
         label = value.name if value is not None else ""
         raise OperatorError(
             f"{where(node)}: {name} {label!r} is not a constant, so the quantizer is unknown "
-            f"before run time. Store it as a constant, or export the model with fixed sizes."
+            "before run time. Store it as a constant, with -p fold-constants if it is computed "
+            "from constants, or export the model with fixed sizes."
         )
     if array.dtype.kind in "cOSU":
         raise OperatorError(f"{where(node)}: {name} is {array.dtype}, expected real numbers.")

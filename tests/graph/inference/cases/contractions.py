@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.graph.inference.generator import Case, Operand, Rng, anything, data, dims
+from tests.graph.inference.generator import MICROSOFT, Case, Operand, Rng, anything, data, dims
 from tests.graph.inference.makers import I64, F, makes
 
 
@@ -43,6 +43,24 @@ def rotary_embedding(name: str, rng: Rng) -> Case:
     tables = [data(rng, [16, half]) for _ in range(2)]
     places = Operand(rng.integers(0, 16, (batch, rows)).astype(I64), constant=True)
     return Case(name, [data(rng, [batch, heads, rows, 2 * half]), *tables, places], opset=23)
+
+
+@makes("RotaryEmbedding", domain=MICROSOFT)
+def contributed_rotary(name: str, rng: Rng) -> Case:
+    case = rotary_embedding(name, rng)
+    x, cosines, sines, places = case.operands
+    return Case(name, [x, places, cosines, sines], domain=MICROSOFT)
+
+
+@makes("MultiHeadAttention", "GroupQueryAttention", domain=MICROSOFT)
+def contributed_attention(name: str, rng: Rng) -> Case:
+    batch, rows = dims(rng, 2, low=1)
+    x = [data(rng, [batch, rows, 16]) for _ in range(3)]
+    if name == "MultiHeadAttention":
+        return Case(name, x, {"num_heads": 2}, domain=MICROSOFT)
+    counts = [Operand(np.full(s, rows - less, np.int32)) for s, less in (([batch], 1), ([], 0))]
+    heads = {"num_heads": 2, "kv_num_heads": 2}
+    return Case(name, [*x, None, None, *counts], heads, domain=MICROSOFT)
 
 
 @makes("Einsum")
