@@ -113,8 +113,8 @@ class Verdict:
     Attributes:
         exactness: the highest level that holds; None when undecided.
         method: the method of comparison.
-        differing_inputs: number of the non-NaN inputs (summed over channels; elements of a
-            constant) whose values differ, -0 equal to +0.
+        differing_inputs: number of inputs (summed over channels; elements of a constant) whose
+            values differ, -0 equal to +0. NaN does not count, nor do the infinities of float32.
         zero_sign_inputs: number of inputs that give zeros of different signs.
         witness: an input that shows why the next higher level does not hold.
         reason: why it is undecided, or a remark such as "all inputs were tried one by one".
