@@ -46,7 +46,7 @@ from qgraph.proof.normal.elementwise import (
     moved,
     reads_table,
 )
-from qgraph.proof.normal.maxima import common_function
+from qgraph.proof.normal.maxima import are_equal_constants, common_function
 from qgraph.proof.normal.movements import (
     Movement,
     Permutation,
@@ -243,6 +243,8 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
     makers = [maker for maker in inner if maker is not None]
     data = common_function(graph, makers)
     sizes = sizes_of(node.outputs[0])
+    if data is None and _join_guards(graph, node, makers):
+        return True
     if data is None or not sizes:
         return False
     axis = node.attributes["axis"].as_int() % len(sizes)
@@ -258,6 +260,27 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
         return False
     joined = graph.node(node, "Concat", data, {"axis": axis}, dtype=data[0].dtype, sizes=sizes)
     result = graph.copy(first, node, [joined, *first.inputs[1:]], sizes)
+    return graph.replace(node.outputs[0], result)
+
+
+def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> bool:
+    """Concatenate the data of ``Where(IsNaN(x), c, x)`` for one number c, not its results."""
+    guards = [producer_of(m.inputs[0], "IsNaN") if m.op_type == "Where" else None for m in makers]
+    first, sizes = guards[0], sizes_of(node.outputs[0])
+    if first is None or any(
+        guard is None
+        or guard.inputs[0] is not maker.inputs[2]
+        or not are_equal_constants(graph, maker.inputs[1], makers[0].inputs[1])
+        for guard, maker in zip(guards, makers, strict=True)
+    ):
+        return False
+    filler, data = graph.array(makers[0].inputs[1]), [maker.inputs[2] for maker in makers]
+    if filler is None or filler.ndim > 0 or not sizes:
+        return False
+    axis, dtype = {"axis": node.attributes["axis"].as_int()}, node.outputs[0].dtype
+    x = graph.node(node, "Concat", data, axis, dtype=dtype, sizes=sizes)
+    is_nan = graph.copy(first, node, [x], sizes)
+    result = graph.copy(makers[0], node, [is_nan, makers[0].inputs[1], x], sizes)
     return graph.replace(node.outputs[0], result)
 
 

@@ -231,7 +231,7 @@ def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value]
         }:
             return None
         for one, other in zip(node.inputs[1:], first.inputs[1:], strict=True):
-            if one is not other and not _are_equal_constants(graph, one, other):
+            if one is not other and not are_equal_constants(graph, one, other):
                 return None
         if own[0].dtype is None or own[0].dtype is not data_of(graph, first)[0].dtype:
             return None
@@ -241,7 +241,8 @@ def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value]
     return data
 
 
-def _are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None) -> bool:
+def are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None) -> bool:
+    """Return whether two values are constants of the same type, shape and bits."""
     one, other = graph.array(a), graph.array(b)
     if one is None or other is None:
         return False
