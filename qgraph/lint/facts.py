@@ -230,7 +230,8 @@ class ModelFacts:
         """Return the QuantizeLinear whose codes a DequantizeLinear reads directly, or None."""
         codes = decoder.node.inputs[0]
         node = producer_of(codes)
-        return self.coder(node) if node is not None and node.op_type == QUANTIZE else None
+        is_coder = node is not None and node.op_type == QUANTIZE and node.domain in _DOMAINS
+        return self.coder(node) if is_coder and node is not None else None
 
     @cached_property
     def pairs(self) -> list[tuple[Coder, Coder]]:

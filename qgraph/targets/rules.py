@@ -127,7 +127,8 @@ def _details(node: ir.Node, domain: str) -> dict[str, Any]:
 
 def _pair(node: ir.Node, domain: str) -> dict[str, Any]:
     x, scale, zero_point = inputs_of(node, 3)
-    block = node.attributes.get_int("block_size", 0) or 0
+    size = node.attributes.get("block_size")  # of any type in domains that are not known
+    block = size.as_int() if size is not None and size.type is ir.AttributeType.INT else 0
     granularity = Granularity.TENSOR
     if block:
         granularity = Granularity.BLOCK

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from qgraph.cli.main import main
+from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 from tests.fuzz import external
 from tests.fuzz.malformed import COMMANDS, Run, command_line, mutant, originals
 
@@ -94,3 +96,17 @@ def test_a_bound_for_codes_of_few_bits_as_input(kind, tmp_path, capsys):
 def test_the_original_models_run(content, tmp_path):
     (tmp_path / "model.onnx").write_bytes(content)
     assert main(["run", str(tmp_path / "model.onnx"), "--backend", "numpy"]) == 0
+
+
+def test_names_in_unknown_domains_are_not_those_of_known_operators(tmp_path, capsys):
+    """Neither their attributes nor their numbers of inputs were checked when they were read."""
+    text = """<ir_version: 10, opset_import: ["": 21, "other": 1]>
+        g (float[2] x) => (float[2] y) <float s = {0.1}, uint8 z = {0}> {
+            q = other.QuantizeLinear <block_size = 1.5> (x, s, z)
+            y = DequantizeLinear (q, s, z)
+        }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "a.onnx")
+    assert main(["lint", str(tmp_path / "a.onnx"), "--target", "finn"]) == 1
+    assert "could not be handled" not in capsys.readouterr().err
+    x = ir.val("x", ir.DataType.FLOAT, (2,))
+    assert distinguishes_signed_zeros(ir.node("QLinearAdd", [x], domain="other"), [x])

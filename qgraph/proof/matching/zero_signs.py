@@ -28,8 +28,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import captured, graphs_of
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.scopes import captured, graphs_of, input_of
 from qgraph.graph.slices import sources
 from qgraph.numerics import Array
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
@@ -151,8 +151,8 @@ def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bo
     if node.domain == "" and node.op_type == "CastLike":
         like = node.inputs[1]
         return like is None or like.dtype in (None, ir.DataType.STRING)
-    if node.op_type in _QUANTIZES:
-        codes = node.inputs[0], node.inputs[3]
+    if node.op_type in _QUANTIZES and node.domain in ("", MICROSOFT):
+        codes = input_of(node, 0), input_of(node, 3)
         return any(value in touched for value in node.inputs if value not in codes)
     operator = operator_of(node)
     divides = operator is not None and not operator.schema.standard
