@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import qgraph
 from qgraph.bound import Bounding
 from qgraph.proof.bounds.paired_models import paired
 from tests.proof.rules.test_forms import session
@@ -230,3 +231,16 @@ def test_other_forms_mean_the_same(name):
             feeds[str(value.name)] = x.astype(kind)
         a, b = (np.asarray(each.run(None, feeds)[0], np.float64) for each in sessions)
         assert (np.abs(a - b) <= most).all()
+
+
+@pytest.mark.parametrize("pads", ["0,0,-1,-1,0,0,-1,-1", "0,1,0,0,0,-1,0,0"])
+def test_a_pad_that_removes_data_is_no_padding_of_the_conv(pads):
+    """A code that is removed does not reach the result, and is not padded back."""
+    text = """<ir_version: 10, opset_import: ["": 21]> net (uint8[1,2,5,5] x) => (uint8[1,1,5,5] y)
+        <float s = {0.1}, uint8 z = {0}, int64[8] p = {PADS}, float[1,2,1,1] w = {1, 2}> {
+            d = DequantizeLinear (x, s, z) BODY y = QuantizeLinear (c, s, z) }"""
+
+    conv = "<pads = [1,1,1,1]>" if "-1,-1" in pads else ""
+    bodies = "c = Conv (d, w)", f"e = Pad (d, p) c = Conv {conv} (e, w)"
+    pair = [ir.from_onnx_text(text.replace("PADS", pads).replace("BODY", b)) for b in bodies]
+    assert str(qgraph.prove(*pair, within="1step").verdict) != "bounded"
