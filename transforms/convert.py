@@ -27,6 +27,7 @@ from qgraph.quantizers.dialects.parts import Scales
 from qgraph.quantizers.dialects.qdq_codes import packed
 from qgraph.quantizers.movement import moves_constant
 from qgraph.quantizers.on_codes import coded_tensors, has_codes
+from qgraph.quantizers.quantizer import unhealthy
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM, UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
@@ -45,7 +46,6 @@ from qgraph.transforms.drafts.choice import (
     entry,
     readable,
 )
-from qgraph.transforms.drafts.health import unhealthy
 from qgraph.transforms.drafts.lowering import (
     lower_decompressed,
     lower_operators,
@@ -53,8 +53,7 @@ from qgraph.transforms.drafts.lowering import (
     parts_marked,
 )
 from qgraph.transforms.lower_vendor_operators import lower_composites
-from qgraph.transforms.weights.constant_codes import fold_constant_codes
-from qgraph.transforms.weights.shared_exponents import fold_blocks
+from qgraph.transforms.weights.constant_codes import fold_blocks, fold_constant_codes
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 IN_DIALECT = "already in the dialect {}"

@@ -20,8 +20,13 @@ from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.rebuilding import Found, inferred_operands, read_all, rebuild
-from qgraph.transforms.integers.pairs import lower_pair, raise_pair
-from qgraph.transforms.integers.products import lower_exactly, lower_to_reals, raise_product
+from qgraph.transforms.integers.products import (
+    lower_exactly,
+    lower_pair,
+    lower_to_reals,
+    raise_pair,
+    raise_product,
+)
 from qgraph.transforms.integers.tables import lower_function
 
 

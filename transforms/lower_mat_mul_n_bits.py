@@ -25,7 +25,7 @@ from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
-from qgraph.transforms.weights.block_codes import BlockCodes
+from qgraph.transforms.weights.packed_blocks import BlockCodes
 
 Write = Callable[[Draft], ir.Value]
 

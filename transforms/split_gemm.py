@@ -16,7 +16,7 @@ from qgraph.reports import Report
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import refused
 from qgraph.transforms.drafts.rebuilding import replace_node
-from qgraph.transforms.weights.turned_weights import turned_weights
+from qgraph.transforms.separate_weights import turned_weights
 
 _ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
 

@@ -128,9 +128,9 @@ def command(
     from qgraph.targets.reader import profile_of
     from qgraph.text import json_text
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
-    from qgraph.transforms.deployment.advice import advice, proof_command
+    from qgraph.transforms.deployment.attempts import float_network
     from qgraph.transforms.deployment.deploy import deploy
-    from qgraph.transforms.deployment.float_network import float_network
+    from qgraph.transforms.deployment.report import advice, proof_command
     from qgraph.transforms.rewriting import described
 
     views.check()

@@ -8,8 +8,8 @@ import numpy as np
 
 from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, node_name
-from qgraph.lint.arithmetic import bias_facts, listed, misfit, ulps_between
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.layers import bias_facts, listed, misfit, ulps_between
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
 from qgraph.quantizers.quantizer import Affine

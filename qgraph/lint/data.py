@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qgraph.lint.arithmetic import listed
 from qgraph.lint.facts import ModelFacts, nodes_of_site
+from qgraph.lint.layers import listed
 from qgraph.lint.rule import Found, LintLevel, rule
 from qgraph.lint.seen import SeenQuantizer
 from qgraph.text import counted

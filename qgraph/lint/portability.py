@@ -11,7 +11,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.inventory.info import format_of
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
-from qgraph.lint.neighbours import PROPAGATED
+from qgraph.lint.layers import PROPAGATED
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import is_defined

@@ -16,13 +16,14 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.output_steps import used_steps
 from qgraph.inventory.row_sums import row_sums
 from qgraph.inventory.weight_chains import turned_products
-from qgraph.lint.arithmetic import bias_facts, listed
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
-from qgraph.lint.neighbours import (
+from qgraph.lint.layers import (
     after_moves,
+    bias_facts,
     concat_before,
     is_codes_for_runtime,
     layer_before_quantizer,
+    listed,
     quantizer_after,
 )
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule

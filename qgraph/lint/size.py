@@ -13,8 +13,8 @@ from qgraph.graph.scopes import owners
 from qgraph.graph.streaming import PIECE, Stream
 from qgraph.inventory.info import packing_of, weight_size
 from qgraph.inventory.weight_steps import step_range
-from qgraph.lint.arithmetic import listed
 from qgraph.lint.facts import ModelFacts, nodes_of_site
+from qgraph.lint.layers import listed
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.quantizer import Affine

@@ -17,6 +17,7 @@ import numpy as np
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import Minifloat
 from qgraph.numerics.rounding import Rounding
+from qgraph.reasons import FAULTY_SCALE, ExplainedReason
 
 
 class Recipe(StrEnum):
@@ -167,3 +168,19 @@ def with_arrays(part: Part, change: Callable[[Float32], Float32]) -> Part:
         elif isinstance(value, np.ndarray):
             changed[name] = change(value)
     return replace(part, **changed)
+
+
+def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
+    """Return why the scale of a quantizer is invalid (zero, NaN, ...), or None."""
+    if isinstance(quantizer, Ranged | Unnamed):
+        return None
+    if quantizer.scale.all() and np.isfinite(quantizer.scale).all():
+        return None
+    for value, word in ((0.0, "zero"), (np.nan, "NaN"), (np.inf, "infinite")):
+        same = np.isnan(quantizer.scale) if np.isnan(value) else np.abs(quantizer.scale) == value
+        if same.any():
+            return FAULTY_SCALE(
+                f"its scale is {word}, a fault that conversions do not carry over; "
+                "correct it, or export the model again with calibrated ranges"
+            )
+    return None

@@ -34,11 +34,14 @@ from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
-from qgraph.quantizers.recognition import components
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
 from qgraph.quantizers.recognition.regions import UseDefGraph
-from qgraph.quantizers.recognition.searched import is_elementwise, searched
+from qgraph.quantizers.recognition.searched import (
+    connected_to_constants,
+    is_elementwise,
+    searched,
+)
 from qgraph.quantizers.recognition.steps import (
     Kinds,
     Notation,
@@ -289,7 +292,7 @@ def sites(
         listed = [[n for n in nodes if n.op_identifier() not in foreign] for nodes in listed]
     if around_constants:
         connects = partial(_connects, readers)
-        listed = [components.around_constants(nodes, connects) for nodes in listed]
+        listed = [connected_to_constants(nodes, connects) for nodes in listed]
     if any(listed):
         with _inferred(model, facts):
             for nodes in listed:

@@ -36,7 +36,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 import qgraph
 from qgraph import transforms
 from qgraph.execution.inputs import make_inputs
-from qgraph.transforms.deployment.float_network import float_network
+from qgraph.transforms.deployment.attempts import float_network
 
 SAMPLES = 4
 WIDTHS = (8, 4)

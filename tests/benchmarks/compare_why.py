@@ -35,7 +35,7 @@ from nncf.quantization.algorithms.accuracy_control.ranker import Ranker
 from onnxruntime.quantization import CalibrationDataReader, qdq_loss_debug
 
 import qgraph
-from qgraph.transforms.deployment.float_network import float_network
+from qgraph.transforms.deployment.attempts import float_network
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 IMAGES = 256

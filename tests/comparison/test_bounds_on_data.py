@@ -14,7 +14,7 @@ from qgraph.bound import Bounding
 from qgraph.comparison import bound_runs
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
 from qgraph.reporting.check_view import check_page
-from qgraph.transforms.deployment.accuracy import accuracy
+from qgraph.transforms.deployment.report import accuracy
 
 SUM = """<ir_version: 10, opset_import: ["": 21]>
 net (float[N,2] x) => (float[N,1] y)

@@ -21,7 +21,7 @@ from qgraph.proof.matching import packed_rows
 from qgraph.quantizers.dialects import qdq
 from qgraph.quantizers.weights import codes_job, job
 from qgraph.transforms import ConvertDialect, LowerMatMulNBits, RaiseMatMulNBits
-from qgraph.transforms.weights import block_codes, packed_blocks
+from qgraph.transforms.weights import packed_blocks
 
 K, N, SIZE = 160, 6, 32
 MOST_ELEMENTS = "qgraph.proof.matching.constant_rows._WHOLE_ELEMENTS"
@@ -70,7 +70,7 @@ def saved(path: Path, bits: int) -> Path:
 def test_strips_give_the_weights_of_the_documentation(
     bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_codes, "_PART_BYTES", 200)
+    monkeypatch.setattr(packed_blocks, "_PART_OF_ROWS", 200)
     monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
     monkeypatch.setattr(MOST_ELEMENTS, 1)
     source = saved(tmp_path / "a.onnx", bits)
@@ -145,7 +145,7 @@ def test_parameters_are_given_without_the_codes(
 ) -> None:
     model = load(saved(tmp_path / "a.onnx", 4))
     model.apply(LowerMatMulNBits())
-    monkeypatch.setattr(block_codes.BlockCodes, "_rows", None)
+    monkeypatch.setattr(packed_blocks.BlockCodes, "_rows", None)
     _, scales, points = weights(4)
     (node,) = model.nodes("DequantizeLinear")
     scale, zero = (value.const_value.numpy() for value in node.inputs[1:])
@@ -160,7 +160,7 @@ def test_values_for_other_dialects_are_computed_strip_by_strip(
 ) -> None:
     monkeypatch.setattr(codes_job, "LEAST_BYTES", 1)
     monkeypatch.setattr(job, "PIECE", 100)
-    monkeypatch.setattr(block_codes, "_PART_BYTES", 200)
+    monkeypatch.setattr(packed_blocks, "_PART_OF_ROWS", 200)
     model = load(saved(tmp_path / "a.onnx", bits))
     report = model.apply(ConvertDialect(to="qonnx"))
     assert [str(entry.verdict.exactness) for entry in report] == ["bits", "bits"]

@@ -14,7 +14,7 @@ from qgraph import transforms
 from qgraph.graph.edit import Draft
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.quantizers import sites
-from qgraph.quantizers.recognition import components, regions
+from qgraph.quantizers.recognition import regions
 from qgraph.quantizers.recognition.readers import is_ruled_out
 from qgraph.quantizers.recognition.searched import is_elementwise
 from tests.fuzz.networks import network
@@ -29,7 +29,7 @@ def without_replay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         sites.PatternMatcher, "alone", lambda self, node, readers: sites._site_of(node, readers)
     )
-    patch.setattr(components, "around_constants", lambda nodes, connects: list(nodes))
+    patch.setattr(sites, "connected_to_constants", lambda nodes, connects: list(nodes))
     patch.setattr(Draft, "again", lambda self, region, scale=None: None)
     patch.setattr(sites.PatternMatcher, "_are_hopeless", lambda self, steps: False)
     patch.setattr(

@@ -18,7 +18,7 @@ from qgraph.reporting.pages import page_of
 from qgraph.reporting.view import Tone
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.deployment import attempts, preferences, saturation
-from qgraph.transforms.deployment.advice import advice
+from qgraph.transforms.deployment.report import advice
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 net (float[5,64] x) => (float[5,8] y)

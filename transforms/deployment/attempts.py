@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import onnx_ir as ir
+
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.effort import require_time
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution.continuation import ModelRuns
+from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import certified
@@ -25,8 +28,7 @@ from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.deployment.decoding import decode_weights
-from qgraph.transforms.deployment.forms import Left
+from qgraph.transforms.deployment.forms import Left, decode_weights
 from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for, steps_for
 from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
@@ -340,3 +342,22 @@ def order_of(profile: Profile) -> str:
     """Return the order of additions that holds for all float sums of a target."""
     orders = {rule.order for rule in profile.sums if not rule.when}
     return orders.pop() if len(orders) == 1 else "any"
+
+
+def float_network(model: Model) -> Model:
+    """Return the model without its quantizers; weights become stored floats."""
+    plain = model.clone()
+    plain.apply(as_pairs())
+    graph = plain.ir.graph
+    for site in list(sites(plain.ir)):
+        if not isinstance(site, Site) or site.x is None:
+            continue
+        value = site.x
+        if (stored := site.values) is not None:
+            value = ir.Value(name=f"{site.y.name}_float", const_value=ir.tensor(stored))
+            graph.initializers[str(value.name)] = value
+        site.y.replace_all_uses_with(value, replace_graph_outputs=True)
+    for owner in owners(plain.ir):
+        for constant in remove_unused(reversed(list(nodes_of(owner)))):
+            remove_constant(constant)
+    return plain

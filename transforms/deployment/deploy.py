@@ -29,7 +29,6 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.targets.rules import Loads
 from qgraph.transforms.base import escaped, selects
-from qgraph.transforms.deployment.accuracy import accuracy
 from qgraph.transforms.deployment.attempts import (
     Attempt,
     best_form,
@@ -39,7 +38,6 @@ from qgraph.transforms.deployment.attempts import (
     unchanged,
     unchanged_layers,
 )
-from qgraph.transforms.deployment.biases import misread_biases
 from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
@@ -47,12 +45,13 @@ from qgraph.transforms.deployment.forms import (
     has_kernel,
     is_misread,
     marked_slower,
+    misread_biases,
     packed,
 )
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers, unmet_of
 from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
 from qgraph.transforms.deployment.preferences import preferred
-from qgraph.transforms.deployment.report import DeployedLayer, Deployment
+from qgraph.transforms.deployment.report import DeployedLayer, Deployment, accuracy
 from qgraph.transforms.deployment.saturation import (
     always_cut_off,
     condition,

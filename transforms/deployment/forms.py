@@ -1,4 +1,4 @@
-"""Storage forms of the weights of a layer, which determine the kernel that computes it.
+"""Storage forms of weights and biases of a layer, which determine the kernel that computes it.
 
 The numbers are the same in all forms::
 
@@ -14,22 +14,27 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from qgraph.errors import Choice
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.row_sums import row_sums_of
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason, id_of
+from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.kernels import BiasRule
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
-from qgraph.targets.unmet import PACKED, SLOWER
+from qgraph.targets.unmet import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
-from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET
-from qgraph.transforms.deployment.wants import misreads_row_sums
+from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET, misreads_row_sums
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.float_products import FloatProducts
+from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integers.shifted_chains import code_chains
+from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.repack import CodeTarget, Repack
 from qgraph.transforms.weights.stored_codes import stored_codes
 
@@ -142,3 +147,100 @@ def packed(model: Model) -> dict[str, ExplainedReason]:
         for name, codes in types.items()
         if ir.DataType[codes].bitwidth < _BYTE
     }
+
+
+_BETWEEN = frozenset({"Add", "Clip", "Identity", "Relu"})
+"""Operators that runtimes fuse with the layer before them and the quantizer after them."""
+
+
+def decode_weights(model: Model, profile: Profile, report: Report) -> dict[str, QuantizedLayer]:
+    """Decode the weights of float layers that were measured to be slower on stored codes.
+
+    Args:
+        model: changed in place; unchanged if it has no quantized layer.
+        profile: of the target.
+        report: gets an entry for each layer.
+
+    Returns:
+        The descriptions of the quantized layers among them before the change, by name.
+    """
+    slow = {
+        (name, codes)
+        for row in profile.storage
+        if row.ratio is not None and row.ratio > 1
+        for name in row.operators
+        for codes in row.codes
+    }
+    layers = {layer.node: layer for layer in quantized_layers(model.ir)} if slow else {}
+    nodes = [
+        node
+        for node in model.nodes(*LAYERS)
+        if layers and not (node in layers and has_kernel(layers[node], profile))
+        if (node.op_type, _codes(node)) in slow and not _is_quantized(node.outputs[0], profile)
+    ]
+    if nodes:
+        names = "|".join(escaped(label(node)) for node in nodes)
+        report.extend(model.apply(FoldConstants(layers=names)))
+    return {label(node): layers[node].description for node in nodes if node in layers}
+
+
+def _codes(node: ir.Node) -> str | None:
+    """Return the type of the stored codes of a layer's weights; None without codes."""
+    weights = node.inputs[1]
+    decode = None if weights is None else weights.producer()
+    if (
+        decode is None
+        or decode.op_type != "DequantizeLinear"
+        or decode.domain not in LINEAR_DOMAINS
+    ):
+        return None
+    tensor = constant_tensor(decode.inputs[0])
+    return None if tensor is None else tensor.dtype.name
+
+
+def _is_quantized(value: ir.Value, profile: Profile) -> bool:
+    """Return whether a quantizer reads a result: float weights before it may be quantized anew."""
+    users = list(value.consumers())
+    return any(
+        user.op_type == "QuantizeLinear"
+        or (user.op_type in _BETWEEN | profile.passing and _is_quantized(user.outputs[0], profile))
+        for user in users
+    )
+
+
+_FLOAT = "FLOAT"
+_ROUNDINGS = 2.0**-22
+"""Relative deviation of a scale that roundings explain."""
+
+
+def misread_biases(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
+    """Return the layers in integer kernels whose bias would be added wrongly, with the reason.
+
+    Two cases, neither with a message of the runtime::
+
+        DequantizeLinear(int32 codes, s)   the kernel adds the codes at s_x * s_w, whatever s is
+        a float bias of 3                  the runtime stores round(3 / (s_x * s_w)), beyond int32
+    """
+    found: dict[str, ExplainedReason] = {}
+    floats = set[str]()
+    is_affected = any(_is_int32(kernel.bias) for kernel in profile.kernel)
+    for layer in quantized_layers(model.ir) if is_affected else ():
+        match, bias = kernel_of(layer.description, profile), layer.description.bias
+        if bias is None or not isinstance(match, KernelMatch) or not _is_int32(match.kernel.bias):
+            continue
+        error = bias.scale_error or 0
+        if bias.codes == _FLOAT:
+            floats.add(label(layer.node))
+        elif error > _ROUNDINGS:
+            text = f"bias: its scale is off by {error:.3g}, and the kernel does not use it"
+            found[label(layer.node)] = BIAS_SCALE(text)
+    if floats:
+        for site in model.clone().apply(QuantizeBias()):
+            if site.outcome is SiteStatus.REFUSED and site.node in floats:
+                found[site.node] = BIAS_TYPE(f"bias of {_FLOAT}: {site.reason}")
+    return found
+
+
+def _is_int32(rule: BiasRule) -> bool:
+    """Return whether a kernel adds int32 codes in the unit of the products."""
+    return rule.scale in ("product", "ignored") and "INT32" in (rule.types or ())

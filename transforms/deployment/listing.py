@@ -25,8 +25,7 @@ from qgraph.transforms.base import ABOUT_RUNTIME
 from qgraph.transforms.deployment.attempts import Attempt
 from qgraph.transforms.deployment.forms import Left
 from qgraph.transforms.deployment.pipeline import as_pairs
-from qgraph.transforms.deployment.report import DeployedLayer, Deployment
-from qgraph.transforms.deployment.unquantized import einsum_note, unquantized
+from qgraph.transforms.deployment.report import DeployedLayer, Deployment, einsum_note, unquantized
 from qgraph.transforms.drafts.choice import label
 
 KERNELS = (

@@ -1,17 +1,20 @@
-"""Select and order the passes that write a model in a form that a target's kernels accept."""
+"""The passes that write a model in a form that a target's kernels accept, by its profile."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
+from qgraph.targets.kernels import ANY, KernelRule, OperandRule
+from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile
+from qgraph.targets.rules import Loads
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.deployment import wants
-from qgraph.transforms.deployment.wants import BiasForm
 from qgraph.transforms.float_sums import FloatSums
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
@@ -23,11 +26,12 @@ from qgraph.transforms.move_quantizers import MoveQuantizers
 from qgraph.transforms.plain_pairs import PairDialect, PlainPairs
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.repack import CodeTarget, Repack
-from qgraph.transforms.shift_zero_points import ShiftZeroPoints
+from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
 from qgraph.transforms.split_gemm import SplitGemm
 from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
 from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.symmetric_weights import SymmetricWeights
+from qgraph.transforms.weights.scaled_weights import NegativeFactor
 from qgraph.transforms.widen_codes import WidenCodes
 from qgraph.transforms.widen_floats import WidenFloats
 
@@ -56,8 +60,8 @@ def steps_for(
         packed: None to store weights in the types that kernels accept. Otherwise weights keep the
             type that FoldWeights chooses, and the named layers keep their biases.
     """
-    opset = wants.highest_opset(profile, HIGHEST_OPSET)
-    if not wants.takes(profile, "DequantizeLinear"):
+    opset = highest_opset(profile, HIGHEST_OPSET)
+    if not takes(profile, "DequantizeLinear"):
         return list(_quants(profile, values))
     steps = [*_plain(profile, opset, values), *_shaped(profile, opset, nodes)]
     if packed is None:
@@ -80,8 +84,8 @@ def as_pairs() -> LowerIntegerOperators:
 
 def conversion_for(profile: Profile) -> list[Transform]:
     """Return the passes that write quantizers in the dialect of a target, equal in value."""
-    opset = wants.highest_opset(profile, HIGHEST_OPSET)
-    if not wants.takes(profile, "DequantizeLinear"):
+    opset = highest_opset(profile, HIGHEST_OPSET)
+    if not takes(profile, "DequantizeLinear"):
         return [as_pairs(), ConvertDialect(to="qonnx")]
     qdq = ConvertDialect(to="qdq", exact=Exactness.VALUES, opset=opset)
     return [as_pairs(), qdq, FoldWeights(opset=opset)]
@@ -93,10 +97,10 @@ def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
     # Before conversion, since a bias would join the float operators around a quantizer.
     yield PlainPairs(values=values, opset=opset)
     yield from conversion_for(profile)[1:]
-    if wants.needs_float32(profile):
+    if needs_float32(profile):
         yield WidenFloats()
     yield PlainPairs(values=values, opset=opset)
-    yield FoldConstants(recurrent=wants.needs_recurrent_numbers(profile))
+    yield FoldConstants(recurrent=needs_recurrent_numbers(profile))
     yield SymmetricWeights(opset=opset)
 
 
@@ -105,9 +109,9 @@ def _quants(profile: Profile, values: str) -> Iterator[Transform]:
     yield as_pairs()
     yield MoveQuantizers()
     yield ConvertDialect(to="qonnx")
-    has_points = wants.takes_zero_points(profile, weights=False)
+    has_points = takes_zero_points(profile, weights=False)
     yield PlainPairs(dialect=PairDialect.QONNX, values=values, zero_points=has_points)
-    if not any("Gemm" in kernel.operators for kernel in wants.kernels(profile)):
+    if not any("Gemm" in kernel.operators for kernel in kernels(profile)):
         yield SplitGemm()
 
 
@@ -116,42 +120,205 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     repack = Repack(
         to=CodeTarget.INT8, activations=False, operators="Conv*|Gemm|MatMul", opset=opset
     )
-    if not wants.kernels(profile):
+    if not kernels(profile):
         yield repack
         return
     yield CanonicalOperators()
     yield MoveQuantizers(units=True, operators="Pad|Resize")
-    yield FoldBatchNorm(nodes=nodes, opset=opset, negative=wants.negative_factors(profile))
+    yield FoldBatchNorm(nodes=nodes, opset=opset, negative=negative_factors(profile))
     yield CanonicalOperators()
     yield MoveChannelScales()
     yield MergeActivation(opset=opset)
-    if wants.takes_float_products(profile):
+    if takes_float_products(profile):
         yield LowerPointwise(nodes=nodes)
-    if wants.takes_units_only(profile):
+    if takes_units_only(profile):
         yield MoveQuantizers(units=True, dedicated=True)
-    elif wants.takes_moved_codes(profile) and not wants.symmetric_factors(profile):
+    elif takes_moved_codes(profile) and not symmetric_factors(profile):
         yield MoveQuantizers()
     yield CanonicalOperators()
     yield repack
     yield ShiftZeroPoints(
-        activations=wants.data_type(profile),
-        weights=wants.weight_type(profile),
-        symmetric=not wants.has_slow_signed(profile),
-        products=wants.symmetric_factors(profile),
-        centre=not wants.takes_zero_points(profile, weights=False),
+        activations=data_type(profile),
+        weights=weight_type(profile),
+        symmetric=not has_slow_signed(profile),
+        products=symmetric_factors(profile),
+        centre=not takes_zero_points(profile, weights=False),
     )
-    if not wants.takes_zero_points(profile, weights=True):
+    if not takes_zero_points(profile, weights=True):
         yield SplitZeroPoints(nodes=nodes, opset=opset)
-    if wants.limits(profile) is not ActivationForm.CODES:
-        yield MergeActivation(form=wants.limits(profile), opset=opset)
-    match wants.biases(profile):
+    if limits(profile) is not ActivationForm.CODES:
+        yield MergeActivation(form=limits(profile), opset=opset)
+    match biases(profile):
         case BiasForm.CODES:
             yield WidenCodes(opset=opset)
             yield QuantizeBias(nodes=nodes, opset=opset)
         case BiasForm.FLOATS:
             yield FoldConstants(biases=True)
-    if wants.splits_leaky_relu(profile):
+    if splits_leaky_relu(profile):
         yield SplitLeakyRelu(nodes=nodes, opset=opset)
     yield CanonicalOperators(forms=CanonicalForm.POINTS)
-    if wants.misreads_row_sums(profile):
+    if misreads_row_sums(profile):
         yield FloatSums()
+
+
+_CLIPPED = "QuantizeLinear+Clip+DequantizeLinear"
+_BEFORE_NARROW_CODES = 20
+"""The last opset without 4-bit codes, in which signed codes can be moved across all operators."""
+
+_NONE = frozenset({ZeroPoint.NONE, ZeroPoint.ZERO})
+
+
+class BiasForm(StrEnum):
+    """Form of biases."""
+
+    CODES = "codes"
+    """INT32 codes in the unit of the products."""
+
+    FLOATS = "floats"
+    """Float constants."""
+
+    KEPT = "kept"
+    """Unchanged: the kernels compute them as written."""
+
+
+def kernels(profile: Profile) -> list[KernelRule]:
+    """Return the kernels that exist."""
+    return [kernel for kernel in profile.kernel if kernel.exists is Loads.YES]
+
+
+def takes(profile: Profile, written: str) -> bool:
+    """Return whether a kernel accepts quantizers of a form; True if the profile lists no forms."""
+    forms = [form for rule in _operands(profile) for form in rule.written or ()]
+    return not forms or any(fnmatchcase(written, form) or written in form for form in forms)
+
+
+def limits(profile: Profile) -> ActivationForm:
+    """Return the operator by which data are limited to fewer codes than their type has."""
+    is_slow = any(_CLIPPED in (form.y_written or ()) for form in profile.slower)
+    if takes(profile, _CLIPPED) and not is_slow:
+        return ActivationForm.CODES
+    return ActivationForm.UNITS if takes_units_only(profile) else ActivationForm.FLOATS
+
+
+def takes_units_only(profile: Profile) -> bool:
+    """Return whether each operator needs its own quantizers on both sides."""
+    rows = kernels(profile)
+    return bool(rows) and all(
+        kernel.behind.operators == () and kernel.output.quantizer == "required" for kernel in rows
+    )
+
+
+def takes_moved_codes(profile: Profile) -> bool:
+    """Return whether data movement is accepted between the two nodes of a pair."""
+    return takes(profile, "QuantizeLinear+MaxPool+DequantizeLinear")
+
+
+def highest_opset(profile: Profile, default: int) -> int:
+    """Return the highest opset that the forms need and that the target reads."""
+    opsets, rows = profile.versions.opsets, kernels(profile)
+    is_narrow = any("INT4" in name for k in rows for rule in k.types for name in rule.w)
+    if rows and not (is_narrow or takes_zero_points(profile, weights=False)):
+        default = _BEFORE_NARROW_CODES
+    return default if opsets is None else min(default, opsets[1])
+
+
+def data_type(profile: Profile) -> CodeSign:
+    """Return the type of codes of data that kernels accept under the fewest conditions."""
+    free = {name for kernel in profile.kernel for r in kernel.types if not r.direct for name in r.x}
+    if "INT8" in free and not takes_zero_points(profile, weights=False):
+        return CodeSign.INT8
+    if "INT8" in free and ("UINT8" not in free or not has_slow_signed(profile)):
+        return CodeSign.KEEP if "UINT8" in free else CodeSign.INT8
+    return CodeSign.UINT8 if "UINT8" in free else CodeSign.KEEP
+
+
+def has_slow_signed(profile: Profile) -> bool:
+    """Return whether signed codes of data with a zero point were measured to be slower."""
+    return any(
+        set(form.x_types or ()) == {"INT8"} and ZeroPoint.EQUAL in (form.x_zero or ())
+        for form in profile.slower
+    )
+
+
+def weight_type(profile: Profile) -> CodeSign:
+    """Return the type of stored codes."""
+    types = {name for kernel in profile.kernel for rule in kernel.types for name in rule.w}
+    return CodeSign.INT8 if "INT8" in types else CodeSign.KEEP
+
+
+def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
+    """Return whether zero points other than 0 are accepted, or it is unknown.
+
+    Args:
+        profile: of the target.
+        weights: zero points of weights, not of data.
+    """
+    rows = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
+    zeros = {zero for k in rows for zero in (k.w if weights else k.x).zero or ()}
+    return not zeros or not zeros <= _NONE
+
+
+def needs_recurrent_numbers(profile: Profile) -> bool:
+    """Return whether LSTM, GRU and RNN accept no decoded constants."""
+    return any(rule.loads is Loads.NO and "LSTM" in (rule.readers or ()) for rule in profile.load)
+
+
+def misreads_row_sums(profile: Profile) -> bool:
+    """Return whether sums over rows of codes are wrong, see :mod:`qgraph.inventory.row_sums`."""
+    return any("ReduceMean" in row.operators and row.wrong for row in profile.codes)
+
+
+def misreads_turned_weights(profile: Profile) -> bool:
+    """Return whether square weights that are read turned, too, are misread: a trap of this id."""
+    return any(trap.id == "square-weights-turned" for trap in profile.trap)
+
+
+def needs_float32(profile: Profile) -> bool:
+    """Return whether the profile lists types of scales without those of 16 bits."""
+    types = {name for rule in _operands(profile) for name in rule.scale_types or ()}
+    return bool(types) and types.isdisjoint({"FLOAT16", "BFLOAT16"})
+
+
+def symmetric_factors(profile: Profile) -> bool:
+    """Return whether products of data accept their first factor only without a zero point."""
+    rows = [kernel for kernel in kernels(profile) if kernel.w.constant == "no"]
+    zeros = {zero for kernel in rows for zero in kernel.x.zero or ()}
+    return bool(zeros) and zeros <= _NONE and any("INT8" in r.x for k in rows for r in k.types)
+
+
+def takes_float_products(profile: Profile) -> bool:
+    """Return whether results of MatMul may be floats, and those of Conv must be codes."""
+    needs = {
+        name: {k.output.quantizer == "required" for k in kernels(profile) if name in k.operators}
+        for name in ("Conv", "MatMul")
+    }
+    return needs["Conv"] == {True} and False in needs["MatMul"]
+
+
+def splits_leaky_relu(profile: Profile) -> bool:
+    """Return whether LeakyRelu keeps layers from kernels, and Max of codes does not."""
+    if not any("Max" in row.operators for row in profile.codes):
+        return False
+    rows = [kernel.behind for kernel in kernels(profile) if kernel.output.quantizer == "required"]
+    taken = {name for row in rows for name in row.operators or ()}
+    return bool(rows) and taken.isdisjoint({"LeakyRelu", ANY})
+
+
+def biases(profile: Profile) -> BiasForm:
+    """Return the form of biases."""
+    rules = [kernel.bias for kernel in kernels(profile)]
+    if any(rule.scale == "as written" for rule in rules):
+        return BiasForm.KEPT
+    types = {name for rule in rules for name in rule.types or ()}
+    return BiasForm.CODES if not types or types & {"INT32", ANY} else BiasForm.FLOATS
+
+
+def negative_factors(profile: Profile) -> NegativeFactor:
+    """Return how negative factors of channels are stored."""
+    needs = any("positive" in kernel.w.scale for kernel in kernels(profile))
+    return NegativeFactor.CODES if needs else NegativeFactor.SCALES
+
+
+def _operands(profile: Profile) -> Iterator[OperandRule]:
+    for kernel in profile.kernel:
+        yield from (kernel.x, kernel.y)

@@ -14,20 +14,19 @@ from qgraph.reasons import ExplainedReason
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped
-from qgraph.transforms.deployment.attempts import Attempt, unchanged
-from qgraph.transforms.deployment.biases import misread_biases
-from qgraph.transforms.deployment.float_network import float_network
+from qgraph.transforms.deployment.attempts import Attempt, float_network, unchanged
 from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
     failing,
     in_float,
     marked_slower,
+    misread_biases,
     packed,
 )
+from qgraph.transforms.deployment.pipeline import misreads_turned_weights
 from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.deployment.tuning import Tuning, tune
-from qgraph.transforms.deployment.wants import misreads_turned_weights
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.float_products import FloatProducts
 from qgraph.transforms.separate_weights import SeparateWeights

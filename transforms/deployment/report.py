@@ -1,19 +1,34 @@
-"""Report of ``deploy``: each quantized layer, its kernel, and its bound."""
+"""Report of ``deploy``: layers with kernels and bounds, accuracy on data, and the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qgraph.bound import Bound
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from qgraph.bound import Bound, Bounding
 from qgraph.certificate import Certificate
+from qgraph.comparison.bound_report import BoundsReport
+from qgraph.comparison.check import Inputs, check
+from qgraph.comparison.tolerance import Scoring, Tolerances
 from qgraph.display import Displayed
-from qgraph.errors import OptionError, meant, shown
+from qgraph.errors import EquivalenceError, ExecutionError, OptionError, meant, shown
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.scopes import node_name
+from qgraph.inventory.einsums import quantized_einsums
 from qgraph.lint.engine import LintFinding
-from qgraph.transforms.deployment.accuracy import Accuracy
+from qgraph.model import Model
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.movement import MOVES
+from qgraph.reporting.deploy_view import not_loaded
+from qgraph.targets.layer import LAYERS
+from qgraph.text import counted
 from qgraph.transforms.deployment.tuning import Tuning
-from qgraph.transforms.deployment.unquantized import unquantized_note
 from qgraph.version import head
 
 
@@ -173,3 +188,197 @@ class Deployment(Displayed):
             "measured": None if self.measured is None else dict(self.measured),
             "findings": [finding.to_json() for finding in self.findings],
         }
+
+
+_SHOWN = 3
+
+
+def unquantized(model: Model, sites: Sequence[Site], layers: Collection[str]) -> dict[str, str]:
+    """Return why products of the main graph are not quantized layers, by name.
+
+    Args:
+        model: the model.
+        sites: its quantizers.
+        layers: names of its quantized layers.
+    """
+    coded = {site.y for site in sites}
+    reasons = {}
+    for node in model.nodes(*LAYERS):
+        name = node_name(node)
+        if name not in layers and not node.domain and node.graph is model.ir.graph:
+            own = (_reason(value, coded) for value in node.inputs[:2])
+            reasons[name] = next(
+                filter(None, own), "its codes are not integers of 16 bits or fewer"
+            )
+    return reasons
+
+
+def unquantized_note(reasons: Mapping[str, str]) -> str | None:
+    """Return a sentence about products that are not quantized layers; None if there are none."""
+    if not reasons:
+        return None
+    shown = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_SHOWN]]
+    more = f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+    return f"not quantized, so in float and not listed: {'; '.join(shown)}{more}"
+
+
+def einsum_note(model: Model, sites: Sequence[Site]) -> str | None:
+    """Return a sentence about each Einsum whose operands are quantized; None if there is none."""
+    names = [node_name(node) for node in quantized_einsums(model.ir, sites)]
+    if not names:
+        return None
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"{', '.join(names[:_SHOWN])}{more}: profiles do not describe Einsum of quantized data, so "
+        "it is not listed, and may run on codes or in float; export MatMul"
+    )
+
+
+def _reason(operand: ir.Value | None, coded: Collection[ir.Value]) -> str | None:
+    """Return why an operand is not the result of a quantizer; None if it is."""
+    while operand is not None and operand not in coded:
+        maker = operand.producer()
+        if maker is None or maker.op_type not in MOVES or maker.domain:
+            if constant_tensor(operand) is not None:
+                return "its weights have no quantizer"
+            source = f"input {operand.name!r}" if maker is None else maker.op_type
+            return f"no quantizer between {source} and it"
+        operand = maker.inputs[0]
+    return None
+
+
+def proof_command(request: Bounding, source: str, result: str) -> str:
+    """Return the command line that repeats the proof of a deployment.
+
+    Args:
+        request: the options of bounds.
+        source: path of the input.
+        result: path of the deployed model.
+    """
+    words = ["qgraph", "prove", source, result]
+    for limit in request.limits:
+        words += ["--within", str(limit)]
+    words += ["--against", str(request.against), "--order", request.order]
+    for name, (low, high) in request.ranges.items():
+        words += ["--range", f"{name}={low!r}:{high!r}"]
+    return shlex.join(words)
+
+
+def advice(document: Mapping[str, Any]) -> str:
+    """Return the most useful next step after a deployment, in one line.
+
+    Args:
+        document: the JSON report.
+    """
+    left = [layer for layer in document["layers"] if layer["kernel"] is None]
+    options = [f"{key}={value}" for key, value in document["session_options"].items()]
+    measured = document["measured"]
+    needed = f"set {', '.join(options)} in the session that runs the result"
+    if not document["layers"] and options:
+        return needed
+    if not document["layers"]:
+        return (
+            "quantize the operands of convolutions and matrix products to integers of 8 bits or "
+            "fewer, as with Brevitas, NNCF or onnxruntime.quantization"
+        )
+    refusal = not_loaded(document)
+    if refusal is not None:
+        known = refusal.rpartition("[")[2].rstrip("]")
+        return f"'qgraph explain {known}' says what to do about what {document['target']} refuses"
+    if document["refusal"]:
+        return f"change what {document['target']} refuses, then deploy again"
+    if document["summary"].get("saturating_layers"):
+        return "'qgraph explain QG239' says how to keep the sums of these layers within 16 bits"
+    tuned = document["tuning"]
+    if left and not tuned:
+        ids = dict.fromkeys(layer["reason_id"] for layer in left if layer["reason_id"])
+        what = counted(len(left), "layer")
+        return f"'qgraph explain {next(iter(ids))}' says what to do about {what} in float"
+    if measured is not None and measured["ratio_to_float"] >= 1 and not tuned:
+        return "the result is not faster than the network in float; try --tune"
+    if options:
+        return needed
+    if document["accuracy"] is None:
+        return "--inputs DATA.npz --labels NAME shows the accuracy before and after on your data"
+    if measured is None:
+        return "--measure shows the time beside that of the input and of the network in float"
+    return "--certificate FILE keeps the proof, which 'qgraph prove --verify FILE' checks"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Results of a deployed model on data, compared with those of its input.
+
+    Attributes:
+        samples: rows of the inputs.
+        before, after: share of correct samples, whose largest score is that of the label; None
+            without labels.
+        bounds: for each segment, the differing codes, and distances with their bounds.
+    """
+
+    samples: int
+    before: float | None
+    after: float | None
+    bounds: BoundsReport
+
+    @property
+    def codes_that_differ(self) -> float | None:
+        """Share of codes that differ, with each model on its own codes; None without codes."""
+        coded = [each for each in self.bounds.segments if not each.is_output]
+        total = sum(each.elements for each in coded)
+        return sum(each.accumulated_codes for each in coded) / total if total else None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields, and the number of bounds that are violated."""
+        violated = sum(each.violated is not None for each in self.bounds.segments)
+        return {
+            "samples": self.samples,
+            "before": self.before,
+            "after": self.after,
+            "codes_that_differ": self.codes_that_differ,
+            "violated_bounds": violated,
+            "bounds": self.bounds.to_json(),
+        }
+
+
+def accuracy(
+    reference: Model,
+    candidate: Model,
+    request: Bounding,
+    inputs: Inputs,
+    labels: npt.ArrayLike | None,
+) -> Accuracy:
+    """Compare a deployed model with its input on data.
+
+    Args:
+        reference: the input of a deployment.
+        candidate: its result.
+        request: the limits of the deployment.
+        inputs: arrays by name, and options of random inputs.
+        labels: the labels of the rows; None if they are not known.
+
+    Raises:
+        OptionError: labels and outputs do not fit.
+        ExecutionError: a model cannot be run on the inputs.
+        EquivalenceError: a bound is violated, which is an error of qgraph.
+    """
+    feeds = inputs.feeds or {}
+    rows = [np.shape(array)[0] for array in feeds.values() if np.ndim(array)]
+    if 0 in rows:
+        raise ExecutionError("The inputs have no rows, expected one or more. Give other inputs.")
+    tolerances, scoring = Tolerances(within=request), Scoring(labels)
+    result = check(reference, candidate, inputs, tolerances=tolerances, scoring=scoring)
+    if result.bounds is None:
+        raise AssertionError("limits are given, so bounds are computed")
+    for segment in result.bounds.segments:
+        if segment.violated:
+            raise EquivalenceError(
+                f"{segment.candidate or segment.reference!r}: {segment.violated}. This is an error "
+                "of qgraph: please report the model and the inputs, and do not deploy the result.",
+                result,
+            )
+    samples = max(rows, default=result.batches)
+    if result.metric is None:
+        return Accuracy(samples, None, None, result.bounds)
+    scores = result.metric.reference, result.metric.candidate
+    return Accuracy(result.metric.samples, *scores, result.bounds)

@@ -19,6 +19,7 @@ from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.open_sites import Spell, spelled_once
+from qgraph.quantizers.quantizer import unhealthy
 from qgraph.reasons import (
     NEEDS_OPSET,
     NO_EQUAL_FORM,
@@ -27,7 +28,6 @@ from qgraph.reasons import (
     explained,
 )
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
-from qgraph.transforms.drafts.health import unhealthy
 from qgraph.transforms.drafts.versions import raise_opset
 
 DYNAMIC = "its scale is known only when the model runs; it stays as it is"

@@ -1,8 +1,9 @@
-"""Pack stored codes in the layout of MatMulNBits, while a model is saved."""
+"""Write codes of DequantizeLinear in the layout of MatMulNBits, and back, in parts of any size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +14,45 @@ from qgraph.errors import ModelError
 from qgraph.graph.deferred import DeferredTensor, NoSink
 from qgraph.graph.streaming import FileRange, Sink, Stream
 from qgraph.numerics import Array
-from qgraph.numerics.formats import FORMATS, IntFormat, pack
-from qgraph.numerics.packed_matrix import transpose_packed
+from qgraph.numerics.formats import FORMATS, IntFormat, pack, unpack
+from qgraph.numerics.packed_matrix import transpose, transpose_packed
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
-from qgraph.quantizers.weights.job import JobPart
-from qgraph.transforms.weights.block_codes import everywhere
+from qgraph.quantizers.weights.job import CodeWriter, JobPart
 
-_PART_BYTES = 1 << 25
-"""Maximum number of packed codes of a part in memory."""
+Compute = Callable[[tuple[int, int], Sequence[Sink]], None]
+
+_PART_BYTES, _PART_OF_ROWS = 1 << 25, 1 << 24
+"""Maximum bytes of packed codes of a part in memory, by columns and by rows."""
+
+_TILE_BYTES = 512
+"""Bytes of each row of packed codes that are transposed at a time."""
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBlocks:
+class _PackedJob:
+    """Writes packed codes in parts, and their parameters in another one."""
+
+    form: Weights
+    codes: Stream
+    scale: Stream
+
+    def _parts(self, write: Compute, length: int, step: int) -> list[JobPart]:
+        """Return a part for all parameters, and strips of rows or columns of the codes."""
+        spans = [(start, min(start + step, length)) for start in range(0, length, step)]
+        tables = JobPart(self.write_tables, None, self.scale.nbytes)
+        reads = self.codes.nbytes // max(len(spans), 1)
+        return [tables, *(JobPart(write, span, reads) for span in spans)]
+
+    @abstractmethod
+    def write_tables(self, _: None, sinks: Sequence[Sink]) -> None:
+        """Write scales and zero points."""
+
+    def conclude(self, results: Sequence[Any]) -> None:
+        """Do nothing: each part compares what it writes."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBlocks(_PackedJob):
     """Writes codes, scales and zero points of a matrix as a MatMulNBits stores them.
 
     Signed codes and zero points become unsigned ones. Codes stay packed if possible. Of transposed
@@ -39,9 +67,6 @@ class PackedBlocks:
         times: blocks of ``form`` in a block as stored; 0 if there are no blocks.
     """
 
-    form: Weights
-    codes: Stream
-    scale: Stream
     points: Stream | None
     turned: bool
     times: int
@@ -71,15 +96,8 @@ class PackedBlocks:
 
     def parts(self) -> Sequence[JobPart]:
         """Return parts: one for all parameters, and strips of columns."""
-        n, nbytes = self.form.n, self.codes.nbytes
-        strips = max(-(-nbytes // _PART_BYTES), 1)
-        step = -(-n // strips // 8) * 8
-        spans = [(start, min(start + step, n)) for start in range(0, n, step)]
-        tables = JobPart(self.write_tables, None, self.scale.nbytes)
-        return [tables, *(JobPart(self.write_columns, s, nbytes // len(spans)) for s in spans)]
-
-    def conclude(self, results: Sequence[Any]) -> None:
-        """Do nothing: each part compares what it writes."""
+        n, strips = self.form.n, max(-(-self.codes.nbytes // _PART_BYTES), 1)
+        return self._parts(self.write_columns, n, -(-n // strips // 8) * 8)
 
     def write_tables(self, _: None, sinks: Sequence[Sink]) -> None:
         """Write scales and zero points."""
@@ -122,8 +140,7 @@ class PackedBlocks:
             rows = self._packed((0, form.k), count, start)
             words = -(-form.k * form.bits // 64) * 8
             columns = np.zeros((rows.shape[1] * 8 // form.bits, max(width, words)), np.uint8)
-            if not transpose_packed(rows, form.bits, columns[:, :words]):
-                raise ModelError("codes: its codes are not packed as they should be.")
+            _transpose(rows, form.bits, columns[:, :words])
             columns = np.ascontiguousarray(columns[:count, :width])
         sinks[0].write(start * width, columns)
 
@@ -157,3 +174,139 @@ def _joined(codes: Array, bits: int) -> Array:
     rows = np.zeros((len(codes), -(-codes.shape[1] // each) * each), np.uint8)
     rows[:, : codes.shape[1]] = codes & np.uint8((1 << bits) - 1)
     return pack(rows, bits).reshape(len(rows), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCodes(_PackedJob):
+    """Writes weights ``[K, N]``, their scales and their zero points while a model is saved.
+
+    Codes stay packed if possible. Codes that are repacked are unpacked again and compared. Of codes
+    that stay packed, one column of each tile is compared.
+
+    Attributes:
+        form: layout of the stored weights.
+        codes, scale: stored codes and scales.
+        points: stored zero points, or None.
+        kind: ONNX type of the codes and zero points to write.
+        middle: number that is subtracted from both.
+        order: new order of the rows of the codes; None if it does not change.
+    """
+
+    points: Array | None
+    kind: str
+    middle: int = 0
+    order: Array | None = None
+
+    def tensors(self, shape: tuple[int, ...]) -> tuple[DeferredTensor, ...]:
+        """Return the tensors: codes ``[K, N]``, scales and zero points, both of ``shape``."""
+        codes, real = ir.DataType[self.kind], ir.DataType.FLOAT
+        forms = ((codes, (self.form.k, self.form.n)), (real, shape), (codes, shape))
+        return tuple(DeferredTensor(self, index, *form) for index, form in enumerate(forms))
+
+    def parts(self) -> Sequence[JobPart]:
+        """Return parts: one for all parameters, and strips of rows of the codes."""
+        k = step = self.form.k
+        if self.order is None:
+            strips = max(-(-self.codes.nbytes // _PART_OF_ROWS), 1)
+            tile = _TILE_BYTES * 8 // self.form.bits
+            step = -(-k // strips // tile) * tile
+        return self._parts(self.write_rows, k, step)
+
+    def write_tables(self, _: None, sinks: Sequence[Sink]) -> None:
+        """Write scales and zero points."""
+        form = self.form
+        if not isinstance(sinks[1], NoSink):
+            scale = np.empty((form.blocks, form.n), np.float32)
+            transpose(form.scales(self.scale.array()), scale)
+            sinks[1].write(0, scale)
+        if isinstance(sinks[2], NoSink):
+            return
+        writer = CodeWriter(sinks[2], self.kind, 0, "The zero points")
+        if self.points is not None and not form.has_packed_points(self.points):
+            zero = form.zero_points(self.points).T - np.float32(self.middle)
+            codes = zero.astype(np.int16).astype(np.uint8, order="C")
+            writer.write(codes, is_last=True, checks=True)
+            return
+        width = -(-form.blocks * form.bits // 8)
+        packed = np.full((form.n, width), everywhere(1 << (form.bits - 1), form.bits))
+        if self.points is not None:
+            packed = self.points.reshape(form.n, width)
+        rows = np.empty((width * 8 // form.bits, self._row), np.uint8)
+        _transpose(packed, form.bits, rows)
+        self._write(writer, rows[: form.blocks], is_last=True)
+
+    def write_rows(self, span: tuple[int, int], sinks: Sequence[Sink]) -> None:
+        """Write the rows of codes from the first to before the second.
+
+        Raises:
+            ModelError: the codes were not packed as they should be.
+        """
+        start, stop = span
+        if isinstance(sinks[0], NoSink):
+            return
+        writer = CodeWriter(sinks[0], self.kind, start * self.form.n)
+        for rows in self._rows(start, stop):
+            start += len(rows)
+            self._write(writer, rows, is_last=start == stop)
+
+    def _write(self, writer: CodeWriter, rows: Array, *, is_last: bool) -> None:
+        """Write packed rows of codes minus the middle; the rows are overwritten."""
+        bits, n = self.form.bits, self.form.n
+        if FORMATS[self.kind].bits == bits and n * bits % 8 == 0:
+            # The middle is the highest bit of a code, which a subtraction inverts.
+            middle = everywhere(self.middle, bits)
+            rows = np.ascontiguousarray(rows[:, : n * bits // 8])
+            writer.write_packed(np.bitwise_xor(rows, middle, out=rows) if middle else rows)
+            return
+        codes = rows if bits == 8 else unpack(rows.reshape(-1), bits, rows.size * 8 // bits)
+        codes = codes.reshape(len(rows), -1)[:, :n] - np.uint8(self.middle)
+        writer.write(codes, is_last=is_last, checks=True)
+
+    def _rows(self, start: int, stop: int) -> Iterator[Array]:
+        """Yield packed rows of codes, ``[rows, ...]``; their memory is reused.
+
+        Codes of columns that are not there may follow in each row.
+        """
+        bits, each = self.form.bits, 8 // self.form.bits
+        packed = self._packed(start, stop)
+        height = packed.shape[1] if self.order is not None else _TILE_BYTES
+        tile = np.empty((min(height, packed.shape[1]) * each, self._row), np.uint8)
+        for left in range(0, packed.shape[1], height):
+            part = packed[:, left : left + height]
+            rows = tile[: part.shape[1] * each]
+            _transpose(part, bits, rows)
+            if self.order is None:
+                yield rows[: stop - start - left * each]
+        for first in range(0, 0 if self.order is None else stop, _TILE_BYTES):
+            yield tile[np.asarray(self.order)[first : first + _TILE_BYTES]]
+
+    @property
+    def _row(self) -> int:
+        """Bytes of a row of codes that is filled up to whole words."""
+        return -(-self.form.n * self.form.bits // 64) * 8
+
+    def _packed(self, start: int, stop: int) -> Array:
+        """Return the bytes ``[N, ...]`` that hold rows of codes; all if their order changes."""
+        n, bits = self.form.n, self.form.bits
+        width = self.codes.size // n
+        first, last = start * bits // 8, -(-stop * bits // 8)
+        if self.order is not None:
+            first, last = 0, width
+        packed = np.empty((n, last - first), np.uint8)
+        if (first, last) == (0, width):
+            self.codes.read(out=packed.reshape(-1))
+            return packed
+        for first_row, piece in self.codes.pieces(multiple=width):
+            rows = piece.reshape(-1, width)
+            packed[first_row // width : first_row // width + len(rows)] = rows[:, first:last]
+        return packed
+
+
+def _transpose(packed: Array, bits: int, rows: Array) -> None:
+    if not transpose_packed(packed, bits, rows):
+        raise ModelError("codes: its codes are not packed as they should be.")
+
+
+def everywhere(code: int, bits: int) -> np.uint8:
+    """Return a byte that repeats a code at all its bit positions."""
+    return np.uint8(code * (255 // ((1 << bits) - 1)))

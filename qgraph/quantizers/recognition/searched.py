@@ -9,16 +9,15 @@ quantizers give are not part of it. If only such operators are connected to it, 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression
+from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
-from qgraph.quantizers.recognition.components import connected, neighbours
 
 _UNCHANGING = ("Abs", "Neg", "Relu")
 """Operators on data that have no constant."""
@@ -117,3 +116,43 @@ def _is_decoded(value: ir.Value | None) -> bool:
 
 def _is_data(value: ir.Value | None) -> bool:
     return value is not None and constant_expression(value) is None
+
+
+def connected_to_constants(
+    nodes: Sequence[ir.Node], connects: Callable[[ir.Node], bool]
+) -> list[ir.Node]:
+    """Return the nodes connected to a node whose first input is constant, in order.
+
+    Args:
+        nodes: of a graph and its subgraphs.
+        connects: whether a quantizer may contain a node.
+    """
+    reached = connected([n for n in nodes if _takes_constant(n) and connects(n)], connects)
+    return [node for node in nodes if node in reached]
+
+
+def connected(starts: Sequence[ir.Node], connects: Callable[[ir.Node], bool]) -> set[ir.Node]:
+    """Return some nodes and all nodes connected to them."""
+    pending = list(starts)
+    reached = set(pending)
+    while pending:
+        for node in neighbours(pending.pop()):
+            if node not in reached and connects(node):
+                reached.add(node)
+                pending.append(node)
+    return reached
+
+
+def _takes_constant(node: ir.Node) -> bool:
+    x = node.inputs[0] if node.inputs else None
+    return constant_stream(x) is not None or constant_expression(x) is not None
+
+
+def neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the producers of a node's operands and the users of its results."""
+    for value in node.inputs:
+        producer = producer_of(value)
+        if producer is not None:
+            yield producer
+    for value in node.outputs:
+        yield from value.consumers()
