@@ -10,8 +10,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.opset.versions import only_float_type
-from qgraph.inventory.einsums import quantized_einsums
-from qgraph.inventory.layers import quantized_layers
+from qgraph.inventory.layers import quantized_einsums, quantized_layers
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved

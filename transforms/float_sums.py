@@ -11,7 +11,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Region
 from qgraph.graph.scopes import input_of
-from qgraph.inventory.row_sums import row_sums_of
+from qgraph.inventory.openvino_traps import row_sums_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.steps import code_type

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.inventory.weight_chains import WeightChain, turned_products, weight_chain
+from qgraph.inventory.openvino_traps import WeightChain, turned_products, weight_chain
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.reasons import NO_EQUAL_FORM

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.scopes import inputs_of
-from qgraph.inventory.weight_chains import weight_chain
+from qgraph.inventory.openvino_traps import weight_chain
 from qgraph.model import Model
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report

@@ -1,7 +1,6 @@
-"""Pair the quantizers of two models that differ only in quantizers and constants.
+"""Pair the quantizers of two models with the same other operators on the same operands, in order.
 
-Apart from quantizers and constants, both models have the same operators on the same operands in the
-same order. Then each quantizer has one counterpart, and no matching is needed.
+Then each quantizer has one counterpart, and no matching is needed.
 """
 
 from __future__ import annotations

@@ -23,17 +23,26 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.scopes import nodes_of, owners
 from qgraph.inventory.info import format_of
 from qgraph.inventory.operands import is_bias
-from qgraph.inventory.output_steps import fraction, of_range, scale_of, used_steps, zero_point_of
-from qgraph.inventory.weight_steps import narrowest_format
+from qgraph.inventory.weight_steps import (
+    NOISE,
+    fraction,
+    narrowest_format,
+    of_range,
+    scale_of,
+    used_steps,
+    zero_point_of,
+)
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import IntFormat
+from qgraph.numerics.rounding import Rounding
 from qgraph.quantizers.dialects.dialect import Refusal, Site
+from qgraph.quantizers.on_codes import CodedTensor, coded_tensors
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
 from qgraph.quantizers.sites import sites
 
-_NOISE = 2.0**-21  # error of a zero point given by two rounded limits of FakeQuantize, in ranges
 _DIGITS = 12  # hexadecimal digits of a digest
 
 
@@ -242,7 +251,7 @@ def _first_code(levels: float, signed: bool) -> int | None:
 
 def _is_near(one: Array, other: Array) -> bool:
     """Return whether limits are equal up to rounding errors of dialects that compute them."""
-    return np.allclose(one, other, rtol=_NOISE, atol=0)
+    return np.allclose(one, other, rtol=NOISE, atol=0)
 
 
 def _scaled(
@@ -328,10 +337,8 @@ def _length(shape: Sequence[int], axis: int, site: Site | None) -> int:
 def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) -> Numbers:
     """Return the smallest and largest value of a parameter and its digest.
 
-    Args:
-        parameter: its values; they broadcast to the data of ``site``, or are repeated.
-        site: the quantizer; None if nothing is repeated.
-        digest: whether to compute a digest if all values are the same.
+    The parameter broadcasts to the data of ``site``, or is repeated there. Without ``digest``,
+    there is no digest if all values are the same.
     """
     array = np.asarray(parameter, np.float32) + np.float32(0)  # which removes signs of zeros
     low, high = float(array.min()), float(array.max())
@@ -351,3 +358,38 @@ def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) 
         array = array.take(indices, axis)
     data = np.ascontiguousarray(array.reshape(-1)).astype("<f4").tobytes()
     return Numbers(low, high, hashlib.sha256(data).hexdigest()[:_DIGITS])
+
+
+_OF_DATA = "scale and zero point are computed from the data"
+
+
+def coded_descriptions(model: ir.Model) -> Iterator[Described]:
+    """Yield the constant weights and the results of operators on codes, such as QLinearConv.
+
+    Format and zero point are those of the stored codes.
+    """
+    for owner in owners(model):
+        for node in nodes_of(owner):
+            for tensor in coded_tensors(node):
+                yield Described(_coded_description(tensor), None, None, node.name or "")
+
+
+def _coded_description(tensor: CodedTensor) -> Description:
+    node = tensor.node
+    return Description(
+        f"{node.outputs[0].name} ({node.op_type})",
+        of="weight" if tensor.is_weight else "data",
+        format=tensor.format,
+        bits=tensor.bits,
+        granularity=tensor.granularity,
+        scale=_coded_numbers(tensor.scale, digest=True),
+        zero_point=_coded_numbers(tensor.zero_point, digest=False),
+        rounding=None if tensor.is_weight else str(Rounding.ROUND),
+        remark=_OF_DATA if tensor.is_dynamic else None,
+    )
+
+
+def _coded_numbers(parameter: Array | None, *, digest: bool) -> Numbers | None:
+    if parameter is None or not parameter.size:
+        return None
+    return numbers(np.asarray(parameter, np.float32), digest=digest)

@@ -18,8 +18,7 @@ import onnx_ir as ir
 from qgraph.display import Displayed
 from qgraph.errors import ModelError
 from qgraph.inventory.alike import pairs_of_alike
-from qgraph.inventory.coded import coded_descriptions
-from qgraph.inventory.description import Described, Description, descriptions
+from qgraph.inventory.description import Described, Description, coded_descriptions, descriptions
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
@@ -34,15 +33,10 @@ def pairs(
 ) -> list[Pair]:
     """Pair the quantizers of a reference with those of a candidate, in the order of the reference.
 
-    Quantizers are paired first by equal inputs or outputs, then by name, constants by the name of
-    the operator that reads them, then by their neighbours.
-    A quantizer without a partner is paired with None; one of the candidate follows its predecessor
-    there.
-
-    Args:
-        matching: the matching of the two graphs with the quantizers; None if there is none.
-        ours: of the reference, in topological order.
-        theirs: of the candidate, in topological order.
+    Both are in topological order. Quantizers are paired first by equal inputs or outputs in
+    ``matching``, then by name, constants by the name of the operator that reads them, then by their
+    neighbours. A quantizer without a partner is paired with None; one of the candidate follows its
+    predecessor there.
     """
     partners: dict[int, int] = {}
     for key in _keys(matching):
@@ -177,7 +171,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True)
 class QuantizerChange:
-    """A quantizer of the reference and its counterpart in the candidate; None if missing.
+    """A quantizer of the reference and its counterpart in the candidate; a missing one is None.
 
     Names are not compared.
     """
@@ -256,8 +250,6 @@ class ModelDifferences(Displayed):
     def to_text(self, *, is_brief: bool = False) -> str:
         """Return a line for each quantizer and each differing field, and a summary line.
 
-        The text depends only on the models.
-
         Args:
             is_brief: omit equal quantizers.
         """
@@ -294,13 +286,8 @@ def diff(
     """Compare the quantizers of two models by their descriptions.
 
     Quantizers are paired by structure, starting at the inputs of the models; names are used where
-    this is not enough. Initializers that are also inputs count as constants, and functions are
-    inlined.
-
-    Args:
-        reference: one model.
-        candidate: the other one.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
+    this is not enough. Functions are inlined. Initializers that are also inputs count as constants,
+    except with ``keep_inputs``.
 
     Raises:
         ModelError: a model is not usable.

@@ -20,9 +20,8 @@ from qgraph.effort import seconds_left
 from qgraph.errors import ExecutionError, QGraphError, UnsupportedError, where, word
 from qgraph.execution.loading import LOADING_SECONDS, reason
 from qgraph.graph.scopes import graphs_of
-from qgraph.inventory.kernels import RunKernel
+from qgraph.inventory.kernels import RunKernel, of_onnxruntime
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.onnx_kernels import of_onnxruntime
 from qgraph.storage.files import save
 from qgraph.targets.layer import LAYERS
 
@@ -108,8 +107,10 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
         if each.is_product or (each.kind.startswith("Subgraph") and _ANY_LAYER.search(each.names))
     ]
     kernels = tuple(
-        _kernel(layer.node, layer.op, product)
-        for layer, product in zip(descriptions, _assigned(len(descriptions), products), strict=True)
+        ExecutedKernel(
+            layer.node, layer.op, *((each.kind, each.on_codes) if each else (None, False))
+        )
+        for layer, each in zip(descriptions, _assigned(len(descriptions), products), strict=True)
     )
     integers = sum(each.on_codes for each in products)
     counts = dict(sorted(Counter(each.kind for each in products).items()))
@@ -174,12 +175,6 @@ def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | Non
     return kernels
 
 
-def _kernel(node: str, op: str, product: RunKernel | None) -> ExecutedKernel:
-    if product is None:
-        return ExecutedKernel(node, op, None, is_integer=False)
-    return ExecutedKernel(node, op, product.kind, product.on_codes)
-
-
 def _deepest(graph: ir.Graph) -> str:
     """Return the name of the node with the deepest nesting of graphs, for a message."""
     depth, node = max(((_depth(each), each) for each in graph), key=lambda pair: pair[0])
@@ -205,7 +200,7 @@ def _of_onnxruntime(path: Path) -> tuple[str, list[RunKernel]]:
 def _of_openvino(path: Path) -> tuple[str, list[RunKernel]]:
     answer = path.with_name("kernels.json")
     # A file in the current folder must not shadow a module.
-    command = [sys.executable, "-P", "-m", "qgraph.inventory.openvino_kernels"]
+    command = [sys.executable, "-P", "-m", "qgraph.inventory.kernels"]
     limit = seconds_left(LOADING_SECONDS)
     paths = [str(path), str(answer)]
     done = subprocess.run([*command, *paths], capture_output=True, timeout=limit, check=False)

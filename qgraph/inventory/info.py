@@ -32,12 +32,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Packing:
-    """Packing of the values of a constant quantizer.
-
-    Attributes:
-        type: ONNX type of the codes.
-        bytes: codes, scales and zero points.
-    """
+    """ONNX type of the codes of a constant quantizer; bytes of codes, scales and zero points."""
 
     type: str
     bytes: int
@@ -87,14 +82,9 @@ def code_type(quantizer: Quantizer, opset: int) -> str | None:
 
 
 def packed_bytes(model: ir.Model, sites: Iterable[Site | Refusal], opset: int) -> int:
-    """Return the bytes of all weights if every constant quantizer is packed.
+    """Return the bytes of all weights if constant quantizers are packed with types of ``opset``.
 
     Other weights keep their size; constants that only the quantizers read are removed.
-
-    Args:
-        model: it is not changed.
-        sites: its quantizers.
-        opset: whose types codes may have.
     """
     packed = [
         (site, packing)

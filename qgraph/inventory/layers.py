@@ -1,4 +1,7 @@
-"""Convolutions and matrix products of quantized operands, described for the profiles of targets."""
+"""Convolutions and matrix products of quantized operands, described for the profiles of targets.
+
+An Einsum of quantized operands is no layer: profiles describe no kernel for it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from qgraph.graph.scopes import input_of, node_name, nodes_of, owners
 from qgraph.inventory.operands import OperandReader, is_decode
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import sites
 from qgraph.targets.layer import (
     LAYERS,
@@ -35,11 +39,9 @@ _ENDS = LAYERS | {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 @dataclass(frozen=True, eq=False)
 class FoundLayer:
-    """A layer in a graph.
+    """A layer in a graph, and its description.
 
     Attributes:
-        node: the operator.
-        description: its description.
         follows: nodes between it and the quantizer of its result, and the nodes of this quantizer.
     """
 
@@ -53,12 +55,8 @@ def quantized_layers(
 ) -> Iterator[FoundLayer]:
     """Yield each layer whose operands are all codes of 16 bits or fewer, in topological order.
 
-    Operators that only move data may lie between a quantizer and the layer.
-
-    Args:
-        model: the model.
-        read_sites: its quantizers; None to find them.
-        facts: its inferred types and shapes; None to infer them.
+    Operators that only move data may lie between a quantizer and the layer. The quantizers
+    ``read_sites`` and the inferred ``facts`` of the model are found if they are None.
     """
     if read_sites is None:
         read_sites = [site for site in sites(model) if isinstance(site, Site)]
@@ -110,11 +108,9 @@ def _group(group: int, sizes: tuple[Dim, ...] | None) -> str:
 
 
 def _attributes(node: ir.Node) -> dict[str, float]:
-    defaults = _ATTRIBUTES.get(node.op_type, {})
-    attributes = {name: node.attributes.get(name) for name in defaults}
     return {
-        name: default if (attribute := attributes[name]) is None else float(attribute.value)
-        for name, default in defaults.items()
+        name: default if (stated := node.attributes.get(name)) is None else float(stated.value)
+        for name, default in _ATTRIBUTES.get(node.op_type, {}).items()
     }
 
 
@@ -207,25 +203,20 @@ def _behind(node: ir.Node, reader: OperandReader) -> _Behind:
             break
         between.append(after)
         value = after.outputs[0]
-    if site is None:
-        users = [use.node for use in value.uses()]
-        moved = next((apart for each in users if (apart := reader.apart(each))), None)
-        if moved is not None:
-            result, (low, high) = moved
-            operators = tuple(
-                BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
-            )
-            return _Behind(result.operand, operators, (*between, *users), consumers, is_output)
-        operators = tuple(BehindLayer(_name(each, reader)) for each in between)
-        readers = len(list(node.outputs[0].uses()))
-        return _Behind(None, operators, tuple(between), max(1, readers), is_output)
-    behind = reader.result(site)
-    low, high = reader.reach(site)
+    users = tuple(use.node for use in value.uses())
+    if site is not None:
+        result, ends, last = reader.result(site), reader.reach(site), site.nodes
+    elif moved := next((apart for each in users if (apart := reader.apart(each))), None):
+        (result, ends), last = moved, users
+    else:
+        result, ends, last = None, None, ()
+        consumers = max(1, len(list(node.outputs[0].uses())))
     operators = tuple(
-        BehindLayer(_name(each, reader), _is_redundant(each, low, high)) for each in between
+        BehindLayer(_name(each, reader), ends is not None and _is_redundant(each, *ends))
+        for each in between
     )
-    y = None if behind is None else behind.operand
-    return _Behind(y, operators, (*between, *site.nodes), consumers, is_output)
+    y = None if result is None else result.operand
+    return _Behind(y, operators, (*between, *last), consumers, is_output)
 
 
 def _name(node: ir.Node, reader: OperandReader) -> str:
@@ -237,3 +228,24 @@ def _is_redundant(node: ir.Node, low: float, high: float) -> bool:
     """Return whether an operator is redundant before a quantizer with a given real range."""
     ends = clip_limits(node) if node.op_type in ("Clip", "Relu") else None
     return node.op_type == "Identity" or (ends is not None and ends[0] <= low and ends[1] >= high)
+
+
+def quantized_einsums(model: ir.Model, read_sites: Sequence[Site] | None = None) -> list[ir.Node]:
+    """Return each Einsum whose operands are all quantized, directly or before movement of data.
+
+    ``read_sites`` are the quantizers of the model; None to find them.
+    """
+    nodes = [
+        node
+        for owner in owners(model)
+        for node in nodes_of(owner)
+        if node.op_type == "Einsum" and not node.domain
+    ]
+    if nodes and read_sites is None:
+        read_sites = [site for site in sites(model) if isinstance(site, Site)]
+    coded = {site.y for site in read_sites or ()}
+    return [
+        node
+        for node in nodes
+        if all(value is not None and unmoved(value) in coded for value in node.inputs)
+    ]

@@ -16,8 +16,13 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError, plain_message
-from qgraph.inventory.coded import coded_descriptions
-from qgraph.inventory.description import Described, Description, Numbers, descriptions
+from qgraph.inventory.description import (
+    Described,
+    Description,
+    Numbers,
+    coded_descriptions,
+    descriptions,
+)
 from qgraph.inventory.differences import ModelDifferences, between
 from qgraph.quantizers.movement import prepared
 from qgraph.storage.places import MOST_TEXT, bounded
@@ -40,10 +45,7 @@ _NUMBERS = re.compile(r"(?P<low>\S+?)(?: \.\. (?P<high>\S+))?(?: #(?P<digest>[0-
 def lock_text(model: ir.Model, *, keep_inputs: bool = False) -> str:
     """Return the text of a model's lock file.
 
-    Args:
-        model: the model; it is not changed.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
-
+    With ``keep_inputs``, initializers that are inputs too are not constant.
     """
     quantizers = _described(model, keep_inputs=keep_inputs)
     return _HEAD + "".join(_table(described.description) for described in quantizers)

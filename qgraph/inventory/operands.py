@@ -57,12 +57,9 @@ class ReadOperand:
 
 
 class OperandReader:
-    """Reads the quantizers around layers.
+    """Reads the quantizers around layers, given all quantizers of the model.
 
-    Args:
-        model: the model.
-        read_sites: all its quantizers.
-        facts: its inferred types and shapes; None to infer them.
+    Facts are inferred if they are None.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ _STAIRCASES = 8
 
 
 class Named:
-    """The values of a model by name, and its constants.
-
-    Args:
-        model: a normalised copy.
-    """
+    """The values of a normalised copy of a model by name, and its constants."""
 
     def __init__(self, model: NormalisedModel) -> None:
         self.known = KnownValues(model.imports)
@@ -99,13 +95,7 @@ def named(reference: ir.Model, candidate: ir.Model, *, keep_inputs: bool) -> tup
 def staircases(
     certificate: Mapping[str, Any], reference: ir.Model, candidate: ir.Model
 ) -> list[dict[str, Any]]:
-    """Return the steps around each difference of a certificate; see :func:`staircase`.
-
-    Args:
-        certificate: the JSON document of ``qgraph prove``.
-        reference: one model.
-        candidate: the other one.
-    """
+    """Return the steps around each difference of a certificate of two models: :func:`staircase`."""
     wanted = [
         region
         for region in certificate["regions"]
@@ -136,16 +126,10 @@ def _last(region: Mapping[str, Any], side: str) -> str:
 def histograms(
     model: ir.Model, batches: Sequence[Mapping[str, Any]] = (), *, backend: str = Backend.AUTO
 ) -> list[dict[str, Any]]:
-    """Return the histograms of codes of the quantizers of a model.
+    """Return the histograms of codes of the quantizers of a model that is run on some batches.
 
-    Args:
-        model: the model.
-        batches: inputs to run it on; without any, only weights are counted.
-        backend: the backend that runs it.
-
-    Returns:
-        The entry of ``qgraph run --stats --json`` for each quantizer whose codes are counted; empty
-        for a model that takes too long.
+    Without batches, only weights are counted. Each histogram is an entry of ``qgraph run --stats
+    --json``; there is none for a model that takes too long.
     """
     initializers = (value.const_value for value in model.graph.initializers.values())
     if sum(tensor.nbytes for tensor in initializers if tensor is not None) > _MOST_BYTES:
@@ -239,11 +223,7 @@ def plot_data(
 
 
 def _site(model: ir.Model, name: str) -> Site:
-    """Return the quantizer of the node with this name.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """Return the quantizer of the node with this name."""
     by_label: dict[str, Site | Refusal] = {}
     for site in sites(settled(model)):
         for label in _labels(site):
@@ -268,11 +248,7 @@ def _labels(site: Site | Refusal) -> list[str]:
 
 
 def _function(site: Site, builder: Builder) -> Expr:
-    """Return a quantizer as a function of its input.
-
-    Raises:
-        UnsupportedError: it has no definition over single values.
-    """
+    """Return a quantizer as a function of its input."""
     name = node_name(site.root)
     if site.x.dtype not in (None, ir.DataType.FLOAT):
         is_real = site.x.dtype in (ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -293,11 +269,7 @@ def _function(site: Site, builder: Builder) -> Expr:
 def _pair(
     reference: ir.Model, candidate: ir.Model, site: Site, name: str
 ) -> tuple[list[Expr], tuple[float, int] | None]:
-    """Return a quantizer, its counterpart in another model, and their largest difference.
-
-    Raises:
-        OptionError: the other model has the same nodes there, or no quantizer that can be drawn.
-    """
+    """Return a quantizer, its counterpart in another model, and their largest difference."""
     certificate = _certificate(reference, candidate)
     own = {*_labels(site), str(site.y.name)}
     for region in certificate["regions"]:

@@ -30,15 +30,10 @@ probe (float[1,{_COUNT}] x) => (float[1,1] y)
 
 @functools.cache
 def saturates(runtime: str) -> bool | None:
-    """Return whether sums of products of codes are cut off to 16 bits on this processor.
+    """Return whether a runtime cuts off sums of products of codes to 16 bits on this processor.
 
-    A product of known codes is computed at the default options of the runtime.
-
-    Args:
-        runtime: ``onnxruntime`` or ``openvino``.
-
-    Returns:
-        None if the runtime is not installed, or does not compute the product.
+    A product of known codes is computed by ``onnxruntime`` or ``openvino`` at the default options.
+    None if the runtime is not installed, or does not compute the product.
     """
     if runtime not in _RUN or importlib.util.find_spec(runtime) is None:
         return None

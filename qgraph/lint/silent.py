@@ -13,9 +13,8 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.inventory.output_steps import used_steps
-from qgraph.inventory.row_sums import row_sums
-from qgraph.inventory.weight_chains import turned_products
+from qgraph.inventory.openvino_traps import row_sums, turned_products
+from qgraph.inventory.weight_steps import used_steps
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.layers import (
     after_moves,

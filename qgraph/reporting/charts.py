@@ -1,9 +1,11 @@
-"""The charts of a page: a number for each layer, the steps of quantizers, histograms of codes."""
+"""The charts of a page: numbers and kernels of layers, steps of quantizers, histograms of codes."""
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import numpy as np
 from qgraph.reporting import staircase_chart, theme
 from qgraph.reporting.theme import inline_svg, themed
 from qgraph.reporting.view import Chart, Section
-from qgraph.text import counted, percent
+from qgraph.text import counted, one_line, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 MOST_BARS = 32
 
@@ -35,11 +38,8 @@ def layer_figure(
 ) -> Figure:
     """Return horizontal bars, one group for each name, from the top down.
 
-    Args:
-        names: of layers.
-        series: label of each bar of a group, and the numbers for all names, not negative.
-        axis: label of the numbers, with their unit.
-        is_error: whether the numbers are errors, which may differ by orders of magnitude.
+    ``series`` has the label of each bar of a group, and the numbers of all names, not negative.
+    ``axis`` is the label of the numbers, with their unit. Errors may differ by orders of magnitude.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -77,10 +77,9 @@ def layer_figure(
 
 
 def histogram_figure(quantizer: Mapping[str, Any]) -> Figure:
-    """Return a histogram of the codes of a quantizer, in bins if there are many codes.
+    """Return a histogram of the codes of an entry of ``qgraph run --stats --json``.
 
-    Args:
-        quantizer: its entry in ``qgraph run --stats --json``.
+    Many codes are collected in bins.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -160,12 +159,9 @@ class Charts:
 def steps_section(
     charts: Charts, staircases: Sequence[Mapping[str, Any]], differing: int
 ) -> Iterator[Section]:
-    """Yield a section with the steps of both quantizers around each difference, if there are any.
+    """Yield a section with the steps of both quantizers around each of ``differing`` differences.
 
-    Args:
-        charts: of the page.
-        staircases: what :func:`qgraph.proof.curves.staircase` returns of each.
-        differing: how many differences there are.
+    ``staircases`` are results of :func:`qgraph.proof.curves.staircase`; none, no section.
     """
     drawn = []
     for data in staircases:
@@ -199,3 +195,56 @@ def codes_section(charts: Charts, quantizers: Sequence[Mapping[str, Any]]) -> It
         if (more := len(quantizers) - len(drawn)) > 0:
             text.append(f"The first {len(drawn)} quantizers; {more} more are not drawn.")
         yield Section("Codes", text, charts=drawn)
+
+
+FLOAT = "float"
+
+_WIDTH, _HEIGHT, _LABEL = 620.0, 22.0, 60.0
+_INTEGERS = ("--good", "--reference", "--muted")
+_OTHER = "--candidate"
+
+
+def kernel_chart(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Chart:
+    """Return a chart with a row for each model and a field for each layer, coloured by its kernel.
+
+    ``rows`` has the kernel of each layer, possibly ``float``, by label of the row.
+    """
+    return Chart(
+        "Layers by kernel",
+        lambda: _strip(names, rows),
+        "from the input to the output; a field tells its layer",
+    )
+
+
+def _strip(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    counts = Counter(kernel for kernels in rows.values() for kernel in kernels if kernel != FLOAT)
+    colours = {FLOAT: _OTHER}
+    for index, (kernel, _) in enumerate(counts.most_common()):
+        colours[kernel] = _INTEGERS[min(index, len(_INTEGERS) - 1)]
+    width = (_WIDTH - _LABEL) / max(1, len(names))
+    parts = []
+    for line, (title, kernels) in enumerate(rows.items()):
+        top = line * (_HEIGHT + 6)
+        parts.append(_text(0, top + 15, title))
+        for index, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
+            title = escape(one_line(f"{name}: {kernel}"))
+            parts.append(
+                f'<rect x="{_LABEL + index * width:.2f}" y="{top:.0f}" '
+                f'width="{max(width - 1, 0.5):.2f}" height="{_HEIGHT:.0f}" '
+                f'fill="var({colours[kernel]})"><title>{title}</title></rect>'
+            )
+    top = len(rows) * (_HEIGHT + 6) + 4
+    left = _LABEL
+    for kernel, colour in colours.items():
+        parts.append(
+            f'<rect x="{left:.0f}" y="{top}" width="10" height="10" fill="var({colour})"/>'
+        )
+        parts.append(_text(left + 14, top + 9, kernel))
+        left += 30 + 7 * len(kernel)
+    size = f"0 0 {_WIDTH:.0f} {top + 16:.0f}"
+    label = escape(f"layers by kernel: {', '.join(colours)}")
+    return f'<svg role="img" aria-label="{label}" viewBox="{size}">{"".join(parts)}</svg>'
+
+
+def _text(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="11" fill="var(--ink)">{escape(text)}</text>'

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from qgraph.reporting.bounds_view import bounds_sentence, measured_sections
-from qgraph.reporting.charts import Charts
-from qgraph.reporting.kernel_chart import FLOAT, kernel_chart
+from qgraph.reporting.charts import FLOAT, Charts, kernel_chart
 from qgraph.reporting.view import (
     MANY,
     Cell,

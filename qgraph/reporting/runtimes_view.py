@@ -61,12 +61,10 @@ def _error(error: float | None) -> Cell:
 
 
 def runtime_sentence(runtimes: Part, *, rounding: float, stopped: float) -> str:
-    """Return one sentence about the origin of differences.
+    """Return one sentence about the origin of differences, from the part ``runtimes`` of a check.
 
-    Args:
-        runtimes: the part ``runtimes`` of a report of check, without the sentence.
-        rounding: relative errors up to it are explained by another order of summation.
-        stopped: an option removes a difference if less than this fraction of it remains.
+    Relative errors up to ``rounding`` are explained by another order of summation. An option
+    removes a difference if less than the fraction ``stopped`` of it remains.
     """
     words, rewrite = _Words(rounding, stopped), runtimes["rewrite"]
     error = rewrite["error"]

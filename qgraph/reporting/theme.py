@@ -72,8 +72,7 @@ _SETTINGS: Any = {
 def themed(*, opaque: bool = False) -> Iterator[None]:
     """Draw in the project's style within the block, independent of the user's settings.
 
-    Args:
-        opaque: on white, for a separate file; else transparent.
+    An ``opaque`` picture, for a separate file, is on white; others are transparent.
     """
     import matplotlib as mpl
 
@@ -86,12 +85,10 @@ def themed(*, opaque: bool = False) -> Iterator[None]:
 
 
 def inline_svg(figure: Figure, number: int, label: str) -> str:
-    """Return a figure as an element of a page.
+    """Return a figure, drawn in the style of :func:`themed`, as an element of a page.
 
-    Args:
-        figure: drawn in the style of :func:`themed`.
-        number: number of the chart in the page, which makes its names unique.
-        label: what the chart shows, for readers that do not see it.
+    ``number`` makes the names of its parts unique in the page; ``label`` says what it shows, for
+    readers that do not see it.
     """
     from html import escape
 
@@ -132,11 +129,8 @@ _NEEDED = ("matplotlib", "jinja2")
 def require_drawing(what: str) -> None:
     """Raise if the libraries for pictures and pages are missing, before any work is done.
 
-    Args:
-        what: the option or command that needs them.
-
     Raises:
-        OptionError: a library is not installed.
+        OptionError: a library is not installed; the message begins with ``what`` needs it.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -41,13 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
-
-    Attributes:
-        text: its text.
-        tone: its colour.
-        full: the full text, if ``text`` is shortened.
-    """
+    """A cell of a table: its text, its colour, and the full text if it is shortened."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -60,12 +54,12 @@ Columns = list[Column | str]
 
 
 class Table:
-    """A table of cells.
+    """A table of cells; rows have a cell, or its text, for each column.
 
     Args:
         label: what the rows describe, such as ``layers``.
         columns: its columns.
-        rows: a cell, or its text, for each column.
+        rows: its rows.
         most: number of rows shown without folding; None for all.
     """
 
@@ -128,14 +122,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report with a heading.
+    """A part of a report with a heading; ``points`` are remarks, one below the other.
 
     Attributes:
-        title: the heading.
-        text: sentences.
-        points: remarks, one below the other.
-        tables: its tables.
-        charts: its charts.
         detail: whether terminals show its tables only on demand.
     """
 
@@ -231,14 +220,10 @@ class Page:
     """A report for people.
 
     Attributes:
-        command: the command that made it.
-        version: version of qgraph.
         verdict: one word.
         tone: of the verdict.
         sentence: the verdict in full.
-        files: the models.
         facts: the most important numbers.
-        sections: everything else.
         findings: findings for code scanners and test servers.
         closing: advice: lines after everything else.
         kinds: of the findings; none if they are among those of all other commands.

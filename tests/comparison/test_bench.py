@@ -12,8 +12,7 @@ import pytest
 from qgraph.cli.main import main
 from qgraph.comparison.bench.measure import BenchReport, ModelTime, Timing, bench
 from qgraph.errors import ExecutionError, OptionError
-from qgraph.inventory.kernels import Kernels
-from qgraph.inventory.onnx_kernels import of_onnxruntime
+from qgraph.inventory.kernels import Kernels, of_onnxruntime
 from qgraph.reporting.pages import markdown_report
 
 PRODUCT = """

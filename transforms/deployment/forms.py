@@ -18,7 +18,7 @@ from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.row_sums import row_sums_of
+from qgraph.inventory.openvino_traps import row_sums_of
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason, id_of

@@ -264,7 +264,7 @@ def needs_recurrent_numbers(profile: Profile) -> bool:
 
 
 def misreads_row_sums(profile: Profile) -> bool:
-    """Return whether sums over rows of codes are wrong, see :mod:`qgraph.inventory.row_sums`."""
+    """Return whether sums over rows of codes are wrong: :mod:`qgraph.inventory.openvino_traps`."""
     return any("ReduceMean" in row.operators and row.wrong for row in profile.codes)
 
 

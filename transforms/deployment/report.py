@@ -20,7 +20,7 @@ from qgraph.display import Displayed
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError, meant, shown
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import node_name
-from qgraph.inventory.einsums import quantized_einsums
+from qgraph.inventory.layers import quantized_einsums
 from qgraph.lint.engine import LintFinding
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site

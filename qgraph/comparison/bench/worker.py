@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qgraph.execution.loading import reason
-from qgraph.inventory.kernels import Kernels
-from qgraph.inventory.onnx_kernels import of_graph, of_onnxruntime
-from qgraph.inventory.openvino_kernels import of_openvino
+from qgraph.inventory.kernels import Kernels, of_graph, of_onnxruntime, of_openvino
 from qgraph.numerics import Array
 
 Job = Mapping[str, Any]

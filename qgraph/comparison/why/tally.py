@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qgraph.inventory.codes import codes_of, is_clipped, levels_of
+from qgraph.inventory.statistics import codes_of, is_clipped, levels_of
 from qgraph.numerics import Array
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating, Unnamed, arrays_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from qgraph.reporting.kernel_chart import kernel_chart
+from qgraph.reporting.charts import kernel_chart
 
 
 def test_each_layer_has_the_colour_of_its_kernel():
