@@ -10,7 +10,7 @@ import numpy as np
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.distances import joined
-from qgraph.proof.bounds.segment import RoundedData
+from qgraph.proof.bounds.roundings import RoundedData
 
 Shape = tuple[int, ...]
 

@@ -30,7 +30,8 @@ from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
 from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.regions import bound_conditions, bound_of
-from qgraph.proof.bounds.segment import RoundedData, Segment
+from qgraph.proof.bounds.roundings import RoundedData
+from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.reasons import NOT_COMPUTED, Undecidable
 

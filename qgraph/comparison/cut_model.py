@@ -18,8 +18,7 @@ from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Pending
-from qgraph.proof.bounds.roundings import SHIFTS, unlimited
-from qgraph.proof.bounds.segment import RoundedData
+from qgraph.proof.bounds.roundings import SHIFTS, RoundedData, unlimited
 from qgraph.reasons import Undecidable
 
 _STRAIGHT = 1e-9

@@ -17,8 +17,8 @@ from qgraph.ops.dispatch import kernel_for
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.roundings import RoundedData
 from qgraph.proof.bounds.rule import rule_of
-from qgraph.proof.bounds.segment import RoundedData
 from qgraph.proof.rules import movements
 from qgraph.reasons import NOT_COMPUTED, Undecidable
 

@@ -28,8 +28,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.events import Operand, Pending, Settle
 from qgraph.proof.bounds.quantity import Quantity, constant, holds_numbers
-from qgraph.proof.bounds.repeated import expect_no_repeats
-from qgraph.proof.bounds.rule import NodeCall, rule_of
+from qgraph.proof.bounds.rule import NodeCall, expect_no_repeats, rule_of
 from qgraph.proof.bounds.traced import traced
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.matching.label import label

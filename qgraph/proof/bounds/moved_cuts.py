@@ -18,8 +18,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import ZERO
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.events import Pending
-from qgraph.proof.bounds.roundings import rounding_of
-from qgraph.proof.bounds.segment import RoundedData
+from qgraph.proof.bounds.roundings import RoundedData, rounding_of
 from qgraph.reasons import Undecidable
 
 

@@ -1,21 +1,31 @@
-"""Prepare two models and pair their roundings."""
+"""Prepare two models and pair their roundings.
+
+A Relu or Clip after a DequantizeLinear maps all codes beyond a limit to one number. So these codes
+can be clipped first, without a change of the result::
+
+    QuantizeLinear, DequantizeLinear, Relu  =  QuantizeLinear, Clip, DequantizeLinear, Relu
+
+The clipped codes can be compared with codes that the other model clips before it rounds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
-from qgraph.graph.constants import freeze_inputs
+from qgraph.graph.constants import array_of, clip_limits, freeze_inputs
 from qgraph.graph.inference.walk import Interface as Shapes
 from qgraph.graph.inference.walk import size_limits, with_facts
 from qgraph.graph.interface import common_domain, interface
+from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import remove_unused
+from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.bounds.evaluate import written_out
-from qgraph.proof.bounds.limited_codes import with_limited_codes
 from qgraph.proof.bounds.segments import Ends, Pairing
 from qgraph.proof.matching.normalise import flat
 
@@ -92,3 +102,81 @@ def _pairing(
 def _unlike(pairing: Pairing) -> int:
     """Return the number of segments without a bound, or whose codes have different limits."""
     return sum(s.reason is not None or bool(s.extra.any()) for s in pairing.segments)
+
+
+_LIMITING = frozenset({OpKey("", "Relu"), OpKey("", "Clip")})
+_DECODING = OpKey("", "DequantizeLinear")
+_ROUNDING = frozenset({"QuantizeLinear", "QLinearConv", "QLinearMatMul"})
+_TYPES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
+_FIRST_VERSION = 12
+"""First version of Clip that accepts integers."""
+
+
+def with_limited_codes(models: Sequence[ir.Model]) -> list[ir.Model] | None:
+    """Return models with a Clip of codes before each decoder that a Relu or Clip follows.
+
+    Nothing is inserted if other nodes use the codes or their decoded values.
+
+    Returns: copies of the models; None if nothing was inserted.
+    """
+    copies = [model.clone() for model in models]
+    places = [(copy, *place) for copy in copies for place in _places(copy)]
+    for copy, decode, ends in places:
+        _insert(copy.graph, decode, ends)
+    return copies if places else None
+
+
+def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
+    """Yield nodes that decode codes, and the limits to which their codes can be clipped."""
+    if versions_of(model.opset_imports).get("", 0) < _FIRST_VERSION:
+        return
+    for node in list(model.graph):
+        decode = _producer(node) if OpKey.of(node) in _LIMITING else None
+        rounds = None if decode is None else _producer(decode)
+        if decode is None or rounds is None or OpKey.of(decode) != _DECODING:
+            continue
+        ends = _limits_of_codes(node, decode) if rounds.op_type in _ROUNDING else None
+        if ends is not None:
+            yield decode, ends
+
+
+def _producer(node: ir.Node) -> ir.Node | None:
+    """Return the node that computes the data of a node, if nothing else uses the data."""
+    data = node.inputs[0]
+    if data is None or len(data.uses()) != 1 or data.is_graph_output():
+        return None
+    return data.producer()
+
+
+def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
+    """Return the codes beyond which a node has a constant result; None if they are not known."""
+    codes, ends = decode.inputs[0], clip_limits(node)
+    parameters = [None if value is None else array_of(value) for value in decode.inputs[1:]]
+    if codes is None or codes.dtype not in _TYPES or any(a is None for a in parameters):
+        return None
+    scale, zero = (*(a for a in parameters if a is not None), np.zeros((), codes.dtype.numpy()))[:2]
+    is_one = zero.size > 0 and bool((zero == zero.reshape(-1)[0]).all())
+    if ends is None or ends[0] > ends[1] or not is_one or not (scale > 0).all():
+        return None
+    steps, start = scale.astype(np.float64), int(zero.reshape(-1)[0])
+    # Products of codes and float32 are exact, quotients are not.
+    first, last = np.floor(ends[0] / steps), np.ceil(ends[1] / steps)
+    first, last = first - (first * steps > ends[0]), last + (last * steps < ends[1])
+    kind = np.iinfo(codes.dtype.numpy())
+    outer = float(first.min()) + start, float(last.max()) + start
+    return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in outer]
+
+
+def _insert(graph: ir.Graph, decode: ir.Node, ends: Sequence[Array]) -> None:
+    """Insert a Clip before a node that decodes codes."""
+    codes = decode.inputs[0]
+    if codes is None:
+        raise AssertionError("a node that decodes has codes")
+    constants = []
+    for name, end in zip(("low", "high"), ends, strict=True):
+        value = ir.Value(name=f"{codes.name}_{name}", const_value=ir.tensor(end))
+        graph.register_initializer(value)
+        constants.append(value)
+    limited = ir.Value(name=f"{codes.name}_limited", type=codes.type, shape=codes.shape)
+    graph.insert_before(decode, ir.Node("", "Clip", [codes, *constants], outputs=[limited]))
+    decode.replace_input_with(0, limited)

@@ -20,8 +20,7 @@ from qgraph.ops.approximation import ZERO
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.events import Pending
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.roundings import rounding_of
-from qgraph.proof.bounds.segment import RoundedData
+from qgraph.proof.bounds.roundings import RoundedData, rounding_of
 
 _PLACED, _PART = "placed", "part"
 

@@ -1,25 +1,59 @@
-"""Roundings of data to codes: the rounded function, its limits, and roundings without effect."""
+"""Roundings of data to codes: the rounded function, its limits, and roundings without effect.
+
+A bias and the limits of codes may both differ by the same number. Then either the two models number
+equal codes differently, or their codes differ. The decoders decide: in the first case, the codes of
+real zero differ by the same number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import SLACK, product
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.counted import compare, finished
+from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Event, Pending
 from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.segment import RoundedData
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """Shift of thresholds of each rounding mode relative to rounding to nearest."""
 
 _HALF = 0.5 - 2.0**-20
 """Slightly less than half a step, with a margin for the rounding of these sums."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedData:
+    """A rounding of data, with the limits of its codes.
+
+    Attributes:
+        event: the rounding.
+        low, high: limits to which its result is clipped.
+        function: the rounded function; limits of data are part of ``ends`` instead.
+        ends: the first and the last code that may occur.
+        clips: the first and the last code within the limits.
+        reach: the first and the last code without limits.
+        codes: the codes as a function.
+        origin: the rounding in the model, if these are its moved codes; else None.
+    """
+
+    event: Event
+    low: Float64
+    high: Float64
+    function: Combination
+    ends: tuple[Float64, Float64]
+    clips: tuple[Float64, Float64]
+    reach: tuple[Float64, Float64]
+    codes: Combination = field(default_factory=Combination)
+    origin: RoundedData | None = None
 
 
 def rounding_of(codes: Pending) -> RoundedData:
@@ -30,7 +64,8 @@ def rounding_of(codes: Pending) -> RoundedData:
     if event.kind == "Sign":
         ends = codes.low, codes.high
         return RoundedData(event, *ends, function, ends, ends, ends)
-    clips = _within(event.rounded(low), codes), _within(event.rounded(high), codes)
+    first, last = (np.clip(event.rounded(end), codes.low, codes.high) for end in (low, high))
+    clips = np.asarray(first), np.asarray(last)
     # What is executed may lie beyond what is meant.
     before = event.before
     reach = _reached(event, (before.low, before.high), before.error)
@@ -45,10 +80,6 @@ def _reached(event: Event, ends: tuple[Float64, Float64], off: Float64) -> tuple
     """Return the first and the last code of numbers in an interval, with an error."""
     low, high = (np.abs(end) * SLACK + off * (1 + SLACK) for end in ends)
     return event.rounded(ends[0] - low), event.rounded(ends[1] + high)
-
-
-def _within(ends: Float64, codes: Pending) -> Float64:
-    return np.asarray(np.clip(ends, codes.low, codes.high))
 
 
 def unlimited(function: Combination) -> tuple[Combination, Float64, Float64]:
@@ -75,19 +106,12 @@ def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Ar
     return codes
 
 
-def _are_codes(atom: Atom) -> bool:
-    """Return whether an atom is codes, possibly with moved elements."""
-    while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
-        ((_, atom),) = atom.arguments[0].terms
-    return atom.kind in ("codes", "integers")
-
-
 def unchanged(data: RoundedData) -> Quantity | None:
     """Return the codes that data is decoded from, if rounding gives these codes again."""
     function, *limits = unlimited(data.event.before.meant)
     terms = [(c, atom) for c, atom in function.terms if c.any()]
     program = program_of(data.event.before)
-    if len(terms) != 1 or not _are_codes(terms[0][1]):
+    if len(terms) != 1 or source_of(terms[0][1]).kind not in ("codes", "integers"):
         return None
     ((factor, atom),) = terms
     low, high = atom.low, atom.high
@@ -121,3 +145,58 @@ def _near_codes(data: RoundedData, factor: Float64, atom: Atom) -> Quantity | No
         return None
     meant = Combination.of(atom).plus(Combination.constant(shift))
     return Quantity(meant, low, high, unit=np.ones(()))
+
+
+def zeros_of(side: Evaluation) -> dict[Atom, list[Float64]]:
+    """Return the codes of real zero, by the atoms of the decoded codes.
+
+    There may be several: part of a decoder, such as a Sub, may also be read as a decoder.
+    """
+    zeros: dict[Atom, list[Float64]] = {}
+    kinds = ((value.dtype, q) for value, q in side.values.items())
+    reals = [q for dtype, q in kinds if dtype is not None and dtype.is_floating_point()]
+    for q in (*side.decoded, *reals):
+        if not isinstance(q, Quantity) or q.value is not None:
+            continue
+        terms = [(c, atom) for c, atom in q.meant.terms if c.any()]
+        if len(terms) != 1 or not (terms[0][0] > 0).all():
+            continue
+        ((factor, atom),) = terms
+        atom = source_of(atom)
+        if atom.kind == "codes":
+            zeros.setdefault(atom, []).append(-q.meant.offset / factor)
+    return zeros
+
+
+def source_of(atom: Atom) -> Atom:
+    """Return the atom before its elements were moved."""
+    while atom.kind == "moved" and len(atom.arguments[0].terms) == 1:
+        ((_, atom),) = atom.arguments[0].terms
+    return atom
+
+
+def offset_of(side: Evaluation, node: ir.Node | None) -> Float64 | None:
+    """Return the zero point that a node adds after rounding; None if its result is not codes."""
+    operand = None if node is None else side.values.get(node.outputs[0])
+    return operand.offset if isinstance(operand, Pending) else None
+
+
+def moved_by(
+    delta: Float64,
+    offsets: tuple[Float64 | None, Float64 | None],
+    zeros: tuple[Sequence[Float64], Sequence[Float64]],
+) -> float:
+    """Return the error of the assumed offset between the codes of candidate and reference.
+
+    Args:
+        delta: assumed code of the candidate minus code of the reference.
+        offsets: zero points that both models add after rounding, if the codes are stored.
+        zeros: codes of real zero, in the numbering of the reference.
+    """
+    ours, theirs = offsets
+    if ours is not None and theirs is not None and not (delta + theirs - ours).any():
+        return 0.0  # stored codes are the same numbers
+    apart = [np.rint(there - here) for here, there in itertools.product(*zeros)]
+    if not all(np.isfinite(each).all() for each in apart):
+        return 0.0
+    return min((float(each.reshape(-1)[0]) for each in apart), key=abs)

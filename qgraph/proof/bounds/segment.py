@@ -1,47 +1,33 @@
-"""The bound of one segment: the largest difference of the codes at its end."""
+"""The bound of one segment: the largest difference of the codes at its end.
+
+The codes are those of two roundings, one of each model.
+
+The steps of a minifloat double at each power of two. An error that is small relative to a number is
+small relative to its step. So errors are computed for each range between two powers of two, and
+divided by the smallest step that an interval of that length can touch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.numerics import Float64
-from qgraph.ops.approximation import zero
+from qgraph.numerics import Array, Float64
+from qgraph.ops.approximation import ZERO, product, zero
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.counted import Counted
-from qgraph.proof.bounds.events import Event
+from qgraph.proof.bounds.counted import Counted, compare, finished
+from qgraph.proof.bounds.distances import distance
+from qgraph.proof.bounds.executed import Pick, program_of
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.roundings import RoundedData, limited_codes
 from qgraph.reasons import ExplainedReason
 
 _JUMPS = {"Up": 2, "": 2}
 """Number of thresholds in an interval shorter than a step, by kind, if more than one."""
-
-
-@dataclass(frozen=True, eq=False)
-class RoundedData:
-    """A rounding of data, with the limits of its codes.
-
-    Attributes:
-        event: the rounding.
-        low, high: limits to which its result is clipped.
-        function: the rounded function; limits of data are part of ``ends`` instead.
-        ends: the first and the last code that may occur.
-        clips: the first and the last code within the limits.
-        reach: the first and the last code without limits.
-        codes: the codes as a function.
-        origin: the rounding in the model, if these are its moved codes; else None.
-    """
-
-    event: Event
-    low: Float64
-    high: Float64
-    function: Combination
-    ends: tuple[Float64, Float64]
-    clips: tuple[Float64, Float64]
-    reach: tuple[Float64, Float64]
-    codes: Combination = field(default_factory=Combination)
-    origin: RoundedData | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,3 +105,154 @@ class Segment:
         # Codes n steps apart, with limits m steps apart, differ by at most max(n, m) steps.
         counts = np.maximum(np.where(far > 0, jumps, 0.0), self.extra)
         return int(min(np.max(counts), 2.0**31))
+
+
+def compared(
+    one: RoundedData, other: RoundedData, forced: Float64 | None
+) -> list[tuple[Segment, Float64]]:
+    """Return the bound of two roundings for each possible offset between their codes."""
+    kinds = one.event.kind, other.event.kind
+    if not _fit(one, other) or (kinds[0] != kinds[1] and "Sign" in kinds):
+        return []
+    if one.event.mantissa != other.event.mantissa:
+        return []
+    if one.event.mantissa is not None and kinds[0] != kinds[1]:
+        return []
+    if forced is not None or one.event.mantissa is not None:
+        delta = ZERO if forced is None else forced
+        return [(_bound(one, other, delta), delta)]
+    # Only limits tell that codes are numbered otherwise: ranges move with a bias, too.
+    (low, high), (bottom, top) = one.clips, other.clips
+    shifts = {0.0, float(bottom.min() - low.min()), float(top.max() - high.max())}
+    deltas = sorted((shift for shift in shifts if np.isfinite(shift)), key=abs)
+    return [(_bound(one, other, delta), delta) for delta in map(np.asarray, deltas)]
+
+
+def _fit(one: RoundedData, other: RoundedData) -> bool:
+    """Return whether the data of two roundings may have equal shapes."""
+    functions = one.function, other.function
+    shapes = [c.shape for function in functions for c, _ in function.terms]
+    shapes += [end.shape for data in (one, other) for end in (*data.ends, data.function.offset)]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        return False
+    return True
+
+
+def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
+    # Beyond these values both codes are clipped, each to its own limit.
+    bottom = np.minimum(one.ends[0], other.ends[0] - delta)
+    top = np.maximum(one.ends[1], other.ends[1] - delta)
+    window = bottom - one.event.spacing(bottom), top + one.event.spacing(top)
+    shifted = one.function.plus(Combination.constant(delta))
+    moved_window = window[0] + delta, window[1] + delta
+    ours, theirs, shift = (
+        error_within(one.event.before, window),
+        error_within(other.event.before, moved_window),
+        distance(shifted, other.function, moved_window),
+    )
+    mantissa = one.event.mantissa
+    if mantissa is not None:
+        ours, theirs, shift = apart_in_steps(one, other, window)
+    if one.event.kind != other.event.kind:
+        shift = np.maximum(shift, 2.0**-40)
+    shift = np.where(np.isnan(shift), np.inf, shift)
+    # Both codes lie within these ends, so their limits move them apart most at one of them.
+    reach = (
+        np.minimum(one.reach[0], other.reach[0] - delta),
+        np.maximum(one.reach[1], other.reach[1] - delta),
+    )
+    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in reach))
+    nodes = one.event.node, other.event.node
+    kinds = one.event.kind, other.event.kind
+    return Segment(
+        *nodes,
+        (nodes[0].outputs[0], nodes[1].outputs[0]),
+        reference_error=ours,
+        candidate_error=theirs,
+        shift=shift,
+        extra=extra,
+        span=one.event.place(one.ends[1]) - one.event.place(one.ends[0]),
+        kind=one.event.kind if kinds[0] == kinds[1] else "",
+        roundings=(one, other),
+        delta=delta,
+    )
+
+
+def counted_pair(one: RoundedData, other: RoundedData, delta: float) -> Counted | None:
+    """Return the differing codes, if both are computed from the same few whole numbers."""
+    models = []
+    for data, shift in ((one, 0.0), (other, -delta)):
+        program = program_of(data.event.before)
+        if program is None:
+            return None
+        models.append(finished(program, _places(data, shift), (data.low, data.high)))
+    return compare(*models)
+
+
+def _places(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
+    codes = limited_codes(data, shift)
+    return lambda values, pick: data.event.place(codes(values, pick))
+
+
+def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
+    """Return the largest difference that the limits of both codes cause."""
+    step = one.event.place
+    apart = np.abs(
+        step(np.clip(code, *one.clips) + delta) - step(np.clip(code + delta, *other.clips))
+    )
+    return np.where(np.isnan(apart), 0.0, apart)
+
+
+Window = tuple[Float64, Float64]
+
+
+class Apart(NamedTuple):
+    """Largest errors of two models, and the largest distance of their ideal values, in steps."""
+
+    reference_error: Float64
+    candidate_error: Float64
+    shift: Float64
+
+
+def error_within(before: Quantity, window: Window) -> Float64:
+    """Return the largest error of data whose ideal values lie in a window."""
+    reach = np.minimum(np.maximum(*map(np.abs, window)), before.largest)
+    return before.absolute + product(before.relative, reach)
+
+
+def apart_in_steps(one: RoundedData, other: RoundedData, window: Window) -> Apart:
+    """Return the distance, before rounding, of two roundings to one minifloat.
+
+    Args:
+        one: the rounding of the reference.
+        other: the rounding of the candidate.
+        window: interval of numbers to compare, in smallest steps.
+    """
+    mantissa = one.event.mantissa or 0
+    reach = np.maximum(*map(np.abs, window))
+    binades = _ranges(mantissa, float(np.max(reach)))
+    parts = zip(*(_apart(one, other, window, ends) for ends in binades), strict=True)
+    return Apart(*(np.max(np.broadcast_arrays(*part), axis=0) for part in parts))
+
+
+def _apart(
+    one: RoundedData, other: RoundedData, window: Window, ends: tuple[float, float]
+) -> Apart:
+    bottom, top = ends
+    inside = np.maximum(window[0], -top), np.minimum(window[1], top)
+    shift = distance(one.function, other.function, inside)
+    moved = inside[0] - shift, inside[1] + shift
+    parts = error_within(one.event.before, inside), error_within(other.event.before, moved), shift
+    least = np.maximum(bottom - sum(parts), 0.0)
+    return Apart(*(np.asarray(part / one.event.spacing(least)) for part in parts))
+
+
+def _ranges(mantissa: int, last: float) -> Iterator[tuple[float, float]]:
+    """Yield the ranges of magnitudes that have one step each, in smallest steps."""
+    bottom, top = 0.0, 2.0 ** (mantissa + 1)
+    yield bottom, top
+    while top < last:
+        bottom, top = top, 2 * top
+        yield bottom, top

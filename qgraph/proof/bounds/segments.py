@@ -25,12 +25,18 @@ from qgraph.proof.bounds.evaluate import Evaluation, Ranges
 from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import program_of
 from qgraph.proof.bounds.moved_cuts import MovingAtoms
-from qgraph.proof.bounds.numbering import moved_by, offset_of, source_of, zeros_of
 from qgraph.proof.bounds.places import part_of, parts_of, placed
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.rounding_pairs import compared, counted_pair
-from qgraph.proof.bounds.roundings import rounding_of, unchanged
-from qgraph.proof.bounds.segment import RoundedData, Segment
+from qgraph.proof.bounds.roundings import (
+    RoundedData,
+    moved_by,
+    offset_of,
+    rounding_of,
+    source_of,
+    unchanged,
+    zeros_of,
+)
+from qgraph.proof.bounds.segment import Segment, compared, counted_pair
 from qgraph.proof.bounds.unbounded_results import UnboundedResults, overflow_of
 from qgraph.reasons import (
     AT_RUN_TIME,

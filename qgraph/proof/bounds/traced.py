@@ -11,9 +11,8 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
 from qgraph.ops.operator import operator_of
-from qgraph.proof.bounds.constants import Constant, ConstantTracer, Known
 from qgraph.proof.bounds.events import Operand, Pending
-from qgraph.proof.bounds.quantity import Quantity, stored
+from qgraph.proof.bounds.quantity import Constant, ConstantTracer, Known, Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall
 from qgraph.proof.functions.lowering import Shape, lower_node
 from qgraph.reasons import NOT_COMPUTED, OUT_OF_RANGE, Undecidable

@@ -31,7 +31,6 @@ from qgraph.ops.approximation import (
     sum_of,
 )
 from qgraph.proof.bounds.combination import Atoms, Combination
-from qgraph.proof.bounds.constants import folded
 from qgraph.proof.bounds.events import (
     MINIFLOAT_ROUNDINGS,
     Event,
@@ -39,9 +38,11 @@ from qgraph.proof.bounds.events import (
     Pending,
     Settle,
     expect_inside,
+    extreme,
+    extreme_codes,
+    in_order,
 )
-from qgraph.proof.bounds.extremes import extreme, extreme_codes, in_order
-from qgraph.proof.bounds.quantity import Operation, Quantity, constant
+from qgraph.proof.bounds.quantity import Operation, Quantity, constant, folded
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
 ENDLESS = np.full((), np.inf)

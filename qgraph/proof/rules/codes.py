@@ -20,9 +20,9 @@ from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, sizes_of
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.integer_products import codes_of
-from qgraph.proof.rules.joins import joined
 from qgraph.proof.rules.means import mean_over, pooled, reduced_axes, without_axes
-from qgraph.proof.rules.softmax import OF_ONE_AXIS, softmax_of
+from qgraph.proof.rules.movements import joined
+from qgraph.proof.rules.normalizations import OF_ONE_AXIS, softmax_of
 
 _ROUNDINGS = 8
 

@@ -20,9 +20,8 @@ from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
-from qgraph.proof.rules.products import convolved, multiplied, of_rows
+from qgraph.proof.rules.products import convolved, multiplied, of_rows, product_of_data
 from qgraph.reasons import AT_RUN_TIME, OVERFLOW, Undecidable
 
 

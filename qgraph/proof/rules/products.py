@@ -1,7 +1,10 @@
-"""Sums of products of data and constant weights: Conv, ConvTranspose, Gemm, MatMul, MatMulNBits.
+"""Sums of products: Conv, ConvTranspose, Gemm, MatMul, MatMulNBits, Einsum.
 
-Source: ONNX Conv, ConvTranspose, Gemm, MatMul; FusedConv, FusedGemm and FusedMatMul as in ONNX
-Runtime's documentation of its own operators.
+The product of two tensors of data is an atom of both operands. Their factors are its coefficient,
+so the atom does not change if scales are merged into other nodes.
+
+Source: ONNX Conv, ConvTranspose, Einsum, Gemm, MatMul; FusedConv, FusedGemm and FusedMatMul as in
+ONNX Runtime's documentation of its own operators.
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ import numpy as np
 from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
+from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, product, rounded, sum_of
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
-from qgraph.ops.sums_of_products import Taps
+from qgraph.ops.sums_of_products import Taps, added_up
 from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
+from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant, stored
-from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of
+from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.rules.curves import applied
-from qgraph.proof.rules.data_products import product_of_data
 from qgraph.proof.rules.movements import transposed
 
 LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
@@ -243,3 +246,102 @@ def _weights(call: NodeCall) -> Quantity:
         raise call.refusal(str(error)) from error
     spread = steps[:, blocks]
     return of_constant(value, whole * spread, (spread, whole))
+
+
+_ONE = np.ones(())
+
+
+def product_of_data(
+    call: NodeCall,
+    a: Quantity,
+    b: Quantity,
+    *,
+    factor: Float64 = _ONE,
+    bias: Quantity | None = None,
+    more: int = 0,
+    is_integer: bool = False,
+) -> Quantity:
+    """Return ``factor * a @ b + bias``, with one bound for all elements of the product.
+
+    Args:
+        call: the node.
+        a: its first operand.
+        b: its second operand.
+        factor: factor of the product.
+        bias: one more term.
+        more: roundings of each term besides those of its product and of additions.
+        is_integer: whether integers are added, without rounding.
+
+    Raises:
+        Undecidable: the number of terms is not known.
+    """
+    axis = -2 if call.whole("transA") else -1
+    size, count = shape_of(call.value(0))[axis], call.most([axis])
+    a, b = (_alike(each) for each in (a, b))
+    (one, x), (other, y) = a.meant.factored, b.meant.factored
+    key = size, call.rank(1) == 1  # a vector is a column, also where it broadcasts to rows
+    ends = _ends(x, y, count)
+    if count != size:
+        ends = np.minimum(ends[0], 0.0), np.maximum(ends[1], 0.0)
+    atom = call.tracer.atoms.make("matmul", key, (x, y), ends, slope=float(count))
+    meant = Combination.of(atom).times(one * other * factor)
+    low, high = meant.range
+    error = product(a.largest, b.error) + product(b.largest, a.error) + product(a.error, b.error)
+    unit = None if a.unit is None or b.unit is None else a.unit * b.unit
+    if unit is not None:
+        unit = unit * granules(factor)
+    exact = Quantity(meant, low, high, count * error * np.abs(factor), unit=unit)
+    if is_integer:
+        return exact
+    counts, reach = float(count), count * product(a.reach, b.reach) * np.abs(factor)
+    if bias is not None:
+        exact, counts, reach = sum_of(exact, bias), counts + 1, reach + bias.reach
+    total = added_up(exact, np.asarray(counts), reach, call.sums, more=more)
+    if call.sums.unit >= call.tracer.arithmetic.unit:
+        return total
+    return rounded(total, call.tracer.arithmetic)
+
+
+def _alike(x: Quantity) -> Quantity:
+    """Return data with one range and one error for all its elements."""
+    unit = None if x.granule is None else np.asarray(x.granule.min())
+    ends = np.asarray(x.low.min()), np.asarray(x.high.max())
+    return Quantity(x.meant, *ends, np.asarray(np.max(x.error)), unit=unit)
+
+
+def _ends(x: Combination, y: Combination, count: int) -> tuple[Float64, Float64]:
+    """Return bounds of sums of products, rounded outwards."""
+    (a, b), (c, d) = ((each.range[0].min(), each.range[1].max()) for each in (x, y))
+    ends = [count * float(product(np.asarray(i), np.asarray(j))) for i in (a, b) for j in (c, d)]
+    low, high = min(ends), max(ends)
+    slack = SLACK * max(abs(low), abs(high))
+    return np.asarray(low - slack), np.asarray(high + slack)
+
+
+@bound_rule("Einsum")
+def einsum(call: NodeCall) -> Operand:
+    """``a @ b``, where the last two axes of b may be exchanged; no other equation has a bound."""
+    equation = call.node.attributes.get_string("equation", "").replace(" ", "")
+    factors, _, result = equation.partition("->")
+    left, _, right = factors.partition(",")
+    rows, taps, columns = left[:-1], left[-1:], result[-1:]
+    is_turned = right.endswith(columns + taps)
+    last = columns + taps if is_turned else taps + columns
+    letters = rows + taps + columns
+    if (
+        not rows
+        or len(set(letters)) < len(letters)
+        or not letters.isalpha()
+        or result != rows + columns
+        or right not in (last, rows[:-1] + last)
+    ):
+        raise call.refusal(f"the equation {equation!r} is no matrix product")
+    if sizes_of(call.value(0), [-1]) != sizes_of(call.value(1), [-1 if is_turned else -2]):
+        raise call.refusal("a factor that is repeated")
+    a, b = call.quantity(0), call.quantity(1)
+    if is_turned and b.value is not None:
+        b = mapped(b, lambda array: np.swapaxes(array, -1, -2))
+    elif is_turned:
+        rank = call.rank(1)
+        b = transposed(call, 1, (*range(rank - 2), rank - 1, rank - 2))
+    return matrix_product(call, a, b, np.ones(()), more=0)

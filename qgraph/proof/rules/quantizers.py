@@ -1,9 +1,9 @@
-"""Quantizers that are not traced by their definitions.
+"""Casts, and quantizers that are not traced by their definitions.
 
 By definition, FakeQuantize compares the data with the limits of its range, BipolarQuant with 0, and
 FloatQuant finds the step of each number. The rules here compute the same: a comparison selects the
 first or the last code, as a clip of codes does. QuantizeLinear and DequantizeLinear of 16-bit types
-are defined in these types.
+are defined in these types. A Cast to codes is traced by its definition.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from qgraph.errors import OperatorError
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.ops.approximation import ARITHMETIC
+from qgraph.ops.approximation import ARITHMETIC, rounded
 from qgraph.ops.definitions.fake_quantize import SCHEMA as FAKE_QUANTIZE
 from qgraph.ops.definitions.float_quant import SCHEMA as FLOAT_QUANT
 from qgraph.ops.definitions.quant import BIPOLAR_SCHEMA
@@ -29,6 +29,26 @@ from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.traced import shape_of_data, traced
 from qgraph.proof.functions.lowering import parameter_array
 from qgraph.reasons import NOT_COMPUTED, Undecidable
+
+_REALS = frozenset({*ARITHMETIC, "DOUBLE"})
+
+
+@bound_rule("Cast", "CastLike")
+def cast(call: NodeCall) -> Operand:
+    """Cast: the numbers in another type, rounded once if it has fewer digits."""
+    source, result = call.value(0), call.node.outputs[0]
+    names = [value.dtype.name if value and value.dtype else "" for value in (source, result)]
+    if not _REALS.issuperset(names):
+        if call.node.op_type == "CastLike":
+            raise call.refusal("codes")
+        return traced(call)
+    x = call.quantity(0)
+    if x.value is not None:
+        return stored(x, names[1])
+    kinds = [ARITHMETIC.get(name) for name in names]
+    if kinds[1] is None or kinds[0] is kinds[1]:
+        return x
+    return rounded(x, kinds[1])
 
 
 @bound_rule(*FAKE_QUANTIZE.keys)

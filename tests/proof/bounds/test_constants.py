@@ -11,7 +11,7 @@ import pytest
 import qgraph
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.quant import define
-from qgraph.proof.bounds.constants import ConstantTracer
+from qgraph.proof.bounds.quantity import ConstantTracer
 from qgraph.reasons import Undecidable
 
 WEIGHTS = np.array([0.31, -0.07, 7.0, -np.inf, 0.0], np.float32)
