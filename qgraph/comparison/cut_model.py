@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.comparison.definitions import Definitions, Kind
 from qgraph.comparison.divergence import excerpt, frontier
+from qgraph.comparison.ideal import Definitions, Kind
 from qgraph.execution.executor import Executor
 from qgraph.execution.prepare import prepare
 from qgraph.graph.slices import ancestors, sources

@@ -18,7 +18,7 @@ from qgraph.proof.cases import decide_joint, decide_steps
 from qgraph.proof.functions.decide import PairOutcome, undecided
 from qgraph.proof.functions.enumeration import effort
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
-from qgraph.proof.matching.positive_zeros import has_positive_zeros
+from qgraph.proof.matching.zero_signs import has_positive_zeros
 from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts
 from qgraph.reasons import (
     DO_NOT_FIT,

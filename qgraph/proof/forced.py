@@ -34,10 +34,9 @@ from qgraph.graph.interface import Pair
 from qgraph.numerics import Float64
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.proof.discharge import Shown
-from qgraph.proof.matching.attained import Attained, Limits
+from qgraph.proof.matching.attained import Attained, Limits, is_moved_to, later_operators
 from qgraph.proof.matching.closure import Closure, Context, Implication, Ways
 from qgraph.proof.matching.match import Kind, Matching
-from qgraph.proof.matching.visible import is_moved_to, later_operators
 from qgraph.proof.regions import Decided, cut, decide_cuts
 
 _MOST = 32

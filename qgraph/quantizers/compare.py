@@ -22,12 +22,11 @@ from qgraph.numerics.open_scale import OpenScale
 from qgraph.numerics.values import compare_values
 from qgraph.ops.determined import CHOOSING, meets_both_zeros
 from qgraph.ops.dispatch import evaluate
-from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.proof.functions.narrow import NodeSegment, enumerate_values, free_axis
-from qgraph.proof.functions.pair import FunctionPair, Key, OpenPair, open_scale
+from qgraph.proof.functions.pair import AnyScale, FunctionPair, Key, OpenPair, open_scale
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.open_sites import scales_of
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable

@@ -12,8 +12,8 @@ import pytest
 import qgraph
 from qgraph import Tolerances
 from qgraph.bound import Bounding
-from qgraph.comparison import definitions
-from qgraph.comparison.definitions import Definitions
+from qgraph.comparison import ideal
+from qgraph.comparison.ideal import Definitions
 from qgraph.proof.bounds.paired_models import paired
 from qgraph.reasons import Undecidable
 
@@ -65,13 +65,13 @@ def test_a_node_that_rounds_nothing_is_refused() -> None:
 
 def test_definitions_are_not_read_again_for_more_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    lower = definitions.lower_node
+    lower = ideal.lower_node
 
     def counted(node: ir.Node, *operands: Any, **options: Any) -> Any:
         calls.append(node)
         return lower(node, *operands, **options)
 
-    monkeypatch.setattr(definitions, "lower_node", counted)
+    monkeypatch.setattr(ideal, "lower_node", counted)
     numbers = []
     for count in (1, 5):
         calls.clear()

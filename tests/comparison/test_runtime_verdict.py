@@ -18,12 +18,13 @@ from qgraph.comparison.runtimes.causes import (
     ONNX_RUNTIME,
     OPENVINO,
     RUNTIMES,
+    Answer,
     Runtime,
+    RuntimeJobs,
     RuntimeLevel,
     Suspect,
     merged,
 )
-from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
 from qgraph.comparison.runtimes.verdict import (
     Standardized,
     in_standard_operators,

@@ -1,10 +1,28 @@
-"""Known changes that runtimes make to quantized models, each with the option that disables it."""
+"""What runtimes change in quantized models, with options that disable it; runs of a model in them.
+
+Each run is in a separate process, as in other programs.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from qgraph.effort import seconds_left
+from qgraph.errors import QGraphError
+from qgraph.execution.loading import LOADING_SECONDS
+from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
+from qgraph.model import Model
+from qgraph.numerics import Array
 
 Options = Mapping[str, Any]
 
@@ -159,3 +177,115 @@ OPENVINO = Runtime(
 )
 
 RUNTIMES = (ONNX_RUNTIME, OPENVINO)
+
+
+Configuration = Mapping[str, Any]
+"""Options of a runtime, as :mod:`qgraph.comparison.runtimes.worker` reads them."""
+
+_WORKER = "qgraph.comparison.runtimes.worker"
+_MOST_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of one configuration.
+
+    Attributes:
+        batches: the outputs by name, for each batch.
+        failure: why there are none.
+    """
+
+    batches: Sequence[Mapping[str, Array]] = ()
+    failure: str | None = None
+
+
+class RuntimeJobs:
+    """A model and its inputs in files, for runs in separate processes.
+
+    The file has the lowest IR version that the model needs, because runtimes refuse newer versions
+    without need.
+
+    Args:
+        model: the model.
+        batches: the inputs.
+    """
+
+    def __init__(self, model: Model, batches: Sequence[Mapping[str, Any]]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="qgraph-")
+        self._path = Path(self._folder.name)
+        copy = model.clone()
+        declare_domains(copy.ir)
+        copy.ir.ir_version = max(minimum_ir_version(copy.ir), 8)
+        copy.save(self._path / "model.onnx")
+        self._inputs = [str(value.name) for value in model.ir.graph.inputs]
+        self._outputs = [str(value.name) for value in model.outputs]
+        self._batches = len(batches)
+        for number, feeds in enumerate(batches):
+            named = {f"i{self._inputs.index(name)}": np.asarray(x) for name, x in feeds.items()}
+            np.savez(self._path / f"inputs{number}.npz", **named)  # type: ignore[arg-type]
+        self.versions: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._folder.cleanup()
+
+    def run(self, runtime: str, configurations: Sequence[Configuration]) -> list[Answer]:
+        """Return the outputs of each configuration of a runtime.
+
+        Args:
+            runtime: the name of its module.
+            configurations: its options.
+        """
+        job = {
+            "runtime": runtime,
+            "model": "model.onnx",
+            "inputs": self._inputs,
+            "batches": self._batches,
+            "configurations": list(configurations),
+        }
+        (self._path / "job.json").write_text(json.dumps(job))
+        answer = self._path / "answer.json"
+        answer.unlink(missing_ok=True)
+        # a file in the current folder must not shadow a module
+        command = [sys.executable, "-P", "-m", _WORKER, str(self._path)]
+        limit = seconds_left(min(_MOST_SECONDS, LOADING_SECONDS * len(configurations)))
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=limit, check=False
+            )
+        except subprocess.TimeoutExpired:
+            text = f"it has not loaded and run the model within {limit:.3g} s"
+            return [Answer(failure=text) for _ in configurations]
+        except OSError as error:
+            return [Answer(failure=str(error)) for _ in configurations]
+        if not answer.exists():
+            last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+            return [Answer(failure=last) for _ in configurations]
+        content = json.loads(answer.read_text())
+        self.versions[runtime] = content["version"]
+        return [self._answer(n, failure) for n, failure in enumerate(content["failures"])]
+
+    def _answer(self, number: int, failure: str | None) -> Answer:
+        if failure is not None:
+            return Answer(failure=failure)
+        answers = []
+        for index in range(self._batches):
+            path = self._path / f"outputs{number}.{index}.npz"
+            try:
+                with np.load(path, allow_pickle=False) as content:
+                    arrays = [content[f"o{n}"] for n in range(len(self._outputs))]
+            except (OSError, ValueError, KeyError) as error:
+                raise QGraphError(
+                    f"{path}: the outputs of a runtime cannot be read ({error}), expected its "
+                    "outputs. Free some space and try again."
+                ) from error
+            path.unlink()
+            answers.append(dict(zip(self._outputs, arrays, strict=True)))
+        return Answer(answers)

@@ -29,13 +29,14 @@ from qgraph.comparison.report import (
 )
 from qgraph.comparison.runtimes.causes import (
     RUNTIMES,
+    Answer,
     Options,
     Runtime,
+    RuntimeJobs,
     RuntimeLevel,
     Suspect,
     merged,
 )
-from qgraph.comparison.runtimes.jobs import Answer, RuntimeJobs
 from qgraph.errors import QGraphError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare

@@ -1,7 +1,7 @@
 """A separate process that runs a model in a runtime, in several configurations.
 
 Runtimes set flags of the calling thread, and may crash; a separate process protects the caller,
-see :mod:`qgraph.comparison.runtimes.jobs`. Called with the path of a job: a folder with
+see :mod:`qgraph.comparison.runtimes.causes`. Called with the path of a job: a folder with
 ``job.json`` and the inputs; results go there too.
 """
 

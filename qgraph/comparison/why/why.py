@@ -22,11 +22,9 @@ from qgraph.comparison.why.pairing import (
     Skeleton,
     paired_quantizers,
     prepared,
+    with_switches,
 )
-from qgraph.comparison.why.report import QuantizerCost, WhyReport
-from qgraph.comparison.why.scores import Scores
-from qgraph.comparison.why.switches import with_switches
-from qgraph.comparison.why.tally import CodeTally
+from qgraph.comparison.why.report import CodeTally, QuantizerCost, Scores, WhyReport
 from qgraph.effort import is_over, require_time
 from qgraph.errors import OptionError, UnsupportedError, member, shown
 from qgraph.execution.executor import Backend, Executor

@@ -20,7 +20,8 @@ from qgraph.numerics.float32 import check_float_environment
 from qgraph.proof.functions.expression import Builder, Expr, evaluate, rebuilt
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs, sample
 from qgraph.proof.functions.level import grade
-from qgraph.proof.functions.pair import CONSTANTS, FunctionPair, Key, Shape
+from qgraph.proof.functions.lowering import Shape
+from qgraph.proof.functions.pair import CONSTANTS, FunctionPair, Key
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
 from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, Undecidable, restated

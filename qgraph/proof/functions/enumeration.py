@@ -25,7 +25,7 @@ from qgraph.proof.functions.compiled import evaluations_of
 from qgraph.proof.functions.decide import check_shapes, replayed
 from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs
-from qgraph.proof.functions.pair import Shape
+from qgraph.proof.functions.lowering import Shape
 from qgraph.proof.functions.program import PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
 from qgraph.reasons import OUT_OF_TIME, Undecidable

@@ -18,8 +18,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
 from qgraph.proof.functions.decide import PairOutcome, check_shapes, remarks
-from qgraph.proof.functions.lowering import Constants, laid_out
-from qgraph.proof.functions.pair import Shape
+from qgraph.proof.functions.lowering import Constants, Shape, laid_out
 from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE, Undecidable
 
 NARROW_BITS = 16

@@ -1,14 +1,19 @@
-"""Find values that occur in a model.
+"""Find values that occur in a model, and differences that reach an output.
 
 A region that differs does not make models different if its differing inputs never occur. So the
 limits of a value are computed from inside: some input of the model reaches each of them. The
 results of sums, such as those of a Conv, are assumed to take every value between their limits. Sums
 of two values that depend on one input have no limits: ``x - Relu(x)`` is never positive.
+
+Values that differ may become equal further on: a Relu or a quantizer maps many numbers to one, a
+bias may move all sums beyond the limit of a Clip, and ``Sub(y, y)`` is zero for every ``y``. So a
+difference certainly reaches an output only through operators that move elements. After other
+operators, a run has to show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +23,11 @@ import onnx_ir as ir
 
 from qgraph.errors import QGraphError
 from qgraph.graph.scopes import producer_of
+from qgraph.graph.slices import ancestors, reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import Imports, compute
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.operators import MEANS, is_elementwise, is_move
+from qgraph.proof.matching.operators import KEEP_ALL, MEANS, is_elementwise, is_move
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -294,3 +300,51 @@ def _by_result(node: ir.Node, weight: Float64) -> Float64:
         return weight.reshape(len(weight), -1)
     moved = weight if weight.ndim < 2 else np.moveaxis(weight, -1, 0)
     return moved.reshape(moved.shape[0] if weight.ndim > 1 else 1, -1)
+
+
+def is_moved_to(
+    value: ir.Value, known: KnownValues, outputs: Collection[ir.Value], *, everywhere: bool
+) -> bool:
+    """Return whether each difference in ``value`` reaches one of ``outputs`` unchanged.
+
+    Args:
+        value: a value of a model, or a constant.
+        known: the constants of the model.
+        outputs: the outputs to examine.
+        everywhere: whether all elements of the value differ in the same way. If not, operators that
+            take some elements only may leave out those that differ.
+    """
+    if _is_empty(value):
+        return False
+
+    def following(step: ir.Value) -> list[ir.Value]:
+        results: list[ir.Value] = []
+        for node, index in step.uses():
+            if known.has(node.outputs[0]) and not known.has(value):
+                continue
+            moves = index == 0 and is_move(node) and (everywhere or node.op_type in KEEP_ALL)
+            if moves or (node.domain, node.op_type) == ("", "Concat"):
+                results += [v for v in node.outputs if _has_elements(v, node)]
+        return results
+
+    moved = reached([value], following)
+    return any(output in moved for output in outputs)
+
+
+def later_operators(value: ir.Value, outputs: Collection[ir.Value]) -> list[str]:
+    """Return the operators between a value and outputs that do not only move elements, by type."""
+    after = reached([value], lambda v: [y for node, _ in v.uses() for y in node.outputs])
+    nodes = [v.producer() for v in ancestors(outputs) if v is not value and v in after]
+    return sorted({node.op_type for node in nodes if node is not None and not is_move(node)})
+
+
+def _has_elements(value: ir.Value, node: ir.Node) -> bool:
+    """Return whether the result of a node has elements, if symbolic dimensions are above 0."""
+    if value.shape is None:
+        return node.op_type in KEEP_ALL
+    is_known = all(isinstance(size, int) or size.value for size in value.shape.dims)
+    return not _is_empty(value) and (node.op_type in KEEP_ALL or is_known)
+
+
+def _is_empty(value: ir.Value) -> bool:
+    return value.shape is not None and 0 in value.shape.dims

@@ -1,8 +1,10 @@
 """Normalise two models for matching, and list the types and shapes that their proof uses.
 
 ``normalised_models`` returns copies of two models with functions inlined, of one opset, with types
-and shapes inferred anew from the inputs that both models accept. ``listed_facts`` returns the types
-and shapes for a certificate:
+and shapes inferred anew from the inputs that both models accept. Results of shape computations
+become constants: a chain of Shape, Gather and Concat that always gives [1, 300] is the constant
+[1, 300], and can then be compared with an initializer. ``listed_facts`` returns the types and
+shapes for a certificate:
 
 * the inputs, with the types and shapes that both models accept;
 * the values at the two ends of each region, and those from which its inputs are computed;
@@ -24,11 +26,11 @@ from qgraph.conditions import Condition, of_sizes
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.reshaped import names_in, reshaped_sizes
-from qgraph.graph.inference.walk import infer, write_all
+from qgraph.graph.inference.walk import Facts, infer, write_all
 from qgraph.graph.interface import Domain, common_domain, stated_shape
 from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of
-from qgraph.graph.scopes import inline_functions, nodes_of, owners
+from qgraph.graph.scopes import graphs_of, inline_functions, nodes_of, owners
 from qgraph.graph.slices import ancestors
 from qgraph.ops.integer.definitions import define
 from qgraph.ops.static_parameters import freeze_static_parameters
@@ -39,7 +41,6 @@ from qgraph.proof.matching.composites import (
     write_products,
 )
 from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
-from qgraph.proof.matching.static_values import fix_static_values, origin
 from qgraph.proof.matching.sums import with_common_sums
 
 logger = logging.getLogger(__name__)
@@ -253,3 +254,55 @@ def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
 
 def _type_name(dtype: ir.DataType) -> str:
     return "string" if dtype is ir.DataType.STRING else str(dtype.numpy())
+
+
+def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
+    """Replace nodes with known results by Constant nodes of the same names, in place.
+
+    Nodes on constants alone are left unchanged.
+
+    Args:
+        graph: the main graph; subgraphs are included.
+        facts: the inferred types, shapes and values.
+
+    Returns: the replaced operators with their operands, by the names of the results.
+    """
+    constants: set[ir.Value] = set()
+    fixed: dict[str, str] = {}
+    for node in nodes_of(graph):
+        if _is_constant(node, constants):
+            constants.update(node.outputs)
+            continue
+        if len(node.outputs) != 1 or graphs_of(node):
+            continue
+        (result,) = node.outputs
+        fact = facts.get(result)
+        array = None if fact is None else fact.array
+        if array is None:
+            continue
+        fixed[str(result.name)] = origin(result)
+        node.resize_inputs(0)
+        node.attributes.clear()
+        node.domain, node.op_type = "", "Constant"
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
+    return fixed
+
+
+def origin(value: ir.Value) -> str:
+    """Return the operator that computes a value, with its operands, as a text."""
+    node = value.producer()
+    if node is None:
+        return "stored in the file" if value.is_initializer() else "stated for the input"
+    operands = ", ".join(str(operand.name) for operand in node.inputs if operand is not None)
+    return f"{node.op_type} of {operands}" if operands else node.op_type
+
+
+def _is_constant(node: ir.Node, constants: set[ir.Value]) -> bool:
+    """Return whether a node computes from constants alone."""
+    if node.op_type == "Constant" and not node.domain:
+        return True
+    used = [value for value in node.inputs if value is not None]
+    return bool(used) and all(
+        value in constants or (value.is_initializer() and not value.is_graph_input())
+        for value in used
+    )

@@ -1,17 +1,21 @@
-"""Find nodes that distinguish -0 from +0, if two models may compute zeros of different signs.
+"""Find nodes that distinguish -0 from +0, and values whose zeros have one sign.
 
 Two sides of a region may be equal except for the sign of zero. Nodes after the region then still
 compute equal values, unless they distinguish the two zeros: division by zero, some powers,
 operators that read bits, and operators that are not listed here. ``zero_sign_nodes`` finds such
-nodes.
-
-``distinguishes_signed_zeros`` and ``forgets`` describe how one operator treats zeros of both signs.
-``is_positive`` excludes zeros by the operators that compute a value:
+nodes; ``distinguishes_signed_zeros`` and ``forgets`` describe how one operator treats zeros of both
+signs. By the operators that compute a value, ``is_positive`` excludes zeros, and
+``has_positive_zeros`` excludes -0:
 
     positive        c > 0; a + b with a positive and b not negative; sqrt(a), max(a, x) with a
                     positive; Clip with positive bounds; a positive value that is moved
     not negative    c >= 0; |x|; x * x; x ** 2, 4, ...; sqrt(x), exp(x), Relu(x), Sigmoid(x),
                     Softmax(x); norms; sums, means, products and maxima of values not negative
+    no sign         c, each with a clear sign bit; |x|; x * x; x ** 2, 4, ...; exp(x), Sigmoid(x),
+                    Softmax(x); roots, sums, means and products of values without sign; what Quant
+                    and a DequantizeLinear of a QuantizeLinear make of them
+    no -0           values without sign; DequantizeLinear of integers, which have one zero; Quant
+                    with a zero point that is not 0; roots of values without -0
 
 Rounding cannot make a sum smaller than its larger operand, nor the root of a positive number zero.
 A product of positive numbers may become zero, so it only counts as not negative. NaN is not
@@ -28,8 +32,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.schema import MICROSOFT, OpKey
-from qgraph.graph.scopes import captured, graphs_of, input_of
+from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS, OpKey
+from qgraph.graph.scopes import captured, graphs_of, input_of, producer_of
 from qgraph.graph.slices import sources
 from qgraph.numerics import Array
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
@@ -288,3 +292,86 @@ def _beyond(node: ir.Node) -> list[ir.Value]:
     """Return the results that may differ in the sign of zero because an operand of ``node`` may."""
     values = [v for v in node.outputs if v.dtype is None or v.dtype.is_floating_point()]
     return values + [value for graph in graphs_of(node) for value in graph.inputs]
+
+
+_WITHOUT_SIGN = frozenset(
+    {"Abs", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax", "Softplus"}
+)
+_KEEPING = frozenset(
+    {"Add", "AveragePool", "GlobalAveragePool", "Mean", "Mul", "ReduceMean", "ReduceSum", "Sqrt"}
+    | {"Sum"}
+)
+"""Operators whose results have no sign if no operand has one."""
+
+_REDUCING = frozenset({"ReduceMean", "ReduceSum"})
+"""Operators whose second operand is a list of axes, not data."""
+
+Test = Callable[[ir.Value | None], bool]
+
+
+def has_positive_zeros(value: ir.Value | None) -> bool:
+    """Return whether no element of a value is -0."""
+    return _never_minus_zero(value, _DEPTH)
+
+
+def _never_minus_zero(value: ir.Value | None, depth: int) -> bool:
+    if _has_no_sign(value, depth):
+        return True
+    node = None if value is None else value.producer()
+    if node is None or depth == 0:
+        return False
+    operand = node.inputs[0] if node.inputs else None
+    if node.domain in QONNX_DOMAINS and node.op_type == "Quant":
+        points = constant_expression(node.inputs[2])
+        return _is_above_zero(node.inputs[1]) and points is not None and bool((points != 0).all())
+    if node.domain:
+        return False
+    if node.op_type == "DequantizeLinear":
+        return operand is not None and is_whole(operand) and _is_above_zero(node.inputs[1])
+    is_root = node.op_type in ("Identity", "Sqrt") or is_moving(node)
+    return is_root and _never_minus_zero(operand, depth - 1)
+
+
+def _has_no_sign(value: ir.Value | None, depth: int) -> bool:
+    """Return whether the sign bit of no element is set."""
+    array = constant_expression(value)
+    if array is not None:
+        return array.dtype.kind == "f" and not np.signbit(array).any()
+    node = None if value is None else value.producer()
+    if node is None or depth == 0:
+        return False
+    has_no_sign = partial(_has_no_sign, depth=depth - 1)
+    name, operands = node.op_type, node.inputs
+    if node.domain in QONNX_DOMAINS and name == "Quant":
+        points = constant_expression(operands[2])
+        is_centred = points is not None and not points.any()
+        return is_centred and _is_above_zero(operands[1]) and has_no_sign(operands[0])
+    if node.domain:
+        return False
+    if name == "DequantizeLinear":
+        return _decodes(node, has_no_sign)
+    if name == "Mul" and operands[0] is operands[1]:
+        return True
+    if name == "Pow":
+        return has_even_exponent(node) or has_no_sign(operands[0])
+    if name in _KEEPING or name == "Identity" or is_moving(node):
+        data = operands[:1] if name in _REDUCING or name not in _KEEPING else operands
+        return all(map(has_no_sign, data))
+    return name in _WITHOUT_SIGN
+
+
+def _decodes(decode: ir.Node, has_no_sign: Test) -> bool:
+    """Return whether codes of data without sign are decoded with their quantizer's zero point."""
+    code = producer_of(decode.inputs[0], "QuantizeLinear")
+    if code is None:
+        return False
+    ours, theirs = (constant_expression(input_of(node, 2)) for node in (code, decode))
+    are_absent = input_of(code, 2) is None and input_of(decode, 2) is None
+    are_equal = ours is not None and theirs is not None and np.array_equal(ours, theirs)
+    are_above = _is_above_zero(code.inputs[1]) and _is_above_zero(decode.inputs[1])
+    return (are_absent or are_equal) and are_above and has_no_sign(code.inputs[0])
+
+
+def _is_above_zero(value: ir.Value | None) -> bool:
+    array: Array | None = constant_expression(value)
+    return array is not None and bool((array > 0).all())

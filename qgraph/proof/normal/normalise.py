@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qgraph.conditions import NO_NAN_AT_MAXIMA, ZEROS_REWRITTEN, Condition
+import onnx_ir as ir
+
+from qgraph.conditions import NO_NAN_AT_MAXIMA, SUMS_OF_CODES, ZEROS_REWRITTEN, Condition
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.walk import with_facts
-from qgraph.graph.schema import MICROSOFT
-from qgraph.ops.integer.definitions import ELEMENTWISE
+from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.scopes import nodes_of
+from qgraph.ops.composite import differing
+from qgraph.ops.integer.definitions import ELEMENTWISE, write_elementwise
 from qgraph.proof.matching.normalise import NormalisedModel
-from qgraph.proof.normal import algebra, axes, codes, elementwise, hoisting, maxima
+from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
 from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
+
+
+def shared_operators(models: Sequence[ir.Model]) -> frozenset[OpKey]:
+    """Return the operators of com.microsoft that occur equally often in all models."""
+    nodes = (node for model in models for node in nodes_of(model.graph))
+    used = frozenset(OpKey.of(node) for node in nodes if node.domain == MICROSOFT)
+    return used - differing(models, lambda node: node.domain == MICROSOFT)
+
+
+def write_definition(graph: Rewriter, node: ir.Node) -> bool:
+    """Write an operator on codes by its definition."""
+    draft = graph.define(node, write_elementwise)
+    if draft is not None and any(new.op_type == "ReduceSum" for new in draft.nodes):
+        graph.conditions.add(SUMS_OF_CODES)
+    return draft is not None
+
 
 _EXTREMES = frozenset({"Max", "Min"})
 
 _OF_CODES = tuple(
     RewriteRule(
         f"write {name} by its definition",
-        codes.write_definition,
+        write_definition,
         frozenset({name}),
         constants=True,
         domain=MICROSOFT,
@@ -118,7 +139,7 @@ def normalise(
     used: Counter[str] = Counter()
     others: set[Condition] = set()
     exchanged, exactness, normalised = 0, Exactness.BITS, []
-    kept = codes.shared_operators([side.model for side in sides])
+    kept = shared_operators([side.model for side in sides])
     for side in sides:
         model = side.model.clone()
         rewriter = Rewriter(model, side.imports, level, kept)

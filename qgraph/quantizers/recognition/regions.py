@@ -20,7 +20,6 @@ from qgraph.graph.edit import HALF_TYPES
 from qgraph.graph.interface import fixed_sizes
 from qgraph.numerics import Array
 from qgraph.ops.operator import operator_of
-from qgraph.proof.functions.any_scale import AnyScale
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr
 from qgraph.proof.functions.lowering import (
     Form,
@@ -30,6 +29,7 @@ from qgraph.proof.functions.lowering import (
     lower_node,
     parameter_array,
 )
+from qgraph.proof.functions.pair import AnyScale
 from qgraph.reasons import Undecidable
 
 _LARGEST_CONSTANT = 1 << 22

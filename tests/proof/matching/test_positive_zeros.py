@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.proof.matching.positive_zeros import has_positive_zeros
+from qgraph.proof.matching.zero_signs import has_positive_zeros
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>'
 QUANT = "qonnx.custom_op.general.Quant<signed = 1, narrow = 0>"

@@ -9,7 +9,7 @@ import pytest
 import qgraph
 from qgraph.graph.inference.walk import with_facts
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.visible import is_moved_to
+from qgraph.proof.matching.attained import is_moved_to
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'
 CUT = "int64[1] b = {{2}}, int64[1] e = {{{}}}, int64[1] a = {{2}}, int64[1] s = {{-2}}"

@@ -9,7 +9,7 @@ import pytest
 import qgraph
 from qgraph.certificate import ProofVerdict
 from qgraph.graph.schema import OpKey
-from qgraph.proof.normal.codes import shared_operators
+from qgraph.proof.normal.normalise import shared_operators
 from tests.proof.normal.conftest import is_one, parse
 
 NUMBERS = (

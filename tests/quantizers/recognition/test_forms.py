@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.exactness import Exactness
 from qgraph.model import load
-from qgraph.proof.functions import any_scale, lowering
+from qgraph.proof.functions import lowering, pair
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Forms, Template
 from qgraph.quantizers import sites as matcher
@@ -102,13 +102,13 @@ def test_a_template_may_be_its_operand_or_a_constant():
 def lowered(monkeypatch) -> list[str]:
     """Return a list to which the operators of nodes are added when these are lowered."""
     names: list[str] = []
-    lower_node = any_scale.lower_node
+    lower_node = pair.lower_node
 
     def counted(node, *others):
         names.append(node.op_type)
         return lower_node(node, *others)
 
-    for module in (any_scale, lowering, regions):
+    for module in (pair, lowering, regions):
         monkeypatch.setattr(module, "lower_node", counted)
     return names
 
