@@ -134,12 +134,8 @@ class SegmentMeasure:
 
 @dataclass(frozen=True)
 class BoundsReport:
-    """Differences of two models on data, and their bounds.
-
-    Attributes:
-        request: the options of bounds, with limits for the data.
-        conditions: conditions of the bounds.
-        segments: the segments.
+    """Differences of two models on data, by segment, and the options and conditions of their
+    bounds.
     """
 
     request: Bounding

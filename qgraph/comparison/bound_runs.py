@@ -114,10 +114,7 @@ class BoundRuns:
     def _cut(self, step: SegmentRun, sides: Sequence[CutModel], known: set[ir.Node]) -> None:
         """Cut out the parts of both models that compute a segment.
 
-        Args:
-            step: the segment.
-            sides: both models.
-            known: roundings of both models whose codes are computed before it; changed.
+        ``known`` are roundings of both models whose codes are computed before it; it is extended.
         """
         values = step.segment.values
         if values[0] is None or values[1] is None or (step.points or step.tally.bound) is None:
@@ -137,11 +134,7 @@ class BoundRuns:
     def add(self, feeds: Mapping[str, Any]) -> bool:
         """Run one batch, and return whether all bounds hold on it.
 
-        Args:
-            feeds: arrays by the names of the inputs of the reference.
-
-        Raises:
-            ExecutionError: an input lies outside the range for which bounds were computed.
+        Raises ExecutionError if an input lies outside the range for which bounds were computed.
         """
         for name, (low, high) in self.ranges.items():
             codes = np.asarray(feeds[name])
@@ -175,11 +168,8 @@ class BoundRuns:
     ) -> None:
         """Run a segment of both models on codes of the reference, and on codes of the candidate.
 
-        Args:
-            step: the segment.
-            feeds: the inputs of the reference.
-            fed: the codes for the reference, equal codes for the candidate, and its own differing
-                codes; changed.
+        ``fed`` holds the codes for the reference, equal codes for the candidate, and its own
+        differing codes; it is extended.
         """
         if step.parts is None:
             return
@@ -231,11 +221,7 @@ class BoundRuns:
 def _points(
     segment: Segment, roundings: tuple[RoundedData, RoundedData], sides: Sequence[CutModel]
 ) -> tuple[QuantizedPoint, QuantizedPoint]:
-    """Return the end of a segment in both models.
-
-    Raises:
-        Undecidable: the segment cannot be compared on data.
-    """
+    """Return the end of a segment in both models; raise Undecidable if data cannot reach it."""
     points = []
     for side, rounding, delta in zip(sides, roundings, (np.zeros(()), segment.delta), strict=True):
         if rounding.origin is None:
@@ -296,11 +282,7 @@ def error_of_float64(error: Float64, chunk: int, reach: Float64) -> Float64:
 
     Each rounding of float64 is ``2**-29`` of one of float32. Bounds for chunks count fewer
     roundings of a sum than it has terms, by a factor of no more than the length of a chunk.
-
-    Args:
-        error: the largest error of the float32 computation.
-        chunk: the number of terms that are added in sequence.
-        reach: the largest magnitude.
+    ``error`` is the largest error of the float32 computation, ``reach`` the largest magnitude.
     """
     return 2 * chunk * _FLOAT64 / FLOAT32.unit * error + SLACK * (1 + reach)
 
@@ -314,13 +296,8 @@ def _measure_codes(
 ) -> None:
     """Compare distances with their bounds.
 
-    Args:
-        step: the segment.
-        points: its end in both models.
-        measured: differences of codes, the codes of the candidate, and its values before rounding,
-            if visible.
-        ideal_before: ideal values of the reference before rounding.
-        chunk: the number of terms that are added in sequence.
+    ``measured`` are differences of codes, the codes of the candidate, and its values before
+    rounding, if visible; ``ideal_before`` are ideal values of the reference before rounding.
     """
     segment, tally = step.segment, step.tally
     apart, candidate, executed = measured

@@ -321,8 +321,7 @@ class _OutputPairs:
     def failed(self, *, lenient: bool) -> dict[str, str]:
         """Return the outputs that exceed their tolerance, with the reason.
 
-        Args:
-            lenient: whether all differences are allowed, as long as values can be compared.
+        If ``lenient``, all differences are allowed, as long as values can be compared.
         """
         reasons = {}
         for name, comparing in self.outputs.items():

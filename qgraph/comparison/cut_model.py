@@ -57,16 +57,15 @@ class QuantizedPoint:
     def meant(self, x: Float64) -> Float64:
         """Return the ideal numbers before rounding, shifted so that the rounding is to nearest.
 
-        Args:
-            x: ideal data; if only codes are visible, the ideal numbers that are rounded to them.
+        If only codes are visible, ``x`` are the ideal numbers that are rounded to them, else ideal
+        data.
         """
         return x if self.is_coded else self._shifted(self._before(x, np.float64))
 
     def executed(self, x: Array) -> tuple[Array, Float64 | None]:
         """Return the executed codes and numbers before rounding, shifted as by :meth:`meant`.
 
-        Args:
-            x: executed data; if only codes are visible, the result of the node.
+        If only codes are visible, ``x`` is the result of the node, else executed data.
         """
         if self.is_coded:
             return self._limited(np.asarray(x, np.float64) - self.offset), None
@@ -117,11 +116,9 @@ class QuantizedPoint:
 
 @dataclass(eq=False)
 class ModelPart:
-    """The nodes from some codes and inputs to a value.
+    """The nodes from some codes and inputs to a wanted value.
 
-    Attributes:
-        wanted: the value.
-        starts: the roundings, by the value at which their codes are fed.
+    ``starts`` are the roundings, by the value at which their codes are fed.
     """
 
     model: CutModel
@@ -134,11 +131,8 @@ class ModelPart:
         self._nodes: list[ir.Node] | None = None
 
     def run(self, feeds: Mapping[str, Any], fed: Mapping[ir.Node, Array]) -> Array:
-        """Return the executed value.
-
-        Args:
-            feeds: the inputs of the model, by name.
-            fed: sources of the codes at its start, see :meth:`QuantizedPoint.feed`.
+        """Return the executed value, from inputs by name and codes; see
+        :meth:`QuantizedPoint.feed`.
         """
         values = self._known(feeds, fed)
         if self.wanted in values:
@@ -178,13 +172,7 @@ class ModelPart:
 
 
 class CutModel:
-    """A model whose roundings can be fed with codes.
-
-    Args:
-        model: the model; cuts are inserted.
-        evaluation: its quantities.
-        backend: runs its parts.
-    """
+    """A model whose roundings can be fed with codes; cuts are inserted into it."""
 
     def __init__(self, model: ir.Model, evaluation: Evaluation, backend: str) -> None:
         self.whole = Model(model)
@@ -253,9 +241,7 @@ class CutModel:
     def part(self, wanted: ir.Value, *, is_end: bool = False) -> ModelPart:
         """Return the part of the model that computes a value.
 
-        Args:
-            wanted: the value.
-            is_end: whether codes are also fed at the value itself, if it is a cut.
+        If ``is_end``, codes are also fed at the value itself, if it is a cut.
         """
         cuts = {point.cut: node for node, point in self.points.items()}
         is_known = wanted.is_graph_input() or (is_end and wanted in cuts)

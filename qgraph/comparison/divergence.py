@@ -51,12 +51,8 @@ def correspondence(
 
     The graphs are matched as for a proof: values correspond if equal operators compute them from
     corresponding values, or if the claims of the matching pair them. Names are only used to choose
-    among several counterparts.
-
-    Args:
-        reference: one model.
-        candidate: the other one.
-        outputs: its outputs, by outputs of the reference.
+    among several counterparts. ``outputs`` are outputs of the candidate, by outputs of the
+    reference.
     """
     named = {str(value.name) for value in values_of(candidate.ir.graph) if value.name}
     try:
@@ -152,10 +148,7 @@ def first_divergence(
 ) -> TensorComparison | None:
     """Return the first differing tensor among the ancestors of the differing outputs.
 
-    Args:
-        graph: the graph of the reference.
-        tensors: comparisons of its tensors, in order.
-        outputs: names of the outputs that differ.
+    ``tensors`` are in the order of ``graph``, which is that of the reference.
     """
     relevant = _sources(graph, outputs)
     differing = [tensor for tensor in tensors if not tensor.compared.equal]
@@ -235,13 +228,11 @@ def excerpt(
 ) -> ir.Model:
     """Return the part of a model's main graph that computes a value from others, as a model.
 
-    The part has no shapes, because it may be run on fewer samples than the model.
+    The part has no shapes, because it may be run on fewer samples than the model. Its initializers
+    must not be inputs too.
 
-    Args:
-        model: must not have initializers that are inputs too.
-        inputs: names of values, and their names in the part.
-        output: name of the computed value, and its name in the part; it may be a constant.
-        absent: names of further, unused inputs of the part.
+    Inputs and output are given by their names in the model and in the part; the output may be a
+    constant. ``absent`` names further, unused inputs of the part.
     """
     source = model.ir
     values = {str(value.name): value for value in values_of(source.graph) if value.name}

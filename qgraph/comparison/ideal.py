@@ -54,13 +54,7 @@ class _Rounds(Exception):  # noqa: N818 - an end, not a fault
 
 @dataclass
 class Program:
-    """Primitives that are applied to data one after the other.
-
-    Attributes:
-        count: number of operands.
-        end: the returned slot or constant.
-        steps: functions and their operands.
-    """
+    """Primitives that are applied to data one after the other: functions and their operands."""
 
     count: int
     end: _Slot | Array
@@ -92,12 +86,10 @@ class Program:
 
 
 class _Recorder:
-    """Evaluates primitives on constants, and records those on data.
+    """Evaluates primitives on constants in one type, and records those on data.
 
-    Args:
-        kind: type of the arithmetic. count: number of operands that are data.
-        stops: raise :class:`_Rounds` at the first rounding of data.
-        limits: limit data where the definition does.
+    If it ``stops``, the first rounding of data raises :class:`_Rounds`. Without ``limits``, data
+    are not limited where the definition does.
     """
 
     def __init__(self, dtype: Kind, count: int, *, stops: bool, limits: bool) -> None:
@@ -146,11 +138,7 @@ def _cast(x: Array, *, to: Any, **_: Any) -> Array:
 
 
 class Definitions:
-    """The definitions of a model's nodes as programs.
-
-    Args:
-        evaluation: provides the constants.
-    """
+    """The definitions of a model's nodes as programs, with the constants of an evaluation."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
@@ -159,29 +147,18 @@ class Definitions:
     def result(self, node: ir.Node, data: dict[ir.Value, Array]) -> Array:
         """Return the ideal result of a node that is a primitive or has a definition.
 
-        Args:
-            node: the node.
-            data: its operands that are not constant.
-
-        Raises:
-            Undecidable: the node has no definition on single values.
+        ``data`` are its operands that are not constant. Raises Undecidable if the node has no
+        definition on single values.
         """
         return self._run(node, data, np.float64)
 
     def before(
         self, node: ir.Node, value: ir.Value, x: Array, dtype: Kind, *, limits: bool = True
     ) -> Array:
-        """Return the numbers before the first rounding of a node.
+        """Return the numbers before the first rounding of a node, from the elements of its data.
 
-        Args:
-            node: the node.
-            value: its data.
-            x: the elements of the data.
-            dtype: type of the arithmetic.
-            limits: limit data where the definition does.
-
-        Raises:
-            Undecidable: the node rounds nothing, or has no definition.
+        Without ``limits``, data are not limited where the definition does. Raises Undecidable if
+        the node rounds nothing, or has no definition.
         """
         return self._run(node, {value: x}, dtype, stops=True, limits=limits)
 
@@ -238,15 +215,9 @@ def ideal(
 ) -> Float64:
     """Return the results of nodes in real arithmetic.
 
-    Args:
-        nodes: in topological order.
-        known: the values at which they begin; changed.
-        wanted: the value to return.
-        definitions: the definitions of the model of the nodes.
-        of_codes: return the numbers that an operator on codes rounds to this value.
-
-    Raises:
-        Undecidable: a node has neither a definition nor a kernel for float64.
+    The nodes are in topological order and begin at ``known``, which is extended. If ``of_codes``,
+    the numbers are returned that an operator on codes rounds to the wanted value. Raises
+    Undecidable if a node has neither a definition nor a kernel for float64.
     """
     for node in nodes:
         if all(value not in known for value in node.inputs):

@@ -28,9 +28,7 @@ Index = tuple[slice | EllipsisType, ...]
 def pieces(shape: Sequence[int], at_once: int = AT_ONCE) -> Iterator[Index]:
     """Yield indices that cut an array into pieces of up to ``at_once`` elements, in order.
 
-    Args:
-        shape: of the array; one that is empty gives no pieces, one without axes a single one.
-        at_once: elements of a piece.
+    An empty array has no pieces, one without axes a single one.
     """
     size = math.prod(shape)
     if size <= at_once:
@@ -134,11 +132,7 @@ class OutputComparison:
 
 
 class Comparing:
-    """Compares one output batch by batch, without keeping batches.
-
-    Args:
-        name: of the output.
-    """
+    """Compares one output batch by batch, without keeping batches."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -155,10 +149,7 @@ class Comparing:
     def add(self, x: Any, y: Any, step: npt.NDArray[np.float32] | None = None) -> bool:
         """Compare one batch and return whether it is equal in value.
 
-        Args:
-            x: the output of the reference.
-            y: that of the candidate.
-            step: of the output, which broadcasts to it; None if unknown.
+        ``step`` broadcasts to the output; None if unknown.
         """
         self._elements += int(np.size(x))
         note = _incomparable(x, y)
@@ -306,11 +297,7 @@ def compare(
 ) -> OutputComparison:
     """Compare one output over several batches.
 
-    Args:
-        name: of the output.
-        reference: its value for each batch.
-        candidate: its value for each batch.
-        steps: for each batch the step of the output, which broadcasts to it; None if unknown.
+    ``steps`` are for each batch the step of the output, which broadcasts to it; None if unknown.
     """
     comparing = Comparing(name)
     output_steps = [None] * len(reference) if steps is None else steps

@@ -30,13 +30,7 @@ _MOVING = frozenset(
 
 @dataclass(eq=False)
 class MovedPoint(QuantizedPoint):
-    """A rounding in one model, and the nodes that move its codes.
-
-    Attributes:
-        own: the rounding in the model.
-        moves: the values with moved elements, in order.
-        evaluation: quantities of the model.
-    """
+    """A rounding in one model, and the values with moved codes, in order."""
 
     own: QuantizedPoint
     moves: list[ir.Value]
@@ -74,14 +68,8 @@ def moved_point(
 ) -> QuantizedPoint:
     """Return a rounding of moved data, and cut the model at its moved codes.
 
-    Args:
-        side: the model.
-        rounding: the rounding of moved data.
-        codes: the moved codes of the reference.
-        delta: codes of the model minus these codes.
-
-    Raises:
-        Undecidable: several values contain the codes.
+    ``codes`` are the moved codes of the reference, ``delta`` is the difference of the codes of the
+    model. Raises Undecidable if several values contain the codes.
     """
     own = rounding.origin
     ((_, atom),) = codes.terms

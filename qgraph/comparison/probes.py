@@ -55,12 +55,7 @@ _HALVINGS = 64
 
 @dataclass
 class Probes:
-    """Inputs next to thresholds.
-
-    Attributes:
-        batches: the inputs.
-        reports: their distances from thresholds, by quantizer.
-    """
+    """Inputs next to thresholds, and their distances from these, by quantizer."""
 
     batches: list[dict[str, Array]] = field(default_factory=list)
     reports: list[ProbeReport] = field(default_factory=list)
@@ -118,16 +113,9 @@ def make_probes(
 
     Quantizers of the main graph with constant parameters are probed. If other than elementwise
     operators precede a quantizer, each threshold takes about thirty runs of the model; many of them
-    run as one batch if the batch size is open.
-
-    Args:
-        model: the model.
-        executor: runs it.
-        count: number of thresholds of each quantizer; a quantizer that reads an input gets at least
-            one per element.
-        seed: seed of the random inputs from which the search starts.
-        shapes: shapes of the inputs, by name.
-        starts: a batch of inputs to start from instead, if it has several rows.
+    run as one batch if the batch size is open. A quantizer that reads an input gets at least one
+    threshold per element. The search starts from random inputs, or from ``starts`` if it has
+    several rows.
     """
     frozen = model.clone()
     frozen.freeze_inputs()

@@ -107,12 +107,8 @@ def prove(
 def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
     """Return inputs on which the outputs of the models differ; empty if none were found.
 
-    Tries random inputs, witnesses of regions at model inputs, and scaled inputs.
-
-    Args:
-        matching: the matching of the two models.
-        shown: the outcomes; the search aims at differing regions.
-        runs: maximum number of runs of each model.
+    Tries random inputs, witnesses of regions at model inputs, and scaled inputs. It aims at the
+    regions that differ. Each model is run at most ``runs`` times.
     """
     differing = [
         s for s in shown if s.verdict.exactness and not s.verdict.reaches(Exactness.VALUES)
@@ -263,9 +259,7 @@ def _inside(value: float, runs: Runs) -> bool:
 def read(path: Path, reference: Path, candidate: Path) -> Certificate:
     """Return the certificate in a file, which must be about two model files.
 
-    Raises:
-        ModelError: the file is no certificate.
-        EquivalenceError: it is about other files.
+    Raises ModelError if the file is no certificate, EquivalenceError if it is about other files.
     """
     try:
         document = json.loads(bounded(path, MOST_TEXT).decode())
@@ -302,15 +296,8 @@ def replay(
     The prover is run if a part is unchecked and none is refuted. It must find the same for the
     unchecked parts, and at least the verdict and the level of the certificate.
 
-    Args:
-        certificate: the certificate of the file.
-        checked: the findings of the checker.
-        reference: a path or a model.
-        candidate: a path or a model.
-
-    Raises:
-        ModelError: a model is not usable.
-        UnsupportedError: a function cannot be inlined.
+    Raises ModelError for models that are not usable, UnsupportedError if a function cannot be
+    inlined.
     """
     if checked.is_refuted or all(part.status is Status.CHECKED for part in checked.parts):
         return checked

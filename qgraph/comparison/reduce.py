@@ -210,8 +210,7 @@ class _Reducer:
     def _entries(self, number: int) -> list[tuple[str, list[str]]]:
         """Return names of values of the reference where a part begins, with the candidate's names.
 
-        Args:
-            number: number of pairs of equal values that may be used, from the first one on.
+        Only the first ``number`` pairs of equal values may be used.
         """
         pairs = [*self._inputs.items(), *self._cuts[:number]]
         ends: list[list[str]] = []
@@ -296,9 +295,8 @@ class _Reducer:
         )
 
     def _with_one_row(self, reduction: Reduction) -> Reduction:
-        """Return the reduction to the first single sample that shows the difference.
-
-        The first axis is tried as the axis of samples.
+        """Return the reduction to the first single sample, along the first axis, that shows the
+        difference.
         """
         sizes = {len(array) if array.ndim else 0 for array in reduction.inputs.values()}
         if len(sizes) != 1 or (count := sizes.pop()) < 2:

@@ -349,10 +349,9 @@ class CheckReport(Displayed):
         }
 
     def raise_if_different(self) -> None:
-        """Raise unless the verdict is equal.
+        """Raise EquivalenceError, with the report, unless the verdict is equal.
 
-        Raises:
-            EquivalenceError: names the worst output and the first divergence, carries the report.
+        It names the worst output and the first divergence.
         """
         if self.verdict is CheckVerdict.EQUAL:
             return

@@ -49,10 +49,6 @@ def with_seen(certificate: Certificate, models: tuple[ir.Model, ir.Model]) -> Ce
     """Add differences from a few runs to a certificate, for segments whose bounds exceed limits.
 
     Without a limit, a difference of the outputs in every execution makes the models different.
-
-    Args:
-        certificate: of the models.
-        models: the reference and the candidate.
     """
     over = sorted(certificate.beyond, key=_deviation, reverse=True)[:_MOST_SEGMENTS]
     if not over:
@@ -153,13 +149,7 @@ _Fed = dict[ir.Node, tuple[Array, Array]]
 def with_certain_difference(
     certificate: Certificate, runs: BoundRuns, models: tuple[ir.Model, ir.Model]
 ) -> Certificate:
-    """Return a certificate with the verdict DIFFERENT if an input that shows it is found.
-
-    Args:
-        certificate: of the models, with bounds.
-        runs: runs the segments of the models.
-        models: the reference and the candidate.
-    """
+    """Return a certificate with the verdict DIFFERENT if an input that shows it is found."""
     if not are_small(models):
         return certificate
     for example in list(dict.fromkeys(_examples(runs)))[:_MOST_INPUTS]:
@@ -210,13 +200,7 @@ def _example(start: SegmentStart, pattern: Pattern) -> Demonstration:
 def _first_apart(
     runs: BoundRuns, example: Demonstration, graph: ir.Graph
 ) -> tuple[str, str] | None:
-    """Return the first segment whose results differ in all executions; None if no output differs.
-
-    Args:
-        runs: the segments.
-        example: the input.
-        graph: of the reference.
-    """
+    """Return the first segment whose results differ in all executions, if an output differs."""
     feeds = feeds_of(example, graph)
     renamed = {runs.names.get(name, name): x for name, x in feeds.items()}
     fed: tuple[_Fed, _Fed] = {}, {}
@@ -248,12 +232,8 @@ def _ends(
 ) -> _Ends | None:
     """Return bounds of a segment's results over all executions of one model; None if unknown.
 
-    Args:
-        step: the segment.
-        number: 0 for the reference, 1 for the candidate.
-        feeds: the inputs of the model.
-        fed: its codes.
-        chunk: the number of terms that are added in sequence.
+    ``number`` is 0 for the reference, 1 for the candidate; ``feeds`` and ``fed`` are its inputs and
+    codes.
     """
     if step.parts is None or any(node not in fed for node in step.parts[number].starts.values()):
         return None

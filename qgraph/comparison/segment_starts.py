@@ -63,12 +63,9 @@ def adverse_codes(
 ) -> Iterator[Pattern]:
     """Yield codes for which the values before rounding differ much between the two models.
 
-    Nothing is yielded unless the segment is one sum of products of codes.
-
-    Args:
-        one: the function that the reference rounds.
-        other: the function that the candidate rounds.
-        shape_of: returns the shape of the codes of an atom; None if it is not known.
+    Nothing is yielded unless the segment is one sum of products of codes. The two functions are
+    those that both models round. ``shape_of`` returns the shape of the codes of an atom; None if it
+    is not known.
     """
     sums = _sums_of(joined(one.function), joined(other.function))
     shape = None if sums is None else shape_of(sums.atom)
@@ -203,10 +200,8 @@ def key_of(atom: Atom) -> Hashable:
 
 
 def starts_of(runs: BoundRuns, step: SegmentRun) -> list[SegmentStart]:
-    """Return the starts of a segment.
-
-    Raises:
-        KeyError: a start is not known, or its codes have no limits.
+    """Return the starts of a segment; raise KeyError if one, or the limits of its codes, are not
+    known.
     """
     if step.parts is None:
         return []

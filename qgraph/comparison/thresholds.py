@@ -37,14 +37,7 @@ _RELATIVE_REACHES = tuple(2.0**-power for power in range(10, -2, -1))
 
 @dataclass(frozen=True)
 class DataQuantizer:
-    """A quantizer of data whose parameters are constant: a function of its first input.
-
-    Attributes:
-        node: the quantizer.
-        operator: its operator.
-        data: the quantized value.
-        parameters: its other inputs.
-    """
+    """A quantizer of data whose other operands are constant: a function of its first input."""
 
     node: ir.Node
     operator: Operator
@@ -120,11 +113,8 @@ def bisected(
 ) -> tuple[Keys, Keys]:
     """Return neighbouring keys between which a condition becomes true.
 
-    Args:
-        low: keys for which the condition is false.
-        high: keys for which it is true.
-        chosen: mask of elements to bisect; others are returned unchanged.
-        is_beyond: returns whether it is true, for one key per element.
+    It is false for ``low`` and true for ``high``; ``is_beyond`` returns it for one key per element.
+    Elements that are not ``chosen`` are returned unchanged.
     """
     while (wide := chosen & (np.abs(high - low) > 1)).any():
         middle = np.where(wide, (low + high) // 2, low)
@@ -172,10 +162,6 @@ _MOVED = 3
 
 class SampleRows:
     """Runs samples of the inputs of a model.
-
-    Args:
-        model: the model.
-        executor: runs it.
 
     Attributes:
         is_open: whether the model leaves the number of samples open in all its inputs.

@@ -52,15 +52,7 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Tolerance for one output; without any limit, values must be equal.
-
-    Attributes:
-        atol, rtol: ``|reference - candidate| <= atol + rtol * |reference|`` for every value.
-        max_steps: largest difference in steps of the quantizer that produces the output.
-        max_ulp: largest difference counted in floats of the output's type, or in integers.
-        min_sqnr: smallest ratio of signal to error, in decibels.
-        min_top1: smallest share of rows whose largest value is at the same place.
-    """
+    """Tolerances for one output, as in :class:`Tolerances`; without any, values must be equal."""
 
     atol: float = 0.0
     rtol: float = 0.0
@@ -81,14 +73,10 @@ class Tolerance:
         return within(reference, candidate, atol=self.atol, rtol=self.rtol)
 
     def judge(self, compared: OutputComparison, *, allowed: bool) -> str | None:
-        """Return why an output exceeds the tolerance, None if it does not.
+        """Return why an output exceeds the tolerance over all batches, None if it does not.
 
-        Args:
-            compared: all batches.
-            allowed: results of :meth:`allows` for each batch.
-
-        Raises:
-            OptionError: a limit does not apply to this output.
+        ``allowed`` is the result of :meth:`allows` for all of them. Raises OptionError if a limit
+        does not apply to this output.
         """
         if compared.note is not None or compared.equal:
             return compared.note
@@ -127,8 +115,7 @@ class Tolerance:
 def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tolerance]:
     """Return the tolerance of each output.
 
-    Raises:
-        OptionError: a limit is out of range, or names an output that does not exist.
+    Raises OptionError if a limit is out of range, or names an output that does not exist.
     """
     chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
     numbers = {field: limit for field, limit in vars(limits).items() if field != "within"}
@@ -180,12 +167,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: scores outputs by labels.
-
-    Attributes:
-        name: ``top1``, or ``module:function``.
-        score: function that computes it.
-    """
+    """A metric, named ``top1`` or ``module:function``: scores outputs by labels."""
 
     name: str
     score: Score
@@ -193,9 +175,8 @@ class Metric:
     def of(self, outputs: Outputs, labels: Array) -> float:
         """Return the score.
 
-        Raises:
-            OptionError: labels and outputs do not fit.
-            ExecutionError: a function of the user fails, or returns no number.
+        Raises OptionError if labels and outputs do not fit, ExecutionError if a function of the
+        user fails, or returns no number.
         """
         try:
             return float(self.score(outputs, labels))
@@ -211,13 +192,9 @@ class Metric:
 
 
 def metric_of(score: str | Score) -> Metric:
-    """Return the metric for a name or a function.
+    """Return the metric for ``top1``, ``module:function`` or a function.
 
-    Args:
-        score: ``top1``, ``module:function``, or a function.
-
-    Raises:
-        OptionError: there is none of this name, or it is neither a name nor a function.
+    Raises OptionError if there is none of this name, or it is neither a name nor a function.
     """
     if not isinstance(score, str):
         if not callable(score):
@@ -246,10 +223,8 @@ def metric_of(score: str | Score) -> Metric:
 def top1(outputs: Outputs, labels: Array) -> float:
     """Return the fraction of rows whose largest score is that of the label.
 
-    Uses the first output with a row of scores per label, ``[samples, classes]``.
-
-    Raises:
-        OptionError: there is none.
+    Uses the first output with a row of scores per label, ``[samples, classes]``. Raises OptionError
+    if there is none.
     """
     flat = np.asarray(labels).reshape(-1)
     if flat.dtype.kind in "OSU":

@@ -51,14 +51,8 @@ def decide_joint(
 ) -> PairOutcome:
     """Compare both sides for every case. The verdict counts cases.
 
-    Args:
-        matching: the matching of the two models.
-        entries: two pairs of equal values, from which both sides are computed.
-        exit_: the pair of values to compare.
-        known: steps of quantizers from earlier calls; new ones are added.
-
-    Raises:
-        Undecidable: an entry has too many values, or parameters vary by channel.
+    ``entries`` are two pairs of equal values, from which both sides are computed. Raises
+    Undecidable if an entry has too many values, or parameters vary by channel.
     """
     sides = matching.reference, matching.candidate
     parts = []
@@ -161,9 +155,8 @@ def _cases(
 def _levels(
     name: str, side: MatchedModel, value: ir.Value, known: Decided
 ) -> tuple[Array, Cases] | None:
-    """Return the results of the quantizer of ``value``, and the inputs of each.
-
-    None is returned if ``value`` is not computed by a quantizer.
+    """Return the results of the quantizer of ``value``, and the inputs of each; None if there is
+    none.
     """
     chain = dominators(value, side.operands)
     for start in chain[1:]:
@@ -214,12 +207,10 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     these are constant, in any type. Exact intervals of the definitions divide all finite inputs
     into parts on which all quantizers are constant. One input of each part is run, and the
     infinities and NaN. A quantizer may give -0 and +0 on one step. So signs of zeros are claimed
-    only if both zeros lead to the same bits on each side.
+    only if both zeros lead to the same bits on each side. Raises Undecidable if a node cannot be
+    computed, or distinguishes zeros.
 
     Returns: None if no quantizer reads the input first, or there are too many parts.
-
-    Raises:
-        Undecidable: a node cannot be computed, or distinguishes zeros.
     """
     if element_type(region) is not ir.DataType.FLOAT or 0 in (region.shape or ()):
         return None
@@ -325,8 +316,7 @@ def _quantized_steps(
 def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value, known: Decided) -> Keys | None:
     """Return the first input of each step of a value; None if it is not a quantized float32 value.
 
-    Raises:
-        Undecidable: there are too many steps.
+    Raises Undecidable if there are too many steps.
     """
     nodes = between(value, [x], side.operands) or []
     if not any(map(_makes_steps, nodes)):

@@ -43,13 +43,7 @@ _Sides = tuple[NormalisedModel, NormalisedModel]
 
 @dataclass(frozen=True)
 class Proof:
-    """A certificate, and the matching from which it was made.
-
-    Attributes:
-        certificate: the certificate; it names no files.
-        matching: the matching of the two models.
-        shown: each claim of the matching, with its outcome.
-    """
+    """A certificate that names no files, the matching from which it was made, and its claims."""
 
     certificate: Certificate
     matching: Matching

@@ -36,9 +36,8 @@ _SHOWN_RUNS = 512
 class Curve:
     """The values of a quantizer as a step function.
 
-    Attributes:
-        x: inputs at which steps begin, and the end of the last one.
-        y: the value on each step; one element fewer than ``x``.
+    ``x`` are inputs at which steps begin, and the end of the last one; ``y`` is the value on each
+    step.
     """
 
     x: tuple[float, ...]
@@ -57,9 +56,7 @@ def channels(*functions: Expr) -> int:
 def in_channel(functions: Sequence[Expr], channel: int) -> list[Expr]:
     """Return functions with the parameters of one channel, as expressions of one builder.
 
-    Args:
-        functions: expressions of one variable.
-        channel: flat index into the shape that all their constants broadcast to.
+    ``channel`` is a flat index into the shape that all their constants broadcast to.
     """
     shape = np.broadcast_shapes(*(function.shape for function in functions))
     return rebuilt(

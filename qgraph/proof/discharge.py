@@ -87,11 +87,6 @@ def discharge(matching: Matching, level: Exactness, known: Decided) -> list[Show
     """Return the outcome of each claim, in the order of the claims.
 
     If a region does not reach ``level`` with its nearest entry, farther entries are tried.
-
-    Args:
-        matching: the matching with its claims.
-        level: the level to reach: bits or values.
-        known: see :func:`~qgraph.proof.regions.decide_cuts`.
     """
     claims = matching.claims
     shown = _show_regions(matching, level, known)
@@ -162,9 +157,7 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
 
     The cheapest regions come first. Regions that would take too long are left unchanged. A region
     may differ on inputs that do not occur; if a larger one is known, this one is tried instead.
-
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises UnsupportedError if this thread does not follow IEEE 754.
     """
     if is_over():
         return list(shown)

@@ -35,17 +35,10 @@ def establish(
     *,
     same_sums: bool,
 ) -> Established:
-    """Return the outcomes; differing regions become undecided unless the models are different.
+    """Return the matching, its outcomes, and the input that shows a difference, if a run did.
 
-    Returns: the matching, the outcomes, and the input that shows a difference, if a run did.
-
-    Args:
-        matching: the matching of the two models.
-        shown: its claims with their outcomes.
-        level: the level to prove: bits or values.
-        known: see :func:`~qgraph.proof.regions.decide_cuts`.
-        runs: runs the models; None to run nothing.
-        same_sums: whether everything else is proved, so that the models add the same numbers.
+    Differing regions become undecided unless the models are different. ``same_sums`` tells whether
+    everything else is proved, so that the models add the same numbers.
     """
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:

@@ -100,15 +100,7 @@ class Search:
 def forced(
     matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided, search: Search
 ) -> Forced | None:
-    """Return a differing region that makes the models different; None if there is none.
-
-    Args:
-        matching: the matching of the two models.
-        shown: all its claims with their outcomes.
-        level: the level to prove: bits or values.
-        known: see :func:`~qgraph.proof.regions.decide_cuts`.
-        search: the runs that may be made.
-    """
+    """Return a differing region that makes the models different; None if there is none."""
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:
         return None

@@ -16,12 +16,8 @@ def beside_float(
 ) -> dict[str, Any]:
     """Time a deployed model, its network in float, and its input.
 
-    Args:
-        plain: the network in float.
-        result: the deployed model.
-        sources: the input model, and equal models in other dialects; the first that the runtime
-            accepts is timed.
-        timing: options of the measurement.
+    ``sources`` are the input model, and equal models in other dialects; the first that the runtime
+    accepts is timed.
 
     Raises:
         UnsupportedError: the runtime is not installed.

@@ -209,8 +209,7 @@ def bench(
 def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Array]:
     """Return random inputs, those of the first model if possible, so that all run on equal data.
 
-    Raises:
-        OptionError: the model fixes another batch size.
+    Raises OptionError if the model fixes another batch size.
     """
     shapes = {name: tuple(shape) for name, shape in timing.shapes.items()}
     for value in model.inputs:
@@ -234,11 +233,7 @@ def _feeds(model: Model, timing: Timing, first: Sequence[Array]) -> dict[str, Ar
 
 
 class _Timer:
-    """A process that runs a model on demand.
-
-    Attributes:
-        version: of the runtime.
-    """
+    """A process that runs a model on demand."""
 
     def __init__(
         self, folder: Path, number: int, model: Model, timing: Timing, feeds: Mapping[str, Array]
@@ -308,11 +303,8 @@ class _Timer:
         return self._run(self._runs) / self._runs
 
     def times(self, own: Sequence[float], first: Sequence[float]) -> ModelTime:
-        """Return the times for the report.
-
-        Args:
-            own: the seconds of each round.
-            first: the seconds of the model to compare with.
+        """Return the times for the report, from the seconds of each round and those of the first
+        model.
         """
         low, middle, high = (float(1e3 * time) for time in np.percentile(own, (25, 50, 75)))
         start, peak = self._start, self._start["peak"]
@@ -338,10 +330,8 @@ class _Timer:
         return float(self._answer()["seconds"])
 
     def _loaded(self) -> dict[str, Any]:
-        """Return the first answer of the process, after it has run the model once.
-
-        Raises:
-            QGraphError: it does not, or not in time.
+        """Return the first answer of the process, after one run; raise QGraphError if it is late or
+        ended.
         """
         limit = seconds_left(LOADING_SECONDS)
         late = threading.Timer(limit, self._process.kill)
@@ -367,11 +357,7 @@ class _Timer:
         return answer
 
     def _fail(self) -> NoReturn:
-        """Raise because the process has ended.
-
-        Raises:
-            QGraphError: always.
-        """
+        """Raise QGraphError because the process has ended."""
         self._close()
         raise QGraphError(
             f"{self._name}: the process that ran it ended with status "

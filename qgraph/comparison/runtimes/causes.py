@@ -29,12 +29,9 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Suspect:
-    """A change that a runtime makes by default.
+    """A change that a runtime makes by default, and the option that prevents it.
 
-    Attributes:
-        what: the change.
-        option: the option that prevents it, as users write it.
-        options: the same option for a configuration, see :mod:`qgraph.comparison.runtimes.worker`.
+    The option is given as users write it, and for :mod:`qgraph.comparison.runtimes.worker`.
     """
 
     what: str
@@ -44,12 +41,8 @@ class Suspect:
 
 @dataclass(frozen=True)
 class RuntimeLevel:
-    """A configuration of a runtime to test.
-
-    Attributes:
-        name: name in reports: plain, basic or default.
-        setting: description.
-        options: its options.
+    """A configuration of a runtime to test: its name (plain, basic or default), description and
+    options.
     """
 
     name: str
@@ -59,13 +52,9 @@ class RuntimeLevel:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime to try, with its levels and known changes.
+    """A runtime to try, with the names of its Python module and in reports.
 
-    Attributes:
-        module: name of its Python module.
-        name: name in reports.
-        levels: levels, from fewest changes to the defaults.
-        suspects: possible causes of a difference, most specific first.
+    Levels are ordered from fewest changes to the defaults, suspects from the most specific on.
     """
 
     module: str
@@ -188,12 +177,7 @@ _MOST_SECONDS = 900
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of one configuration.
-
-    Attributes:
-        batches: the outputs by name, for each batch.
-        failure: why there are none.
-    """
+    """Outputs of one configuration by name, for each batch, or the reason why there are none."""
 
     batches: Sequence[Mapping[str, Array]] = ()
     failure: str | None = None
@@ -204,10 +188,6 @@ class RuntimeJobs:
 
     The file has the lowest IR version that the model needs, because runtimes refuse newer versions
     without need.
-
-    Args:
-        model: the model.
-        batches: the inputs.
     """
 
     def __init__(self, model: Model, batches: Sequence[Mapping[str, Any]]) -> None:
@@ -237,12 +217,7 @@ class RuntimeJobs:
         self._folder.cleanup()
 
     def run(self, runtime: str, configurations: Sequence[Configuration]) -> list[Answer]:
-        """Return the outputs of each configuration of a runtime.
-
-        Args:
-            runtime: the name of its module.
-            configurations: its options.
-        """
+        """Return the outputs of each configuration of a runtime, given by its module's name."""
         job = {
             "runtime": runtime,
             "model": "model.onnx",

@@ -64,15 +64,10 @@ def judge_runtimes(
     *,
     runtimes: Sequence[Runtime] = RUNTIMES,
 ) -> RuntimeReport:
-    """Return the changes by the rewrite and by the runtimes.
+    """Return the changes by the rewrite, and by those of the runtimes that are installed.
 
-    Args:
-        candidate: the model to run in the runtimes.
-        batches: its inputs.
-        reference_outputs: outputs of the reference by definition, for each batch.
-        candidate_outputs: outputs of the candidate by definition.
-        names: outputs of the candidate, by outputs of the reference.
-        runtimes: runtimes to try, if installed.
+    All outputs are those by definition, for each batch; ``names`` are outputs of the candidate, by
+    outputs of the reference.
     """
     renamed = [{a: batch[b] for a, b in names.items()} for batch in candidate_outputs]
     rewrite, error = compare_outputs(reference_outputs, renamed)
@@ -269,9 +264,7 @@ def compare_outputs(
 def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
     """Return a copy without Q/DQ pairs of data, and the number of removed quantizers.
 
-    Args:
-        model: the model.
-        bits: width of the codes of removed quantizers; None for all.
+    Only those with codes of ``bits`` are removed; None for all.
     """
     copy = model.clone()
     number = 0
@@ -320,10 +313,7 @@ _THEIRS = frozenset({"", "ai.onnx", "com.microsoft"})
 class Standardized:
     """A model whose quantizers are written in standard operators.
 
-    Attributes:
-        model: the model, with its original inputs and outputs.
-        respelled: number of rewritten quantizers.
-        left: operators of quantizers that were not rewritten.
+    Counted are the rewritten quantizers; the operators of the others are listed in ``left``.
     """
 
     model: Model
@@ -338,10 +328,6 @@ def in_standard_operators(
 
     None if there is nothing to rewrite, or if the batches feed initializers, which become constants
     in this form.
-
-    Args:
-        model: the model; not changed.
-        batches: inputs that the form must accept.
     """
     fixed = {value.name for value in overridable(model.ir.graph)}
     if any(not fixed.isdisjoint(batch) for batch in batches):

@@ -140,9 +140,7 @@ def prepared(model: ir.Model) -> ir.Model:
     """Return a copy of a model without functions, whose initializers are constants.
 
     Cast, Sub and Mul that decode weights are replaced by DequantizeLinear if the opset allows it.
-
-    Raises:
-        UnsupportedError: a function cannot be inlined.
+    Raises UnsupportedError if a function cannot be inlined.
     """
     copy = model.clone()
     inline_functions(copy)
@@ -156,13 +154,7 @@ def prepared(model: ir.Model) -> ir.Model:
 def paired_quantizers(
     reference: Skeleton, candidate: Skeleton, outputs: Sequence[Pair]
 ) -> list[PairedQuantizer]:
-    """Return all quantizers of the candidate's main graph, in order.
-
-    Args:
-        reference: one model.
-        candidate: the other one.
-        outputs: pairs of their outputs.
-    """
+    """Return all quantizers of the candidate's main graph, in order."""
     partners = _partners(reference, candidate)
     ends = {there: here for here, there in outputs}
     return [
@@ -268,12 +260,9 @@ SELECTED = "selected_quantizer"
 def with_switches(
     model: ir.Model, places: Sequence[tuple[Place, Place]], other: ir.Model
 ) -> ir.Model:
-    """Return a copy of a model with one switch for each place.
+    """Return a copy of a model without functions, with one switch for each place.
 
-    Args:
-        model: the model, without functions.
-        places: places in it, and their counterparts in the other model.
-        other: the other model, of the same opset.
+    Each place has a counterpart in the other model, which has the same opset.
     """
     copy = model.clone()
     graph = copy.graph

@@ -147,13 +147,8 @@ Outputs = list[Array]
 class Scores:
     """Scores of both models with one quantizer replaced at a time.
 
-    Args:
-        boards: the reference and the candidate, each with switches for its quantizers.
-        names: outputs of the reference.
-        count: number of switches of each board.
-        judge: scores outputs by labels; None for agreement with the reference.
-        labels: labels of the rows.
-        labelled: number of batches that have labels.
+    ``boards`` are the models with ``count`` switches each. ``judge`` scores by the labels of rows,
+    which the first ``labelled`` batches have; None for agreement with the reference.
 
     Attributes:
         batches: number of batches that were run.
@@ -184,11 +179,7 @@ class Scores:
         return "sqnr" if self._score(0, 0) is None else "agreement"
 
     def run(self, *feeds: Mapping[str, Any]) -> Iterator[None]:
-        """Run one batch with every switch, and yield after each run.
-
-        Args:
-            feeds: the batch by the names of each board.
-        """
+        """Run one batch, named as each board does, with every switch, and yield after each run."""
         meant: Outputs = []
         is_labelled = self._judge is not None and self.batches < self._labelled
         for side, (board, own) in enumerate(zip(self._boards, feeds, strict=True)):
@@ -277,12 +268,8 @@ class CodeTally:
         self._inputs = 0
 
     def add(self, x: Array, y: Array, reference: Array | None) -> None:
-        """Count a batch.
-
-        Args:
-            x: the data of the quantizer.
-            y: its output.
-            reference: the value of the reference; None if it has another shape.
+        """Count a batch of data, its quantized values, and values of the reference of the same
+        shape.
         """
         own = y.astype(np.float32, copy=False)
         with np.errstate(all="ignore"):

@@ -216,11 +216,7 @@ class Atoms:
     ) -> Combination:
         """Return the function of an atom whose elements an operator has moved.
 
-        Args:
-            atom: the atom before the movement.
-            moved: the atom of the moved elements.
-            change: moves the elements of an array.
-            again: moves a quantity in the same way.
+        ``change`` moves the elements of an array, and ``again`` a quantity in the same way.
         """
         return Combination.of(moved)
 

@@ -80,10 +80,8 @@ def finished(
 def compare(ours: _Model, theirs: _Model, *, has_steps: bool = True) -> Counted | None:
     """Return where the results of two models differ; None if there are too many numbers to compare.
 
-    Args:
-        ours: the reference; both models are functions of the same whole numbers.
-        theirs: the candidate.
-        has_steps: whether results are codes: few distinct whole numbers.
+    Both are functions of the same whole numbers. If ``has_steps``, their results are codes: few
+    distinct whole numbers.
     """
     models = ours, theirs
     wholes = {whole.key: whole for model in models for whole in wholes_of(model.program)}

@@ -22,10 +22,7 @@ Window = tuple[Float64, Float64]
 def distance(one: Combination, other: Combination, window: Window | None = None) -> Float64:
     """Return a bound of the distance of two functions, infinite where none is known.
 
-    Args:
-        one: a function of the reference.
-        other: a function of the candidate.
-        window: values of ``one`` to compare; values outside are clipped alike in both models.
+    Values of ``one`` outside of the window are clipped alike in both models.
     """
     if _are_moved_alike(one, other):
         # zeros may have been inserted

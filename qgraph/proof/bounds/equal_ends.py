@@ -34,13 +34,7 @@ _DECODING = frozenset(
 
 
 class EqualEnds:
-    """Shows that segments are equal, in the order in which the candidate computes them.
-
-    Args:
-        matching: the matching of the two models.
-        facts: the proved claims.
-        pairing: the segments.
-    """
+    """Shows that segments are equal, in the order in which the candidate computes them."""
 
     def __init__(self, matching: Matching, facts: Iterable[Implication], pairing: Pairing) -> None:
         self._closure = Closure(matching, facts)

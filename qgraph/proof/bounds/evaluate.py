@@ -50,10 +50,8 @@ Opaque = Callable[[ir.Value], Quantity | None]
 
 
 def written_out(model: ir.Model) -> bool:
-    """Replace operators that have no rule by the graphs that define them, in place.
-
-    Returns:
-        Whether there was one.
+    """Replace operators that have no rule by the graphs that define them, in place; return if there
+    was one.
     """
     composites = [node for node in model.graph if rule_of(node) is None and composite_of(node)]
     write_out(model, composites)
@@ -119,11 +117,7 @@ class Evaluation:
         self._factors: dict[ir.Value, tuple[Float64, Array]] = {}
 
     def run(self) -> None:
-        """Evaluate all nodes.
-
-        Raises:
-            Undecidable: the time limit is reached.
-        """
+        """Evaluate all nodes; raise Undecidable if the time limit is reached."""
         users = Counter(value for node in self._nodes for value in operands(node))
         for number, node in enumerate(self._nodes):
             if is_over():
@@ -208,11 +202,7 @@ class Evaluation:
         return self.values.get(value)
 
     def of(self, value: ir.Value) -> Operand:
-        """Return what is known of a value.
-
-        Raises:
-            Undecidable: nothing is.
-        """
+        """Return what is known of a value; raise Undecidable if nothing is."""
         if (operand := self.known(value)) is not None:
             return operand
         if value in self.reasons:
@@ -233,11 +223,7 @@ class Evaluation:
         return None if value is None else self._known.array(value)
 
     def meant(self, value: ir.Value) -> Float64:
-        """Return the elements of a constant in real arithmetic.
-
-        Raises:
-            Undecidable: it is data, or not known.
-        """
+        """Return the elements of a constant in real arithmetic; raise Undecidable for data."""
         if value in self._factors:
             scales, codes = self._factors[value]
             return np.asarray(scales * codes)
@@ -272,11 +258,8 @@ def entered(
 ) -> Quantity:
     """Return the quantity of data at which segments begin, such as an input.
 
-    Args:
-        atoms: makes the atoms of both models.
-        value: the data.
-        key: key that is equal for equal data of both models.
-        limits: its range; None for that of its type.
+    ``key`` is equal for equal data of both models; without ``limits``, the range is that of the
+    type.
     """
     unit, kind = None, "input"
     if value.dtype is not None and value.dtype.is_integer():
@@ -305,9 +288,8 @@ def _arithmetic(node: ir.Node) -> FloatType:
 def _expect_fit(value: ir.Value, result: Operand) -> None:
     """Check that the numbers of a quantity broadcast to the tensor, and that integers are exact.
 
-    Raises:
-        Undecidable: they do not, so the node is invalid; or integers are bounded like floats, which
-            are rounded where integers wrap around or are cut off.
+    Raises Undecidable if they do not, so the node is invalid; or if integers are bounded like
+    floats, which are rounded where integers wrap around or are cut off.
     """
     if isinstance(result, Pending) or result.value is not None:
         return

@@ -104,11 +104,7 @@ MINIFLOAT_ROUNDINGS = {
 
 
 def expect_inside(codes: Pending, name: str) -> None:
-    """Check that whole numbers lie in the range of a type.
-
-    Raises:
-        Undecidable: they may not, and the result is not defined.
-    """
+    """Raise Undecidable if whole numbers may leave the range of a type, which ONNX leaves open."""
     form = FORMATS.get(name)
     if not isinstance(form, IntFormat):
         return
@@ -125,16 +121,10 @@ def in_order(x: Combination, y: Combination) -> tuple[Combination, Combination]:
 
 
 def extreme(atoms: Atoms, name: str, x: Quantity, y: Quantity) -> Quantity:
-    """Return the maximum or minimum of two tensors.
+    """Return the maximum or minimum of two tensors; ``name`` is "Max" or "Min".
 
     With a relative error below 1, both ends ``t - e(t)`` and ``t + e(t)`` of what may be executed
     in place of a number t rise with t. So the result lies between the ends of the exact one.
-
-    Args:
-        atoms: makes the atoms of both models.
-        name: "Max" or "Min".
-        x: a tensor.
-        y: the other one.
     """
     pick = np.maximum if name == "Max" else np.minimum
     low, high = pick(x.low, y.low), pick(x.high, y.high)
@@ -152,15 +142,7 @@ def extreme_codes(
     """Return the maximum or minimum of codes as codes of the larger or smaller number.
 
     Roundings and limits are monotone, so this is the same, if both are equal for both tensors.
-
-    Args:
-        atoms: as for :func:`extreme`.
-        name: "Max" or "Min".
-        codes: both tensors.
-        node: the operator.
-
-    Returns:
-        None for other data than codes, and for codes that are rounded or limited in two ways.
+    Returns None for other data than codes, and for codes that are rounded or limited in two ways.
     """
     a, b = codes
     if not (isinstance(a, Pending) and isinstance(b, Pending)):

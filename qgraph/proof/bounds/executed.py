@@ -31,12 +31,7 @@ _NEAR = 2.0**-20
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A sum of whole multiples of atoms with whole values.
-
-    Attributes:
-        key: key that is equal for equal sums.
-        low, high: its range.
-    """
+    """A sum of whole multiples of atoms with whole values; ``key`` is equal for equal sums."""
 
     key: Hashable
     low: Float64
@@ -54,13 +49,7 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class TailStep:
-    """One operation of float32.
-
-    Attributes:
-        name: of the primitive.
-        operands: programs, and executed constants.
-        attributes: of the operation.
-    """
+    """One operation of float32 on programs and executed constants."""
 
     name: str
     operands: tuple[Program | Array, ...]
@@ -92,10 +81,6 @@ def start_of(meant: Combination, unit: Float64) -> Start | None:
 
     All its values are multiples of a unit, and the whole numbers have no common divisor. So its
     coefficients are multiples of the unit too, and rounding to a multiple gives their exact values.
-
-    Args:
-        meant: the function.
-        unit: all executed numbers are multiples of it.
     """
     terms = [(c, atom) for c, atom in meant.terms if c.any()]
     if not terms or not np.isfinite(unit).all() or not all(is_whole(a) for _, a in terms):
@@ -187,13 +172,7 @@ Pick = Callable[[Array], Array]
 
 
 def run(program: Program, points: Mapping[Hashable, Float64], pick: Pick) -> Array:
-    """Execute a program on whole numbers and return the results.
-
-    Args:
-        program: the program.
-        points: whole numbers, by key.
-        pick: see :data:`Pick`.
-    """
+    """Execute a program on whole numbers, given by key, and return the results."""
     if isinstance(program, Start):
         number = points[program.whole.key] * pick(program.factor) + pick(program.offset)
         return np.asarray(number)

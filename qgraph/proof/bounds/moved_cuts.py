@@ -26,10 +26,8 @@ from qgraph.reasons import Undecidable
 class _Root:
     """A rounding, or the rounding of moved data that equals its moved codes.
 
-    Attributes:
-        data: the rounding, possibly of moved data.
-        first: the rounding in the model.
-        moved: the function for the moved codes, by their atoms.
+    ``first`` is the rounding in the model; ``moved`` are the functions for the moved codes, by
+    their atoms.
     """
 
     data: RoundedData
@@ -45,8 +43,7 @@ yet."""
 class MovingAtoms(Atoms):
     """Creates atoms, and follows codes through movements of elements.
 
-    Attributes:
-        found: called with each rounding of moved data.
+    ``found`` is called with each rounding of moved data.
     """
 
     def __init__(self, found: Found) -> None:

@@ -38,13 +38,8 @@ def changed(
 ) -> Quantity:
     """Return a quantity with all arrays moved by ``change``; zeros may be inserted.
 
-    Args:
-        atoms: makes the atoms.
-        x: the quantity.
-        attributes: describe the movement.
-        change: moves an array that broadcasts to it; raises :class:`Undecidable` where it cannot.
-        has_zeros: whether zeros are inserted.
-        again: moves another quantity in the same way; None to call this function.
+    ``attributes`` describe the movement. ``change`` raises :class:`Undecidable` for an array that
+    it cannot move; ``again`` moves another quantity in the same way, by default by this function.
     """
     if again is None:
         again = partial(_changed, atoms, attributes, change, has_zeros)
@@ -157,14 +152,8 @@ def _reshaped_product(
     """Return reshaped rows of a matrix product, as a product of reshaped data.
 
     If the last axis is kept, the data is reshaped instead. If the data was reshaped already, both
-    Reshapes become one Reshape of the product. None in other cases.
-
-    Args:
-        atoms: makes the atoms.
-        atom: the product.
-        before: the shape of its rows.
-        after: their new shape.
-        limits: its range.
+    Reshapes become one Reshape of the product. None in other cases. ``before`` and ``after`` are
+    the shapes of its rows.
     """
     data, (weights, _) = atom.arguments[0], atom.numbers
     rows, taps = weights.shape

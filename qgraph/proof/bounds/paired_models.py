@@ -39,14 +39,8 @@ def paired(
 ) -> Pairing:
     """Return the segments of two models, without comparison to limits.
 
-    Args:
-        models: the reference and the candidate.
-        request: the options of bounds.
-        keep_inputs: whether initializers that are also graph inputs stay inputs.
-        ends: see :class:`Pairing`.
-
-    Raises:
-        OptionError: a range or a limit names no input or output.
+    If ``keep_inputs``, initializers that are also graph inputs stay inputs. Raises OptionError if a
+    range or a limit names no input or output.
     """
     copies = [flat(model) for model in models]
     for copy in copies:
@@ -113,11 +107,9 @@ _FIRST_VERSION = 12
 
 
 def with_limited_codes(models: Sequence[ir.Model]) -> list[ir.Model] | None:
-    """Return models with a Clip of codes before each decoder that a Relu or Clip follows.
+    """Return copies with a Clip of codes before each decoder that a Relu or Clip follows, or None.
 
     Nothing is inserted if other nodes use the codes or their decoded values.
-
-    Returns: copies of the models; None if nothing was inserted.
     """
     copies = [model.clone() for model in models]
     places = [(copy, *place) for copy in copies for place in _places(copy)]

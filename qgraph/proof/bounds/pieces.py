@@ -43,10 +43,7 @@ def apart_on_pieces(
 ) -> Float64 | None:
     """Bound the distance of two functions; None if they are not functions of one number.
 
-    Args:
-        one: a function of the reference.
-        other: a function of the candidate.
-        window: values to compare; values outside are clipped alike in both models.
+    Values of ``one`` outside of the window are clipped alike in both models.
     """
     source = argument_of(one)
     if source is None:
@@ -83,12 +80,7 @@ def _linear(function: Combination) -> list[tuple[Float64, Atom]]:
 
 @dataclass(frozen=True, eq=False)
 class _Intervals:
-    """Pieces of the range of a number.
-
-    Attributes:
-        source: the number.
-        low, high: the ends of the pieces, ``[pieces, 1, ...]``.
-    """
+    """Pieces of the range of a number, the source, with ends ``[pieces, 1, ...]``."""
 
     source: Combination
     low: Float64

@@ -27,24 +27,15 @@ _TYPES = {"FLOAT16": np.float16, "BFLOAT16": ml_dtypes.bfloat16}
 
 @dataclass(frozen=True, eq=False)
 class Quantity(Approximation[Combination]):
-    """A tensor of one model.
-
-    Attributes:
-        operation: float32 operation that computes the tensor; None if not known.
-    """
+    """A tensor of one model, and the float32 operation that computes it, if known."""
 
     operation: Operation | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation of float32, rounded once.
-
-    Attributes:
-        name: of the primitive.
-        operands: its operands.
-        attributes: of the primitive.
-        result: its result.
+    """An operation of float32, rounded once: a primitive, its operands and attributes, and its
+    result.
     """
 
     name: str
@@ -105,12 +96,7 @@ def of_constant(
 
 
 def stored(q: Quantity, name: str) -> Quantity:
-    """Round a constant to a type; data, and constants of other types, are returned unchanged.
-
-    Args:
-        q: the constant or data.
-        name: the type.
-    """
+    """Round a constant to a type; data, and constants of other types, are returned unchanged."""
     dtype = _TYPES.get(name)
     if q.value is None or dtype is None:
         return q
@@ -124,11 +110,7 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max",
 
 
 class Constant:
-    """A constant with known elements.
-
-    Args:
-        array: its elements.
-    """
+    """A constant with known elements."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -158,13 +140,7 @@ class Known(Constant):
 
 
 class Computed(Constant):
-    """The result of an operation on constants.
-
-    Args:
-        name: of the primitive.
-        operands: its operands.
-        attributes: of the primitive.
-    """
+    """The result of a primitive on constants."""
 
     def __init__(
         self, name: str, operands: Sequence[Constant], attributes: Mapping[str, Any]
@@ -198,8 +174,7 @@ class Computed(Constant):
     def quantity(self) -> Quantity:
         """The quantity of the constant, with scales and whole numbers if it is their product.
 
-        Raises:
-            Undecidable: a number is infinite or NaN.
+        Raises Undecidable if a number is infinite or NaN.
         """
         if self._name not in _ARITHMETIC:
             is_finite = np.isfinite(self.meant).all()

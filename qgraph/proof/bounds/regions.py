@@ -58,16 +58,8 @@ def bounded_regions(
 ) -> tuple[list[RegionVerdict], list[Condition]]:
     """Return a region for each segment of two models, and the conditions of the bounds.
 
-    Args:
-        models: the reference and the candidate.
-        request: what is bounded.
-        proof: the proof of equality.
-        level: the level at which segments count as proved.
-        keep_inputs: whether initializers that are inputs too are left so.
-        evidence: list the bounds of all channels.
-
-    Raises:
-        OptionError: a range or a limit names no input or output.
+    Segments that reach ``level`` are proved. Options are those of :func:`certified`. Raises
+    OptionError if a range or a limit names no input or output.
     """
     facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
     show = partial(EqualEnds, proof.matching, facts)
@@ -93,15 +85,9 @@ def certified(
 ) -> tuple[Proof, Certificate]:
     """Prove two models equal or bounded; return the proof and its certificate.
 
-    If there are limits, differing inputs are counted only for regions without a bound.
-
-    Args:
-        models: the reference and the candidate.
-        request: what is to be bounded.
-        exact: see :func:`qgraph.proof.certify.certify`, also for the next arguments.
-        keep_inputs: see there.
-        evidence: see there; also list the bounds of all channels.
-        runs: see there.
+    If there are limits, differing inputs are counted only for regions without a bound. ``request``
+    states what is to be bounded; for the options, see :func:`qgraph.proof.certify.certify`. As
+    ``evidence``, the bounds of all channels are listed too.
 
     Raises:
         ModelError: the models have different inputs or outputs.
@@ -145,17 +131,8 @@ def with_bounds(
     """Return the certificate of a proof, with bounds for segments that were not proved equal.
 
     Models that differ stay different, unless there is a limit. Then all segments are bounded.
-
-    Args:
-        proof: the proof of equality.
-        models: the reference and the candidate.
-        request: what is to be bounded.
-        level: at which segments count as proved.
-        keep_inputs: whether initializers that are inputs too are left so.
-        evidence: list the bounds of all channels.
-
-    Raises:
-        OptionError: a range or a limit names no input or output.
+    Options are those of :func:`certified`. Raises OptionError if a range or a limit names no input
+    or output.
     """
     certificate = replace(proof.certificate, bounding=request)
     is_different = certificate.verdict is ProofVerdict.DIFFERENT

@@ -186,12 +186,11 @@ def moved_by(
     offsets: tuple[Float64 | None, Float64 | None],
     zeros: tuple[Sequence[Float64], Sequence[Float64]],
 ) -> float:
-    """Return the error of the assumed offset between the codes of candidate and reference.
+    """Return the error of the assumed offset ``delta`` between the codes of candidate and
+    reference.
 
-    Args:
-        delta: assumed code of the candidate minus code of the reference.
-        offsets: zero points that both models add after rounding, if the codes are stored.
-        zeros: codes of real zero, in the numbering of the reference.
+    ``offsets`` are zero points that both models add after rounding, if the codes are stored;
+    ``zeros`` are codes of real zero, in the numbering of the reference.
     """
     ours, theirs = offsets
     if ours is not None and theirs is not None and not (delta + theirs - ours).any():

@@ -72,11 +72,7 @@ class NodeCall:
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def operand(self, index: int) -> Operand:
-        """Return the quantity or constant of an input.
-
-        Raises:
-            Undecidable: there is none, or the input is absent.
-        """
+        """Return the quantity or constant of an input; raise Undecidable if there is none."""
         value = self.value(index)
         if value is None:
             raise self.refusal(f"input {index} is missing")
@@ -87,11 +83,7 @@ class NodeCall:
         return self.tracer.quantity(self.operand(index))
 
     def constant(self, index: int) -> Quantity | None:
-        """Return a constant input; None if it is absent.
-
-        Raises:
-            Undecidable: it is not constant.
-        """
+        """Return a constant input, None if it is absent; raise Undecidable for data."""
         value = self.value(index)
         if value is None:
             return None
@@ -109,8 +101,7 @@ class NodeCall:
     def most(self, axes: Sequence[int]) -> int:
         """Return the largest number of elements along some axes of the first input.
 
-        Raises:
-            Undecidable: an axis is open, and no operator limits it.
+        Raises Undecidable if an axis is open, and no operator limits it.
         """
         shape, count = shape_of(self.value(0)), 1
         for axis in axes:
@@ -125,10 +116,8 @@ class NodeCall:
         return count
 
     def place(self, axis: int, rank: int) -> int:
-        """Return the index of one of ``rank`` axes; a negative axis counts from the end.
-
-        Raises:
-            Undecidable: there is no such axis.
+        """Return the index of one of ``rank`` axes, counted from the end if below 0; raise if there
+        is none.
         """
         if not -rank <= axis < rank:
             raise self.refusal(f"its axis {axis} is none of {rank}")
@@ -149,11 +138,7 @@ class NodeCall:
             raise self.refusal(str(error)) from error
 
     def refusal(self, use: str = "") -> Undecidable:
-        """Return the exception for a node without a bound.
-
-        Args:
-            use: the use of the operator that has no bound.
-        """
+        """Return the exception for a node without a bound, or for a use of its operator."""
         return Undecidable(NO_BOUND(f"{self.node.op_type} has no bound{use and ': '}{use}"))
 
 
@@ -164,11 +149,7 @@ _BY_KEY: dict[str, Rule] = {}
 
 
 def bound_rule(*operators: str | OpKey) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers the rule of operators.
-
-    Args:
-        operators: names of standard operators, or domains and names.
-    """
+    """Return a decorator that registers the rule of operators, by names or keys."""
 
     def register(rule: Rule) -> Rule:
         for operator in operators:
@@ -198,10 +179,8 @@ OPEN_SIZE = str(None)
 
 
 def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
-    """Return the shape of a value, with texts for open sizes.
-
-    Raises:
-        Undecidable: its rank is not known.
+    """Return the shape of a value, with texts for open sizes; raise Undecidable if the rank is
+    open.
     """
     if value is None or value.shape is None:
         name = "" if value is None else f" of {value.name!r}"
@@ -210,21 +189,16 @@ def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
 
 
 def expect_data_in_windows(call: NodeCall) -> None:
-    """Check that no window of a pool lies entirely in the padding.
+    """Raise Undecidable if a window of a pool may lie entirely in the padding.
 
-    Raises:
-        Undecidable: one may; its result is then not an element, or undefined.
+    Its result is then not an element, or undefined.
     """
     if not is_never_empty(call.node, shape_of(call.value(0)), trusts_ceil=True):
         raise call.refusal("a window may lie in the padding alone")
 
 
 def sizes_of(value: ir.Value | None, axes: Sequence[int]) -> list[int]:
-    """Return the sizes of some axes of a value.
-
-    Raises:
-        Undecidable: one is not known.
-    """
+    """Return the sizes of some axes of a value; raise Undecidable if one is not known."""
     shape = shape_of(value)
     sizes = [shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
@@ -242,15 +216,7 @@ _Size = int | ir.SymbolicDim
 
 
 def expect_no_repeats(node: ir.Node, array_of: Callable[[ir.Value], Array | None]) -> None:
-    """Check that the constants of an operator on elements do not repeat elements of its data.
-
-    Args:
-        node: the node.
-        array_of: returns the array of a constant; None for data.
-
-    Raises:
-        Undecidable: they may.
-    """
+    """Raise Undecidable if constants of an operator on elements may repeat elements of its data."""
     values = dict.fromkeys(value for value in _broadcast(node) if value is not None)
     arrays = {value: array_of(value) for value in values}
     constants = [array for array in arrays.values() if array is not None and array.ndim]
@@ -299,12 +265,9 @@ def _channels_added(node: ir.Node, data: Sequence[ir.Value]) -> int | None:
 
 
 def _repeat(array: Array, columns: Sequence[Sequence[_Size]], channels: int | None) -> bool:
-    """Return whether a constant may repeat data.
+    """Return whether a constant may repeat data of some sizes, listed from the last axis on.
 
-    Args:
-        array: the constant.
-        columns: sizes of the data, from the last axis on.
-        channels: the axis along which data may be repeated, from the last one; None for none.
+    Along the axis ``channels``, from the last one, data may be repeated.
     """
     if array.ndim > len(columns):
         return True

@@ -225,10 +225,7 @@ def error_within(before: Quantity, window: Window) -> Float64:
 def apart_in_steps(one: RoundedData, other: RoundedData, window: Window) -> Apart:
     """Return the distance, before rounding, of two roundings to one minifloat.
 
-    Args:
-        one: the rounding of the reference.
-        other: the rounding of the candidate.
-        window: interval of numbers to compare, in smallest steps.
+    The window is an interval of numbers in smallest steps.
     """
     mantissa = one.event.mantissa or 0
     reach = np.maximum(*map(np.abs, window))

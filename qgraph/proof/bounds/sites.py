@@ -29,12 +29,6 @@ def bound_sites(before: ir.Model, after: ir.Model, report: Report, passes: Colle
 
     A site gets the bound of the segment that contains its node, after all passes; if several
     segments contain it, the largest bound.
-
-    Args:
-        before: the model before all passes.
-        after: the model after them.
-        report: the report of the passes; its sites are changed.
-        passes: names of the passes whose sites are bounded.
     """
     changed = [
         index
@@ -79,11 +73,8 @@ def _bounded(
 
 
 def _nodes(segment: Segment, codes: Collection[ir.Value]) -> Iterator[str]:
-    """Yield the names of the nodes of the reference in a segment.
-
-    Args:
-        segment: the segment.
-        codes: the results of all roundings of the reference.
+    """Yield the names of the nodes of the reference in a segment, from ``codes`` of its roundings
+    on.
     """
     end = segment.values[0]
     if end is None:

@@ -36,15 +36,9 @@ def sum_of_products(
 ) -> Quantity:
     """Return the sums of products of data and weights.
 
-    Args:
-        atoms: makes the atoms.
-        data: the data of the products.
-        weights: constant, ``[rows, taps, *places]``.
-        layout: the elements of the data that each sum reads.
-        arithmetic: rounds products and sums.
-        bias: one more term, which broadcasts to the result.
-        more: number of other roundings of each term, besides its product and additions.
-        is_integer: whether integers are added, without rounding.
+    Weights are constant, ``[rows, taps, *places]``; ``layout`` tells which elements of the data
+    each sum reads. The bias is one more term, which broadcasts to the result. ``more`` counts other
+    roundings of each term, besides its product and additions. Integers are added without rounding.
 
     Raises:
         Undecidable: the data is unbounded, or scales differ within a channel.
@@ -153,14 +147,8 @@ def mean_of(
 ) -> Quantity:
     """Return means of elements of the data.
 
-    Args:
-        atoms: makes the atoms.
-        data: the averaged data.
-        attributes: describe the averaged elements; equal for equal means.
-        count: the largest number of elements.
-        arithmetic: rounds the sums.
-        axes: axes of the elements of a mean, counted from the last.
-        has_zeros: whether padding counts as zeros.
+    ``attributes`` are equal for equal means of up to ``count`` elements along ``axes``, counted
+    from the last. If ``has_zeros``, padding counts as zeros.
     """
 
     def along(low: Float64, high: Float64) -> tuple[Float64, Float64]:

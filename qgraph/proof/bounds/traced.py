@@ -19,11 +19,7 @@ from qgraph.reasons import NOT_COMPUTED, OUT_OF_RANGE, Undecidable
 
 
 def traced(call: NodeCall) -> Operand:
-    """Return the result of a node that is a primitive or has a definition.
-
-    Raises:
-        Undecidable: it has no bound.
-    """
+    """Return the result of a node that is a primitive or has a definition, or raise Undecidable."""
     node, tracer = call.node, call.tracer
     is_defined = operator_of(node) is not None
     values = []
@@ -57,8 +53,7 @@ def traced(call: NodeCall) -> Operand:
 def _constants(values: Sequence[ir.Value], call: NodeCall) -> dict[ir.Value, Constant] | None:
     """Return operands that are all constant; None if one is data.
 
-    Raises:
-        Undecidable: an operand has no quantity.
+    Raises Undecidable if an operand has no quantity.
     """
     constants: dict[ir.Value, Constant] = {}
     for value in values:
@@ -91,11 +86,7 @@ _EXACT = 1 << 53
 
 
 def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Quantity:
-    """Return integers if they do not wrap around.
-
-    Raises:
-        Undecidable: they may.
-    """
+    """Return integers that do not wrap around; raise Undecidable if they may."""
     first, last = max(limits.min, -_EXACT), min(limits.max, _EXACT)
     is_inside = (result.low >= first).all() and (result.high <= last).all()
     if node.op_type in ("Div", "Pow") or not is_inside:

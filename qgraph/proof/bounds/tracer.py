@@ -276,14 +276,10 @@ class QuantityTracer:
     def snapped(
         self, x: Quantity, mantissa: int, exponent: int, largest: float, mode: Rounding
     ) -> Quantity:
-        """Return data rounded to a minifloat that saturates.
+        """Return data, divided by its scale, rounded to a minifloat that saturates.
 
-        Args:
-            x: data, divided by its scale.
-            mantissa: number of bits of the mantissa.
-            exponent: exponent of the smallest normal number.
-            largest: the largest number.
-            mode: rounding mode.
+        ``mantissa`` is its number of bits, ``exponent`` that of the smallest normal number,
+        ``largest`` the largest number.
         """
         step = np.asarray(2.0 ** (exponent - mantissa))
         last = np.asarray(largest) / step

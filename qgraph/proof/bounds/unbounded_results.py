@@ -20,13 +20,9 @@ from qgraph.reasons import OVERFLOW, ExplainedReason
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A result without a bound.
+    """A result of the reference without a bound, and the reason.
 
-    Attributes:
-        value: in the reference.
-        quantity: the quantity of the value.
-        sources: numbers of the atoms without arguments that it is computed from.
-        reason: why it has no bound.
+    ``sources`` are numbers of the atoms without arguments that it is computed from.
     """
 
     value: ir.Value
@@ -36,36 +32,21 @@ class _Result:
 
 
 class UnboundedResults:
-    """The results of the reference without a bound.
-
-    Args:
-        atoms: makes the atoms of both models.
-    """
+    """The results of the reference without a bound."""
 
     def __init__(self, atoms: Atoms) -> None:
         self._atoms = atoms
         self._results: dict[int, _Result] = {}
 
     def add(self, value: ir.Value, sources: frozenset[int], reason: ExplainedReason) -> Quantity:
-        """Register a result and return its quantity.
-
-        Args:
-            value: the result.
-            sources: numbers of the atoms without arguments that it is computed from.
-            reason: why it has no bound.
-        """
+        """Register a result and return its quantity; see :class:`_Result`."""
         quantity = entered(self._atoms, value, ("opaque", str(value.name)))
         ((_, atom),) = quantity.meant.terms
         self._results[atom.serial] = _Result(value, quantity, self._behind(sources), reason)
         return quantity
 
     def equal_to(self, value: ir.Value, equal: Callable[[str, str], bool]) -> Quantity | None:
-        """Return the quantity of a result that equals a value of the candidate.
-
-        Args:
-            value: the value.
-            equal: returns whether values of both models are equal, by their names.
-        """
+        """Return the quantity of a result that equals a value of the candidate, by their names."""
         for result in self._results.values():
             if _operator(result.value) == _operator(value) and equal(
                 str(result.value.name), str(value.name)
@@ -76,12 +57,7 @@ class UnboundedResults:
     def reason(self, ours: Combination, theirs: Combination) -> ExplainedReason | None:
         """Return why two functions cannot be compared because of results without a bound.
 
-        Args:
-            ours: the function of the reference.
-            theirs: that of the candidate, which may be its counterpart.
-
-        Returns:
-            None if neither depends on such results, or both depend on equal ones.
+        Returns None if neither depends on such results, or both depend on equal ones.
         """
         are_alike = self._behind(ours.leaves) == self._behind(theirs.leaves)
         return self.first(ours, theirs) if are_alike else None

@@ -36,11 +36,7 @@ Results: TypeAlias = tuple[Float32, Float32] | Same
 
 
 class PairBlocks(Protocol):
-    """Compares two functions on blocks of inputs.
-
-    Attributes:
-        x: the inputs of the block that was compared last.
-    """
+    """Compares two functions on blocks of inputs; ``x`` is the block that was compared last."""
 
     x: Float32
 
@@ -56,13 +52,9 @@ Check: TypeAlias = Callable[[], bool]
 
 
 class _BlockStep(NamedTuple):
-    """One operation.
+    """One operation, whose function may put the result into ``out``.
 
-    Attributes:
-        run: the function of the operands, which may put the result into ``out``.
-        operands: the operands.
-        out: array for the result, different from the operands.
-        is_open: whether ONNX leaves one of the results open; None if it never does.
+    ``is_open`` tells whether ONNX leaves one of the results open; None if it never does.
     """
 
     run: Callable[..., Array]
@@ -72,15 +64,9 @@ class _BlockStep(NamedTuple):
 
 
 class NumpyBlocks:
-    """A pair of expressions in one kind of channels, evaluated by NumPy.
+    """A pair of expressions in one kind of channels, evaluated by NumPy; see :class:`PairBlocks`.
 
-    Args:
-        program: the expressions.
-        kind: the kind of channels.
-        size: number of inputs of each block, an even one.
-
-    Attributes:
-        x: see :class:`PairBlocks`.
+    ``size`` is the number of inputs of each block, an even one.
     """
 
     def __init__(self, program: PairProgram, kind: int, size: int) -> None:

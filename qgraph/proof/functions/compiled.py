@@ -93,12 +93,8 @@ def evaluations_of(
 ) -> list[PairBlocks]:
     """Return evaluations of a pair of expressions in one kind of channels, one for each thread.
 
-    Args:
-        program: the expressions.
-        kind: the kind of channels.
-        size: upper limit of the number of inputs of a block, a power of two.
-        count: how many evaluations to return.
-        inputs: number of inputs that will be compared; for few inputs, compilation is too slow.
+    Blocks have at most ``size`` inputs, a power of two. For few ``inputs`` that will be compared,
+    compilation is too slow.
     """
     is_worth = inputs >= _LEAST and len(program.order) <= _MOST
     if is_worth and (numba := find_numba()) is not None:
@@ -133,10 +129,8 @@ def _function(numba: Any, source: str) -> _Function:
 def _written(program: PairProgram, kind: int) -> tuple[str, list[Any]]:
     """Return the source text of a pair of expressions, and its constants.
 
-    The text depends on the zeros among the constants, but on no other value.
-
-    Raises:
-        _UnknownError: a primitive cannot be compiled.
+    The text depends on the zeros among the constants, but on no other value. Raises _UnknownError
+    if a primitive cannot be compiled.
     """
     names: dict[int, str] = {}
     constants: list[Any] = []
@@ -187,9 +181,7 @@ def _form(e: Expr) -> str:
 def _open_form(e: Expr, zeros: list[bool | None]) -> str | None:
     """Return the condition under which ONNX leaves a result open; None if it never does.
 
-    Args:
-        e: the operation.
-        zeros: for each operand, whether it is a constant zero; None if it is not constant.
+    ``zeros`` tells for each operand whether it is a constant zero; None if it is not constant.
     """
     if e.op == "Gather":
         return "not (({1} >= zero) & ({1} < {0}.size))"
@@ -203,16 +195,7 @@ def _open_form(e: Expr, zeros: list[bool | None]) -> str | None:
 
 
 class CompiledBlocks:
-    """A compiled pair of expressions.
-
-    Args:
-        function: the compiled function.
-        constants: its last arguments.
-        size: number of inputs of each block.
-
-    Attributes:
-        x: see :class:`qgraph.proof.functions.blocks.PairBlocks`.
-    """
+    """A compiled pair of expressions, as :class:`qgraph.proof.functions.blocks.PairBlocks`."""
 
     def __init__(self, function: _Function, constants: list[Any], size: int) -> None:
         self._function, self._constants = function, constants

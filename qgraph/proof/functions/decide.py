@@ -122,12 +122,8 @@ def decide_pairs(
 
 
 def judge(pair: FunctionPair, finding: PairFinding, kept: PairFinding | None = None) -> PairOutcome:
-    """Return the outcome of a finding about a pair of functions.
-
-    Args:
-        pair: the functions.
-        finding: the finding.
-        kept: the finding that the outcome contains; None for ``finding``.
+    """Return the outcome of a finding about a pair of functions; it contains ``kept`` instead, if
+    given.
     """
     level, largest = (graded := grade(finding, pair))[:2]
     method = Method.CONGRUENCE if pair.is_same else Method.INTERVALS
@@ -232,9 +228,7 @@ def explore(
     """Return where the expressions of a program differ, and why the search stopped early.
 
     With ``until_difference``, the search ends for each pair of functions at its first difference.
-
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises UnsupportedError if this thread does not follow IEEE 754.
     """
     check_float_environment()
     search = BoxSearch(program, max_boxes, domain, refines=not until_difference)
@@ -312,12 +306,7 @@ def decide_all(
 ) -> Iterator[PairFinding]:
     """Yield the finding of :func:`decide` for each pair, deciding pairs of one form together.
 
-    Args:
-        pairs: the pairs, with the shapes of their variables.
-        until_difference: see :func:`decide`.
-
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises UnsupportedError if this thread does not follow IEEE 754.
     """
     groups: dict[object, list[int]] = {}
     for i, pair in enumerate(pairs):
