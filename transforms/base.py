@@ -268,10 +268,7 @@ def option(
 ) -> Any:
     """Return a dataclass field with a help text; required if there is no default.
 
-    Args:
-        default: value if none is given.
-        help: help text of the option.
-        registry: the registry whose entries the text names; None for free text.
+    A text names an entry of the registry; without one, it is free.
     """
     return dataclasses.field(default=default, metadata={"help": help, "registry": registry})
 
@@ -291,10 +288,8 @@ def opset_option() -> Any:
 def selects(patterns: str, name: str) -> bool:
     """Return whether patterns select a name: one of them matches, and none that begins with ``!``.
 
-    Args:
-        patterns: with ``*`` and ``?``, joined by ``|``. If all begin with ``!``, they
-            select every other name.
-        name: name of a node.
+    They have ``*`` and ``?``, and are joined by ``|``. If all begin with ``!``, they select every
+    other name.
     """
     listed = re.split(r"\|(?!\])", patterns)
     wanted = [pattern for pattern in listed if not pattern.startswith("!")] or ["*"]

@@ -39,14 +39,7 @@ class LowerVendorOperators(Transform):
 def lower_composites(
     model: Model, report: Report, limit: int, wanted: Callable[[ir.Node], bool] = lambda node: True
 ) -> None:
-    """Replace operators by the graphs that define them, in place.
-
-    Args:
-        model: is changed.
-        report: gets an entry for each of them.
-        limit: highest opset that may be used.
-        wanted: returns whether to replace a node.
-    """
+    """Replace wanted operators by the graphs that define them, in place, and report each."""
     editor = Editor(model.ir)
 
     def read(node: ir.Node) -> Rebuild | None:

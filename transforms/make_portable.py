@@ -258,13 +258,8 @@ def _write(
 def _body(key: _Key, opset: int, overload: str, attributes: dict[str, ir.Attr]) -> ir.Function:
     """Return a function that computes an operator in standard operators of ``opset``.
 
-    The body is the operator's definition after casts of all parameters to float32.
-
-    Args:
-        key: the operator and the keyword arguments of its definition.
-        opset: version of the standard operators.
-        overload: of the function.
-        attributes: of the nodes; their values become the defaults of the function.
+    The body is the operator's definition after casts of all parameters to float32. Values of the
+    attributes become the defaults of the function.
     """
     schema = key.operator.schema
 

@@ -108,13 +108,7 @@ def _decoder(weights: ir.Value | None) -> tuple[ir.Node, bool] | None:
 
 
 def _blocks(node: ir.Node, decode: ir.Node, turned: bool, preferred: int) -> PackedBlocks:
-    """Return the weights of ``node`` in blocks of rows.
-
-    Args:
-        node: the product.
-        decode: the node that computes its weights.
-        turned: whether a Transpose follows.
-        preferred: rows of a block if scales have no blocks.
+    """Return the weights of a product in blocks of rows, of a preferred number if they have none.
 
     Raises:
         OperatorError: MatMulNBits has no form for them.

@@ -65,14 +65,9 @@ _ROWS = 2
 
 
 def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
-    """Return the weights of a chain with the last two axes exchanged.
+    """Draft the weights of a chain with the last two axes exchanged, by a transposed constant.
 
-    Args:
-        draft: gets the operators and constants.
-        chain: the stored matrix, and the elementwise operators on it.
-
-    Returns:
-        None if a parameter has no form with exchanged axes.
+    None if a parameter has no form with exchanged axes.
     """
     matrix = constant_expression(chain.root)
     if matrix is None or matrix.ndim < _ROWS:

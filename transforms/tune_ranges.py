@@ -287,20 +287,15 @@ def whole_range(
 
     With n = levels - 1, scale s = (high - low) / n and zero point z = round(-low / s):
 
-    * asymmetric: [-z*s, (n - z)*s], which moves both ends by the same, at most half a step; no
-      smaller move of the wider moved end exists. Where z is an end itself, the other end stays.
-    * symmetric: z = levels // 2, and s just large enough for both ends. For low = -high that is
-      low = -high / (1 - 2 / levels) if the number of levels is even; nothing moves if it is odd.
+        asymmetric  [-z*s, (n - z)*s], which moves both ends by the same, at most half a step; no
+                    smaller move of the wider moved end exists. Where z is an end itself, the other
+                    end stays.
+        symmetric   z = levels // 2, and s just large enough for both ends. For low = -high that is
+                    low = -high / (1 - 2 / levels) if the number of levels, at least 3, is even;
+                    nothing moves if it is odd.
 
     The range is first extended to zero. The scale is then rounded, to so few bits that its
     multiples are exact, or up to a power of two, which makes the range wider.
-
-    Args:
-        low: one end; it broadcasts to the other.
-        high: the other end, above it.
-        levels: number of levels, at least 3 for a symmetric range.
-        mode: position of the zero point.
-        scales: allowed scales.
     """
     top = levels - 1
     below = np.maximum(-low.astype(np.float64), 0.0)

@@ -49,10 +49,8 @@ class CodeCounts:
 def count_codes(codes: Stream, zero: Array | None, axis: int | None) -> CodeCounts | None:
     """Count the codes of a constant; None if they are not integers, or there are none.
 
-    Args:
-        codes: the constant.
-        zero: zero points: one for all, or one per index of ``axis``; other shapes count as 0.
-        axis: axis of the channels; None for one channel.
+    Channels lie along ``axis``; None is one channel. There is one zero point for all, or one for
+    each channel; other shapes count as 0.
     """
     form = FORMATS.get(codes.kind)
     if not isinstance(form, IntFormat) or not codes.size:

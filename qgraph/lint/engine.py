@@ -229,13 +229,7 @@ def _chosen(ids: Ids, rules: Sequence[LintRule]) -> set[str]:
 def report_of(
     models: Sequence[LintReport], target: str | None = None, failed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the JSON report about some models.
-
-    Args:
-        models: the findings of each model.
-        target: name of the target.
-        failed: errors by the path of models that could not be read.
-    """
+    """Return the JSON report about some models, and the errors of models that could not be read."""
     findings = [finding for model in models for finding in model.findings]
     count = Counter(str(finding.severity) for finding in findings)
     rules = {finding.rule.id: finding.rule for finding in findings}

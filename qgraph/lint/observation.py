@@ -88,18 +88,12 @@ _MOST_WEIGHTS = 1 << 22
 
 
 def saturation_of(facts: ModelFacts, node: ir.Node, x: Array, batch: int) -> Saturation | None:
-    """Return the saturation of a layer on codes of data; None if none was found.
+    """Return the saturation of a layer on codes ``x`` of data; None if none was found.
 
     Processors without VNNI multiply four codes of data by four weights, and add neighbours with
     saturation to 16 bits before anything else (vpmaddubsw). Neighbours are elements 2i and 2i + 1
     along the axis that is added up; those of a Conv are channels at one position, as kernels with
     channels last have them.
-
-    Args:
-        facts: about the model.
-        node: the layer; its weights are constant codes.
-        x: codes of its data.
-        batch: number of the batch.
     """
     decoder = facts.decoder_of(node.inputs[1])
     codes = None if decoder is None else facts.stored(decoder)

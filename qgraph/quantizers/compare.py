@@ -58,12 +58,8 @@ class Comparer:
 
         The values of a constant input are compared. Otherwise, both sides are lowered to primitives
         and compared over every float32 input, without the parameters that a reader derived. Pairs
-        of one form are decided together. For 16-bit data, all values are tried.
-
-        Args:
-            drafts: the sites and their drafts.
-            at_least: the required level. A draft that is not equal in values may then stay
-                undecided.
+        of one form are decided together. For 16-bit data, all values are tried. A draft that is not
+        equal in values may stay undecided if a level is required with ``at_least``.
         """
         lowering = _Lowering()
         pairs = [self._lower(site, draft, lowering) for site, draft in drafts]

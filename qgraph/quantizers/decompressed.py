@@ -74,12 +74,7 @@ class Decompressed(Region):
 
 
 def decompressed(model: ir.Model, limit: int = LATEST) -> Iterator[Decompressed]:
-    """Yield the weights of a model that Cast, Sub and Mul decode.
-
-    Args:
-        model: a model.
-        limit: highest opset that the types of unpacked codes may need.
-    """
+    """Yield the weights that Cast, Sub and Mul decode, in types that an opset has."""
     for owner in owners(model):
         for node in nodes_of(owner):
             if node.op_type == "Cast" and not node.domain:
@@ -209,13 +204,9 @@ _MOST_UNPACKING = 64
 
 
 def unpacked(value: ir.Value | None, imports: Mapping[str, int]) -> Array | None:
-    """Return the integers of ``value`` if they are unpacked from constant integers, else None.
+    """Return the integers of a value if they are unpacked from constant integers, else None.
 
     ONNX has no arithmetic shift, so exporters write it with comparisons and Where.
-
-    Args:
-        value: a value of integers.
-        imports: operator set versions of its graph.
     """
     nodes: list[ir.Node] = []
     environment: Environment = {}

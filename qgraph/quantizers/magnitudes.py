@@ -30,11 +30,7 @@ def magnitudes(model: ir.Model, read: Callable[[ir.Node], object] = site_of) -> 
 
     Inputs are at most :data:`qgraph.execution.conformant.MODERATE` in magnitude. A value with a
     bound is neither NaN nor infinite. Results of operators without a rule have no bound, nor do
-    values computed from them.
-
-    Args:
-        model: the model.
-        read: :func:`qgraph.quantizers.sites.site_of`, which may remember what it has read.
+    values computed from them. ``read`` may remember the quantizers that it has read.
     """
     bounds: Bounds = {}
     if only_float_type(model) is not ir.DataType.FLOAT:

@@ -44,9 +44,7 @@ _Write: TypeAlias = Callable[[Draft], ir.Value]
 def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
     """Move data after each DequantizeLinear instead of before it, in place; return how many.
 
-    Args:
-        model: is changed.
-        constants: whether constant codes are decoded before they move, which takes more memory.
+    Decoding ``constants`` before they move takes more memory.
     """
     pairs = [each for each in _separated(model) if constants or not moves_constant(each[0])]
     editor = Editor(model)

@@ -68,13 +68,7 @@ def opened(site: Site, forms: Forms) -> Opened | None:
 def spelled_once(
     sites: Sequence[tuple[Site, Iterator[Draft]]], forms: Forms, spell: Spell
 ) -> list[Iterator[Draft]]:
-    """Return the drafts of sites; those that do not depend on the scale are written once.
-
-    Args:
-        sites: different sites, with their drafts.
-        forms: of their nodes.
-        spell: writes drafts in the same way.
-    """
+    """Return the drafts of sites; those that do not depend on the scale are written once."""
     alike: dict[Hashable, list[tuple[int, Float32]]] = {}
     for index, (site, _) in enumerate(sites):
         known = opened(site, forms)

@@ -44,12 +44,8 @@ def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Make
     """Yield the forms of ``site``, the fastest first, its definition last.
 
     Other nodes may precede the quantizer in ``site``; its forms omit them. Equal quantizers have
-    the same forms, in the same order.
-
-    Args:
-        site: the quantizer.
-        editor: makes the drafts.
-        numbers: also yield forms that lose NaN.
+    the same forms, in the same order. Forms that lose NaN are among them for data that are
+    ``numbers``.
     """
     match site.quantizer:
         case Affine() as meaning:

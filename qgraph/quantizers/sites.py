@@ -269,12 +269,9 @@ def sites(
     """Yield every quantizer of a model, in subgraphs and functions too, in topological order.
 
     A quantizer of several nodes is found as a whole; no node belongs to two different quantizers.
-    The shapes and types of data are inferred; those stated in the model are not used.
-
-    Args:
-        model: the model; it must not change during the iteration.
-        around_constants: skip quantizers that are not connected to a quantizer of a constant.
-        facts: its inferred types and shapes; None to infer them.
+    The shapes and types of data are inferred unless ``facts`` has them; those stated in the model
+    are not used. The model must not change during the iteration. With ``around_constants``,
+    quantizers that are not connected to a quantizer of a constant are skipped.
     """
     readers = _readers()
     # The body of a function defines an operator: written in that operator it would call itself.

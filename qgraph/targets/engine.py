@@ -66,10 +66,7 @@ def kernel_of(
 ) -> KernelMatch | NoKernel:
     """Return the first kernel of a target that takes a layer, or why none does.
 
-    Args:
-        layer: the layer.
-        profile: what is known of the target.
-        processor: where it runs; the one that the profile means by default.
+    The processor is by default the one that the profile means.
     """
     unit = processor or profile.processor
     kernels = [each for each in profile.kernel if layer.op in each.operators]

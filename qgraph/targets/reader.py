@@ -33,10 +33,7 @@ _ADDED: dict[str, Path] = {}
 
 
 def add_target(path: str | os.PathLike[str]) -> None:
-    """Add a profile to those that are known by name; plugins call it when they are imported.
-
-    Args:
-        path: the file, which has the name of the target.
+    """Add a profile, whose file has the name of the target; plugins call it when they are imported.
 
     Raises:
         ValueError: there is a target of this name.

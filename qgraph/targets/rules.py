@@ -286,12 +286,7 @@ class LoadRule:
 
 @functools.cache
 def load_rule(target: str, name: str) -> LoadRule:
-    """Return a rule by its id, without the rest of the profile, which takes longer to read.
-
-    Args:
-        target: name of a target that qgraph has.
-        name: the id.
-    """
+    """Return a rule of a target of qgraph by its id; reading the whole profile takes longer."""
     document = tomllib.loads(Path(__file__).with_name(f"{target}.toml").read_text("utf-8"))
     (table,) = (each for each in document["load"] if each.get("id") == name)
     return cast("LoadRule", made(LoadRule, table, ()))

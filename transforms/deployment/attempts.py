@@ -143,15 +143,9 @@ def best_form(
 
     The first attempt applies all passes, the second all but those that change the correspondence of
     layers, the third only exact passes; if only sizes are unknown, the third follows at once. If
-    regions exceed the limits, the passes run again without changing their layers and quantizers. If
-    no form is within the limits, the model is unchanged, and a note says why.
-
-    Args:
-        reference: the input.
-        profile: of the target.
-        request: the limits.
-        kept: patterns of layers into which no factors and biases are merged.
-        packed: see :func:`.pipeline.steps_for`.
+    regions exceed the limits, the passes run again without changing their layers and quantizers. No
+    factors and biases are merged into layers whose names patterns in ``kept`` match. If no form is
+    within the limits, the model is unchanged, and a note says why.
     """
     plain = reference.clone()
     plain.apply(as_pairs())
@@ -311,12 +305,8 @@ def portable(
 ) -> Attempt:
     """Return a model with quantizers as plain operators, which targets load in float.
 
-    Args:
-        reference: the input.
-        attempt: a model of which only the quantizers that the target refuses change; None to change
-            all quantizers of the input.
-        profile: of the target.
-        request: the limits.
+    Of an attempt, only the quantizers that the target refuses change; without one, all of the
+    input.
     """
     every = ConvertDialect(to="onnx", exact=Exactness.VALUES)
     if attempt is None:

@@ -213,13 +213,7 @@ def _gaining(
 ) -> Attempt:
     """Return the best form if it has more integer kernels; else only the changes needed to load it.
 
-    Args:
-        reference: the input.
-        profile: of the target.
-        request: the limits.
-        keep: patterns of layers into which no factors and biases are merged.
-        before: the report on the unchanged input.
-        runtime: of the target.
+    ``before`` is the report on the unchanged input.
     """
     if not before.layers and (loadable := _without_layers(reference, request, runtime)):
         return loadable

@@ -61,10 +61,8 @@ class Preference(Choice):
 def in_float(names: Collection[str], model: Model | None = None) -> list[Transform]:
     """Return the passes after which layers are computed in float.
 
-    Args:
-        names: of the layers.
-        model: the model, if their weights need not be stored codes: other weights stay, and the
-            data get a Max without effect.
+    The model is needed if their weights may be computed by quantizers: these stay, and the data get
+    a Max without effect.
     """
     nodes = "|".join(map(escaped, names))
     computed = [] if model is None else [n for n in computed_weights(model) if n in names]
@@ -154,15 +152,10 @@ _BETWEEN = frozenset({"Add", "Clip", "Identity", "Relu"})
 
 
 def decode_weights(model: Model, profile: Profile, report: Report) -> dict[str, QuantizedLayer]:
-    """Decode the weights of float layers that were measured to be slower on stored codes.
+    """Decode the weights of float layers that were measured to be slower on stored codes, in place.
 
-    Args:
-        model: changed in place; unchanged if it has no quantized layer.
-        profile: of the target.
-        report: gets an entry for each layer.
-
-    Returns:
-        The descriptions of the quantized layers among them before the change, by name.
+    Return the descriptions of the quantized layers among them before the change, by name. Without a
+    quantized layer nothing is done.
     """
     slow = {
         (name, codes)

@@ -108,21 +108,20 @@ def fix(
     within: Within = (),
     known: LintBaseline | None = None,
 ) -> LintFixes:
-    """Apply the passes that findings name as fixes, in place.
+    """Apply the passes that findings name as fixes, in place: all or none.
 
     A pass with an option ``nodes`` changes only the nodes that findings name. Any other pass
     changes all sites that it finds; its step lists the changed nodes that no finding names.
 
     A pass that keeps values is applied without a proof, because it compares every site. Any other
-    pass is applied only if the prover shows that the result is equal, or within ``within``.
+    pass is applied only if the prover shows that the result is equal, or within the limits.
 
     Args:
-        model: is changed, as a whole or not at all.
+        model: is changed.
         target: name or path of a profile.
         select: only these rules, as for :func:`qgraph.lint`.
         ignore: not these rules.
-        within: limits, see :meth:`qgraph.bound.Limit.parse`; without one, only proved results are
-            accepted.
+        within: limits, see :meth:`qgraph.bound.Limit.parse`.
         known: findings that are not fixed.
 
     Raises:

@@ -88,10 +88,7 @@ def _kernels(
 ) -> tuple[dict[str, _Taken], Collection[str]]:
     """Return the kernel of each quantized layer, by name, and all executed products.
 
-    Args:
-        model: the model.
-        runtime: the runtime, whose profile predicts kernels.
-        run: read kernels from the executed graph instead.
+    Kernels are predicted by the profile, or read from the executed graph with ``run``.
 
     Raises:
         ExecutionError: the runtime refuses the model.
@@ -144,11 +141,7 @@ def listed(
 ) -> Deployment:
     """Return the report of an attempt: its layers, their kernels and its figures.
 
-    Args:
-        reference: the input.
-        attempt: the attempt with the result.
-        runtime: of the target.
-        chosen: layers of the input that are left in float by choice, and why.
+    Layers of the input that are left in float by choice are ``chosen``, with the reason.
     """
     profile = runtime.profile
     result = attempt.model if attempt.report.count(SiteStatus.CHANGED) else reference
@@ -275,16 +268,10 @@ def _row(
     attempt: Attempt,
     readable: set[str],
 ) -> DeployedLayer:
-    """Return the line of one layer.
+    """Return the line of one layer of the input.
 
-    Args:
-        layer: the layer of the input.
-        names: names of its nodes up to the quantizer of its result, in both models.
-        taken: its kernel.
-        before: its integer kernel in the input.
-        attempt: the attempt with the result.
-        readable: nodes of quantizers in the result. A pass that could not read one of them came
-            before the passes that mended it.
+    Names are those of its nodes up to the quantizer of its result, in both models. A pass that
+    could not read a ``readable`` node came before the passes that mended it.
     """
     regions = [
         region

@@ -247,12 +247,7 @@ def weight_type(profile: Profile) -> CodeSign:
 
 
 def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
-    """Return whether zero points other than 0 are accepted, or it is unknown.
-
-    Args:
-        profile: of the target.
-        weights: zero points of weights, not of data.
-    """
+    """Return whether zero points other than 0, of weights or of data, are accepted or unknown."""
     rows = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
     zeros = {zero for k in rows for zero in (k.w if weights else k.x).zero or ()}
     return not zeros or not zeros <= _NONE

@@ -194,13 +194,7 @@ _SHOWN = 3
 
 
 def unquantized(model: Model, sites: Sequence[Site], layers: Collection[str]) -> dict[str, str]:
-    """Return why products of the main graph are not quantized layers, by name.
-
-    Args:
-        model: the model.
-        sites: its quantizers.
-        layers: names of its quantized layers.
-    """
+    """Return why products of the main graph are not among the quantized layers, by name."""
     coded = {site.y for site in sites}
     reasons = {}
     for node in model.nodes(*LAYERS):
@@ -248,13 +242,7 @@ def _reason(operand: ir.Value | None, coded: Collection[ir.Value]) -> str | None
 
 
 def proof_command(request: Bounding, source: str, result: str) -> str:
-    """Return the command line that repeats the proof of a deployment.
-
-    Args:
-        request: the options of bounds.
-        source: path of the input.
-        result: path of the deployed model.
-    """
+    """Return the command line that repeats the proof of a deployment from one path to another."""
     words = ["qgraph", "prove", source, result]
     for limit in request.limits:
         words += ["--within", str(limit)]
@@ -265,11 +253,7 @@ def proof_command(request: Bounding, source: str, result: str) -> str:
 
 
 def advice(document: Mapping[str, Any]) -> str:
-    """Return the most useful next step after a deployment, in one line.
-
-    Args:
-        document: the JSON report.
-    """
+    """Return the most useful next step after a deployment, by its JSON report, in one line."""
     left = [layer for layer in document["layers"] if layer["kernel"] is None]
     options = [f"{key}={value}" for key, value in document["session_options"].items()]
     measured = document["measured"]
@@ -348,14 +332,7 @@ def accuracy(
     inputs: Inputs,
     labels: npt.ArrayLike | None,
 ) -> Accuracy:
-    """Compare a deployed model with its input on data.
-
-    Args:
-        reference: the input of a deployment.
-        candidate: its result.
-        request: the limits of the deployment.
-        inputs: arrays by name, and options of random inputs.
-        labels: the labels of the rows; None if they are not known.
+    """Compare a deployed model with its input on data, and labels of the rows if they are known.
 
     Raises:
         OptionError: labels and outputs do not fit.

@@ -89,9 +89,7 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
 def _narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
     """Return the results of quantizers whose used codes are in the safe range, from real zero.
 
-    Args:
-        model: the model.
-        largest: the largest safe number, a power of two: 64 for codes from -64 to 63.
+    The largest safe number is a power of two: 64 for codes from -64 to 63.
     """
     bits = largest.bit_length()
     safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}

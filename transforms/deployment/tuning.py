@@ -116,12 +116,9 @@ class Tuning:
 
 
 def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: None) -> Tuning:
-    """Measure both forms of each distinct layer, each in a model of its own.
+    """Measure both forms of each distinct layer of a model in integer form, each in its own model.
 
-    Args:
-        model: the model in integer form.
-        timing: options of the measurement.
-        progress: called after each distinct layer.
+    ``progress`` is called after each of them.
 
     Raises:
         UnsupportedError: the runtime is not installed.

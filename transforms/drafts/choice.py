@@ -40,14 +40,7 @@ R = TypeVar("R", bound="Drafted")
 def entry(
     node: ir.Node, outcome: SiteStatus, reason: str | None = None, **fields: Any
 ) -> SiteReport:
-    """Return the report entry of a site, named by one of its nodes.
-
-    Args:
-        node: the node.
-        outcome: changed, kept or refused.
-        reason: why, or a remark.
-        fields: other fields of the entry.
-    """
+    """Return the report entry of a site, named by one of its nodes, with a reason or a remark."""
     return SiteReport(label(node), operator_name(node), "", outcome, reason=reason, **fields)
 
 
@@ -132,13 +125,8 @@ def choose(
     on. The exact level of a draft below ``exact`` is computed only if all drafts of its site are
     below it.
 
-    Args:
-        offers: sites with their drafts.
-        exact: the minimum level.
-        limit: the highest opset.
-        comparer: compares sites and drafts.
-        spell: writes the drafts of a site. Equal sites then have equal drafts, which are made and
-            compared once; for sites that differ in their scale only, they are made once.
+    With ``spell``, which writes the drafts of a site, equal sites have equal drafts, which are made
+    and compared once; for sites that differ in their scale only, they are made once.
     """
     tried, stored = [], 0
     for site, drafts in offers:
@@ -360,11 +348,8 @@ def carry_out(
 ) -> list[R]:
     """Raise the opset as needed by the plans, commit their drafts, and report every site.
 
-    Args:
-        model: is changed.
-        propose: yields the plans, with drafts by an editor, and the entries of all other sites. It
-            is called again if raising the opset rewrote a node of a plan.
-        report: gets an entry for each site.
+    ``propose`` yields the plans, with drafts by an editor, and the entries of all other sites. It
+    is called again if raising the opset rewrote a node of a plan.
     """
     editor = Editor(model.ir)
     plans, others = raised(model, lambda: propose(editor), report)

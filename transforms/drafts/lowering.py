@@ -75,16 +75,10 @@ def _labels(model: Model) -> set[str]:
 
 
 def lower_operators(model: Model, exact: Exactness, opset: int | None, report: Report) -> None:
-    """Write operators on codes in standard operators.
+    """Write operators on codes in standard operators, and report each.
 
     A product becomes DequantizeLinear, Conv or MatMul, and QuantizeLinear if that is equal at the
     level ``exact``, and exact sums between quantizers of scale 1 otherwise.
-
-    Args:
-        model: is changed.
-        exact: minimum level of equality.
-        opset: highest opset to use; None for the default of the passes.
-        report: gets an entry for each operator.
     """
     nodes = list(model.nodes())
     # The passes for operators on codes are imported only for models that have such operators.
@@ -107,13 +101,7 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
 
 
 def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
-    """Replace Cast, Sub and Mul that decode constants by DequantizeLinear.
-
-    Args:
-        model: is changed.
-        opset: highest opset to use; None for the default of the passes.
-        report: gets an entry for each constant.
-    """
+    """Replace Cast, Sub and Mul that decode constants by DequantizeLinear, and report each."""
     editor, limit = Editor(model.ir), ceiling(model.ir, opset)
     decisions = []
     for weight in decompressed(model.ir, limit):
@@ -135,10 +123,7 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
 def note_joined(model: Model, report: Report, *, constants: bool = False) -> None:
     """Move data movement from codes to after their DequantizeLinear, and report the number.
 
-    Args:
-        model: is changed.
-        report: gets a note with the number.
-        constants: whether constant codes are decoded before they move, which takes more memory.
+    Decoding ``constants`` before they move takes more memory.
     """
     if number := join_pairs(model.ir, constants=constants):
         report.notes.append(f"data movement was moved behind {number} DequantizeLinear")

@@ -77,14 +77,7 @@ def rebuild(
 ) -> None:
     """Commit the drafts that reach ``exact`` within opset ``limit``; report every node.
 
-    The opset is raised once, as far as needed.
-
-    Args:
-        model: is changed in place.
-        results: nodes to replace, and entries; raising the opset must not rewrite these nodes.
-        exact: minimum level of equality to accept.
-        report: gets an entry for each result.
-        limit: highest opset that may be used.
+    The opset is raised once, as far as needed; that must not rewrite the nodes to replace.
     """
     settled = [_settle(each, exact, limit) for each in results]
     chosen = [each for each in settled if isinstance(each, Rebuild)]
@@ -150,15 +143,9 @@ def replace_node(
     reason: str | None = None,
     heirs: Collection[str] = (),
 ) -> None:
-    """Commit a draft in place of a node, and report it.
+    """Commit a draft in place of a node, or of several of which it is the last, and report it.
 
-    Args:
-        node: the node, or the last of several.
-        draft: the new nodes.
-        verdict: verdict on both.
-        report: gets an entry.
-        reason: a remark on the entry.
-        heirs: operators; the first new node with one of them gets the name and metadata.
+    The first new node of an operator in ``heirs`` gets the name and metadata.
     """
     heir = next((each for each in draft.nodes if each.op_type in heirs), None)
     spelling = draft.spelling
@@ -171,11 +158,9 @@ def replace_node(
 def inferred_operands(
     model: Model, wanted: Callable[[ir.Node], bool]
 ) -> AbstractContextManager[None]:
-    """Set inferred types and shapes of inputs of nodes within the block.
+    """Set inferred types and shapes of inputs of wanted nodes within the block.
 
-    Args:
-        model: values of its main graph and of subgraphs are treated.
-        wanted: returns whether to set them for the inputs of a node.
+    Nodes in functions are not treated.
     """
     nodes = ir.traversal.RecursiveGraphIterator(model.ir.graph)
     values = [value for node in nodes if wanted(node) for value in node.inputs if value]

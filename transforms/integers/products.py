@@ -69,10 +69,8 @@ def lower_exactly(product: Product) -> Found:
 def lower_to_reals(product: Product, *, subtracts: bool = False) -> Rebuild:
     """Return the lowering of an operator to real numbers, and its verdict.
 
-    Args:
-        product: the operator.
-        subtracts: write the zero point of the first factor as a Sub; see
-            :func:`qgraph.graph.opset.versions.refused_decoders`.
+    ``subtracts``: write the zero point of the first factor as a Sub; see
+    :func:`qgraph.graph.opset.versions.refused_decoders`.
 
     Raises:
         ValueError: QuantizeLinear or DequantizeLinear cannot have its parameters.
@@ -98,14 +96,7 @@ _NO_KERNEL = (
 
 
 def raise_product(end: ir.Node, *, microsoft: bool) -> Rebuild | Refusal | None:
-    """Return the raising of a product that ends in a QuantizeLinear or Cast to one operator.
-
-    Args:
-        end: the QuantizeLinear, or the Cast to int32.
-        microsoft: whether operators of com.microsoft are allowed.
-
-    Returns:
-        None if there is no product before the node.
+    """Return the raising of a product before a QuantizeLinear or Cast to int32; None without one.
 
     Raises:
         OperatorError: the product has no integer form.

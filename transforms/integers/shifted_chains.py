@@ -116,12 +116,8 @@ class CodeChain:
     ) -> None:
         """Add a number to all codes and store them in another type.
 
-        Args:
-            type_name: the type.
-            editor: makes constants.
-            step: the number; None for half of the range, which converts between signed and
-                unsigned.
-            shares: whether equal constants become one, for graphs without functions.
+        Without a step, it is half of the range, which converts between signed and unsigned. Equal
+        constants become one if ``shares`` is set, for graphs without functions.
         """
         if step is None:
             step = int(FORMATS[type_name].lo - FORMATS[self.kind].lo)
@@ -290,12 +286,9 @@ def is_same_width(one: str, other: str) -> bool:
 
 
 def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -> None:
-    """Change signed codes to unsigned codes with the same values.
+    """Change signed codes to unsigned codes with the same values, if they can be.
 
-    Args:
-        model: is changed.
-        decoders: the DequantizeLinear nodes whose codes are changed, if they can be.
-        report: gets a note with the number of changed nodes.
+    These are the codes of some DequantizeLinear. A note in the report has their number.
     """
     editor, changed = Editor(model.ir), 0
     for chain in list(code_chains(model)) if decoders else ():
@@ -321,13 +314,8 @@ def shift_activations(
 ) -> None:
     """Shift all codes of data that have the width of ``type_name``; do nothing if it names no type.
 
-    Args:
-        model: is changed.
-        type_name: the type.
-        report: gets an entry for each QuantizeLinear.
-        symmetric: whether codes with zero point 0 are shifted too; without, only at a Concat.
-        centre: whether zero points become 0.
-        products: whether only first factors of products of data are shifted.
+    Without ``symmetric``, codes with zero point 0 are shifted only at a Concat. With ``centre``,
+    zero points become 0. With ``products``, only first factors of products of data are shifted.
     """
     editor, opset = Editor(model.ir), model.ir.opset_imports.get("", 0)
     for chain in list(code_chains(model)):

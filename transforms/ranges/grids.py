@@ -243,8 +243,7 @@ def largest_change(
             parameters of that function.
         levels: of the FakeQuantize.
         after: ``after(x, row)`` gives the values of the other function at ``x`` ``[n]``, by a row
-            of the table. It is monotone between the points in the row, the one after the point
-            included.
+            of the table. It is monotone between the points, the one after each point included.
         others: number of these points.
         inside: search only inputs within the input range.
     """

@@ -32,12 +32,6 @@ def fold_blocks(model: Model, exact: Exactness, limit: int, report: Report) -> N
 
     The codes are the results of the operator, divided by the power of two of their block. The
     results are compared with what DequantizeLinear decodes.
-
-    Args:
-        model: is changed.
-        exact: minimum level of equality.
-        limit: highest opset to use.
-        report: gets an entry for each operator.
     """
     nodes = [node for node in model.nodes() if block_format(node) and _data(node) is not None]
     imports = versions_of(model.ir.opset_imports)
@@ -100,12 +94,7 @@ _STORED = Verdict(Exactness.BITS, Method.CONSTANT, reason="its codes are stored"
 
 
 def fold_constant_codes(model: Model, report: Report) -> None:
-    """Store the codes of a QuantizeLinear of a constant, if no DequantizeLinear decodes them.
-
-    Args:
-        model: is changed.
-        report: gets an entry for each node that is replaced by its codes.
-    """
+    """Store the codes of a QuantizeLinear of a constant, if no DequantizeLinear decodes them."""
     editor = Editor(model.ir)
     for node in list(model.nodes("QuantizeLinear")):
         x, y = node.inputs[0], node.outputs[0]

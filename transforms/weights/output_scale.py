@@ -64,13 +64,7 @@ class Scaling:
         return len(shape)
 
     def scale(self, node: ir.Node, index: int, factor: Float64, *, grows: bool = False) -> None:
-        """Multiply a constant input of a node.
-
-        Args:
-            node: the node.
-            index: of the input.
-            factor: to multiply with.
-            grows: whether the constant may be broadcast to the shape of the factor.
+        """Multiply a constant input of a node; it ``grows`` if it may be broadcast to the factor.
 
         Raises:
             Stuck: it is not constant, is no float32, leaves the range of float32, or would grow.
@@ -131,13 +125,9 @@ _TWICE = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
 
 
 def scaling(value: ir.Value, user: ir.Node, factor: Float64, facts: Facts) -> Scaling:
-    """Return the replacements of constants that multiply ``value`` by a factor.
+    """Return the replacements of constants that multiply ``value``, which only ``user`` reads.
 
-    Args:
-        value: an input of ``user``, the only node that reads it.
-        user: a node.
-        factor: positive; broadcasts to the value.
-        facts: inferred types and shapes.
+    The factor is positive, and broadcasts to the value.
 
     Raises:
         Stuck: no operator absorbs the factor, or one in between does not commute with it.

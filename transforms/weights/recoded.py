@@ -70,12 +70,8 @@ def recode(
 ) -> None:
     """Store weights of up to 8 bits anew, raise the opset as far as needed, and report each.
 
-    Args:
-        model: is changed.
-        opset: the highest opset to raise it to; None for the default.
-        report: gets an entry for each weight.
-        choice: returns the new storage of codes, from the range of their numbers; an explained
-            reason to refuse; or another text, or None, to keep them.
+    ``choice`` returns the new storage of codes, from the range of their numbers; an explained
+    reason to refuse; or another text, or None, to keep them.
     """
 
     def planned(editor: Editor) -> Iterator[Decision | SiteReport]:
@@ -214,10 +210,7 @@ def _size_summary(stored: Stored, chosen: Recoding) -> SizeSummary:
 def is_taken(decode: ir.Node, operators: str = "*", nodes: str = "*") -> bool:
     """Return whether a selected operator uses codes, also after movement, but not as its bias.
 
-    Args:
-        decode: the node that decodes the codes.
-        operators: patterns of the types of operators.
-        nodes: patterns of their names, see :func:`qgraph.transforms.base.selects`.
+    Operators and names are patterns, see :func:`qgraph.transforms.base.selects`.
     """
     if operators == nodes == "*":
         return True

@@ -68,9 +68,7 @@ class WeightScaling:
     def scaled(self, value: ir.Value, factor: Float64) -> ir.Value:
         """Return ``value * factor`` as an operand of drafted nodes.
 
-        Args:
-            value: computed from constants.
-            factor: of the rank of ``value``; broadcasts to its shape.
+        The value is computed from constants; the factor has its rank, and broadcasts to its shape.
 
         Raises:
             Stuck: no constant absorbs the factor.
@@ -289,16 +287,10 @@ def compact(factor: Float64) -> Float64:
 
 
 def rounded(exact: Array, dtype: np.dtype[Any], what: str, *, normal: Mask | bool = False) -> Array:
-    """Return numbers in another type, each rounded once.
-
-    Args:
-        exact: float64.
-        dtype: a floating type.
-        what: name of the numbers in messages.
-        normal: mask of numbers that must not be zero or subnormal.
+    """Return float64 numbers in another floating type, each rounded once.
 
     Raises:
-        Stuck: a number is not finite in the type, or not normal.
+        Stuck: a number is not finite in the type, or zero or subnormal where it must be ``normal``.
     """
     wide = np.asarray(exact, np.float64)
     with np.errstate(all="ignore"):

@@ -211,12 +211,9 @@ class Recoding:
 
 
 def recodings(stored: Stored, span: NumberRange, kinds: Sequence[str] | None) -> Iterator[Recoding]:
-    """Yield the possible recodings, best first.
+    """Yield the possible recodings of codes in a range, best first.
 
-    Args:
-        stored: the codes.
-        span: the range of the codes.
-        kinds: types to try; None for all from the narrowest up to the type that they have.
+    Without kinds, all types are tried from the narrowest up to the one that they have.
     """
     now = FORMATS[stored.stream.kind]
     if kinds is None:
@@ -265,13 +262,7 @@ def merged(stored: Stored, recoding: Recoding) -> Recoding:
 
 
 def needed_opset(stored: Stored, recoding: Recoding, *, rows: bool = False) -> int:
-    """Return the minimum opset whose DequantizeLinear supports ``recoding``.
-
-    Args:
-        stored: the codes.
-        recoding: the new storage.
-        rows: whether blocks become rows.
-    """
+    """Return the minimum opset whose DequantizeLinear supports a recoding, maybe as rows."""
     type_name = stored.scale_type
     needed = [QDQ_SINCE[recoding.kind]]
     if recoding.axis is not None:

@@ -143,11 +143,7 @@ class WeightedSum:
         return factor.reshape(sizes)
 
     def sums(self, offset: Float64, weights: Array) -> Float64:
-        """Return what an offset of the data adds to the output channels.
-
-        Args:
-            offset: one number for each channel of the data.
-            weights: the weights that multiply the data.
+        """Return what an offset of each channel of the data adds to the output channels.
 
         Raises:
             Stuck: the sum differs between positions of the output.

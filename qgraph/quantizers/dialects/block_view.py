@@ -68,9 +68,7 @@ class BlockView:
 def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
     """Return the view in which no entry of ``parameters`` is repeated along a second axis.
 
-    Args:
-        shape: shape of the data, None for an unknown dimension.
-        parameters: arrays that broadcast to the data.
+    The parameters broadcast to data of a shape with None for an unknown dimension.
     """
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     fits = blocks.fits(joint, shape)

@@ -266,11 +266,7 @@ class SiteWriter:
         return seen
 
     def begin(self, constant: Array | None = None) -> tuple[Draft, Operand]:
-        """Return an empty draft, and the data as float values.
-
-        Args:
-            constant: array to use instead of the data, of the same shape.
-        """
+        """Return an empty draft, and the data, or a constant of the same shape, as float values."""
         draft = self._editor.draft(self.site)
         if self._decoded is not None:
             sizes = tuple(size or 0 for size in self.shape)
@@ -326,11 +322,7 @@ def written(
 ) -> Iterator[Draft]:
     """Yield the drafts of the writer for the type of the quantizer, if there is one.
 
-    Args:
-        site: the quantizer.
-        editor: makes the drafts.
-        writers: by the type of quantizer.
-        later: do not read large codes in files for drafts that are equal by construction.
+    With ``later``, large codes in files are not read for drafts that are equal by construction.
     """
     writer = writers.get(type(site.meaning))
     if writer is None:

@@ -60,10 +60,8 @@ class Layout:
 def layout_of(data: OpenShape | None, *parameters: Array) -> Layout | None:
     """Return the common layout of all ``parameters``, or None if Q/DQ cannot express it.
 
-    Args:
-        data: shape of the data, None where its rank is unknown; the axis is then counted from
-            the end.
-        parameters: arrays that broadcast to the data.
+    The parameters broadcast to the data. If the shape of the data is None, its rank is unknown, and
+    the axis is counted from the end.
     """
     if not any(parameter.shape for parameter in parameters):
         return Layout(None, 0, ())

@@ -127,10 +127,7 @@ def _single(write: SiteWriter, meaning: Affine) -> Iterator[Draft]:
 def _stored(write: SiteWriter, affine: Affine, meaning: Affine) -> Iterator[Draft]:
     """Yield a constant as integers that a FakeQuantize does not change.
 
-    Args:
-        write: writes the drafts.
-        affine: the quantizer.
-        meaning: the same, with its codes counted from the zero point if they can be.
+    ``meaning`` is the quantizer with its codes counted from the zero point, if they can be.
     """
     rule = meaning.to_real
     if write.is_later:

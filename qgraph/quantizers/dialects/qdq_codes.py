@@ -63,13 +63,7 @@ _MOST_LEVELS = 1 << 22
 
 
 def packed(site: Site, editor: Editor, scales: Scales = Scales.FLOAT) -> Iterator[Draft]:
-    """Yield drafts that store the constant of a quantizer as codes, smallest type first.
-
-    Args:
-        site: the quantizer.
-        editor: makes the drafts.
-        scales: types that scales may be stored in.
-    """
+    """Yield drafts that store the constant of a quantizer as codes, smallest type first."""
     layout = laid_out(site) if site.weight is not None and site.weight.size else None
     if layout is None:
         return

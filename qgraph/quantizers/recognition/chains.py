@@ -77,11 +77,8 @@ def chain_of(
 ) -> Chain:
     """Return the longest step chain that ends in ``expression``.
 
-    Args:
-        expression: the end of the chain.
-        memory: cache for the same expressions.
-        most_roundings: maximum number of roundings in the chain.
-        ends: returns whether to end the chain before given steps, the first of which divides.
+    It has at most some roundings, and ends before steps, the first of which divides, for which
+    ``ends`` is true. The memory is a cache for the same expressions.
     """
     memory = memory or Memory()
     roundings = 0

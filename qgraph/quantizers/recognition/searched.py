@@ -48,9 +48,8 @@ class Elementwise:
 def searched(nodes: Iterable[ir.Node], alone: Container[str]) -> list[ir.Node]:
     """Return the elementwise nodes that a quantizer of several nodes may contain, in their order.
 
-    Args:
-        nodes: all nodes of a graph, in topological order, those of subgraphs included.
-        alone: names of operators that are quantizers by themselves.
+    The nodes are all of a graph, in topological order, those of subgraphs included; operators
+    ``alone`` are quantizers by themselves.
     """
     connects = Elementwise()
     elementwise = [node for node in nodes if connects(node)]
@@ -123,9 +122,9 @@ def connected_to_constants(
 ) -> list[ir.Node]:
     """Return the nodes connected to a node whose first input is constant, in order.
 
-    Args:
-        nodes: of a graph and its subgraphs.
-        connects: whether a quantizer may contain a node.
+    A quantizer consists of connected elementwise nodes, or of nodes that are quantizers themselves.
+    If none of the connected nodes has a constant as its first input, none of them quantizes a
+    constant.
     """
     reached = connected([n for n in nodes if _takes_constant(n) and connects(n)], connects)
     return [node for node in nodes if node in reached]

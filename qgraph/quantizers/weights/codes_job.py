@@ -82,11 +82,8 @@ class Coding:
     def codes(self, values: Array, data: Array, scale: Array, box: Box) -> Array:
         """Return the code of each value, in a NumPy type that can represent it.
 
-        Args:
-            values: results of the quantizer.
-            data: inputs of the quantizer.
-            scale: :attr:`scale` of these elements.
-            box: corner and sizes of the piece in the weight.
+        Values are the results of the quantizer on the data, which are in a box of the weight: its
+        corner and sizes. ``scale`` is :attr:`scale` of these elements.
         """
         form = FORMATS[self.kind]
         if not isinstance(form, IntFormat):

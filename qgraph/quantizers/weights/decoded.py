@@ -50,12 +50,7 @@ class DecodedCodes:
 
     @classmethod
     def of(cls, region: Region, codes: Stream | None) -> DecodedCodes | None:
-        """Return a job that writes the values of large codes; None for codes in memory.
-
-        Args:
-            region: the nodes that decode the codes.
-            codes: their input.
-        """
+        """Return a job that writes what a region makes of large codes; None for codes in memory."""
         form = None if codes is None else FORMATS.get(codes.kind)
         if codes is None or form is None or form.bits > _MOST_BITS:
             return None
@@ -99,11 +94,7 @@ class DecodedCodes:
     ) -> Exactness | None:
         """Return the level at which a draft keeps the values of all codes; None if unknown.
 
-        Args:
-            nodes: operators of ``x``.
-            x: the codes, or the result of ``given``.
-            y: the result.
-            given: None for the codes themselves.
+        The nodes compute ``y`` from ``x``: the codes, or the result of the operators ``given``.
         """
         shape = () if x.shape is None else tuple(int(size) for size in x.shape.numpy())
         program = ElementProgram.of(nodes, x, y, shape)

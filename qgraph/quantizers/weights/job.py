@@ -99,15 +99,10 @@ class CodeWriter:
         self._rest = np.empty(0, np.uint8)
 
     def write(self, codes: Array, *, is_last: bool, checks: bool = False) -> None:
-        """Write codes; an incomplete byte is kept for the next call.
-
-        Args:
-            codes: in a type that holds one code in each element.
-            is_last: whether no codes follow.
-            checks: unpack what was packed, and compare.
+        """Write codes, one in each element; an incomplete byte is kept unless they are the last.
 
         Raises:
-            ModelError: the codes were not packed as they should be.
+            ModelError: ``checks`` is set, and the codes were not packed as they should be.
         """
         if self._bits >= 8:
             self._put(codes.reshape(-1))

@@ -68,11 +68,7 @@ class LevelTable:
     ) -> LevelTable | None:
         """Return the table of a quantizer and its decoder; None if it has none, or is not equal.
 
-        Args:
-            quantize: what the quantizer's operators compute.
-            dequantize: what the decoder computes from the codes.
-            type_name: ONNX type of the codes.
-            ends: data beyond them, in steps, counts as clipped.
+        Codes have an ONNX type; data beyond ``ends``, in steps, counts as clipped.
         """
         plan, halves = quantize.stages(), quantize.split()
         if plan is None or halves is None:
@@ -103,13 +99,8 @@ class LevelTable:
     def read(self, data: Array, start: int, spread: Spread) -> tuple[Array, int] | None:
         """Return the codes of flat ``data``, which is overwritten, and how many were clipped.
 
-        Args:
-            data: ``[n]`` elements that are a box of :attr:`shape`.
-            start: index of the first element.
-            spread: memory for parameters.
-
-        Returns:
-            None if an element is NaN, which has no level.
+        The ``[n]`` elements from ``start`` on are a box of :attr:`shape`. None if one is NaN, which
+        has no level.
         """
         corner, sizes = box_at(self.shape, start, data.size)
         y = data.reshape(sizes)
@@ -135,12 +126,9 @@ class LevelTable:
         return count + (int(np.count_nonzero(steps > high)) if most > high else 0)
 
     def _proves(self, levels: Array, rest: _Applied, dequantize: _Applied) -> bool:
-        """Return whether the code of each level, with each parameter, decodes to its value.
+        """Return whether each of ``[n]`` levels, with each parameter, is the value of its code.
 
-        Args:
-            levels: ``[n]``.
-            rest: what follows the stages, and its parameters.
-            dequantize: what is made of the codes, and its parameters.
+        ``rest`` is what follows the stages, and ``dequantize`` what is made of the codes.
         """
         arrays = [*self.arrays, *rest[1], *dequantize[1]]
         most = math.prod(self.shape) // levels.size
@@ -222,12 +210,8 @@ def aligned(
 ) -> tuple[Shape, list[Array]] | None:
     """Return a shape of the data, cut so that each parameter broadcasts to it, and these arrays.
 
-    Args:
-        shapes: further shapes of the data, of which it is made by cutting axes.
-        parameters: of operators on the data, in any shape of it.
-
-    Returns:
-        None if there is no such shape, such as for a last block that is smaller than others.
+    The shape is made by cutting axes of ``shapes`` and of those of the parameters. None if there is
+    none, such as for a last block that is smaller than others.
     """
     views = [view for view in map(_viewed, parameters) if view is not None]
     shape = _common([*shapes, *(view for view, _ in views)])

@@ -112,11 +112,9 @@ class _Call:
         return self.compute(shaped, lambda parameter: parameter.at(corner, sizes))
 
     def compute(self, results: Sequence[Array], value: Callable[[Parameter], Array]) -> Array:
-        """Return the result for operands that broadcast together.
+        """Return the result for the data and earlier results, and the arrays of parameters.
 
-        Args:
-            results: the data and earlier results.
-            value: gives the array of a parameter.
+        All broadcast together.
         """
         arrays = [
             value(operand)
@@ -171,14 +169,7 @@ class ElementProgram:
     def of(
         cls, nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, shape: Shape
     ) -> ElementProgram | None:
-        """Return the function of ``nodes`` of ``x``; None if it is not elementwise.
-
-        Args:
-            nodes: in topological order.
-            x: the data.
-            y: the result.
-            shape: of ``x``.
-        """
+        """Return the function of nodes from ``x`` to ``y``; None if it is not elementwise."""
         index_of: dict[ir.Value, int] = {x: 0}
         shapes, calls = [shape], []
         arrays: dict[ir.Value, Array] = {}

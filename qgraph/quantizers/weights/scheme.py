@@ -180,12 +180,8 @@ def parameters(
     E8M0        scale = 2**(floor(log2(high)) - floor(log2(largest code)))
     E4M3        scale = E4M3(high / largest code / unit) * unit
 
-    Args:
-        low: lower end of each group, see :func:`spanned`.
-        high: upper end.
-        scheme: how weights are quantized.
-        unit: of E4M3 scales, see :func:`unit_of`.
-        factor: by which the scale is multiplied before it is stored.
+    The ends are those of :func:`spanned`, and the unit that of :func:`unit_of`. The scale is
+    multiplied by ``factor`` before it is stored.
 
     Source: scales of E8M0: OCP Microscaling Formats specification, version 1.0, section 6.3.
     """
@@ -230,12 +226,7 @@ def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: 
     minifloats  code = the nearest one to w / scale, saturating
     y = (code - zero_point) * scale                        rounded to the type of the result
 
-    Args:
-        w: weights, of any shape.
-        chosen: broadcasts to ``w``.
-        scheme: how weights are quantized.
-        y: in the shape of ``w``, to be written.
-        codes: likewise.
+    ``y`` and ``codes`` have the shape of ``w``, and the chosen parameters broadcast to it.
     """
     form, clipped = FORMATS[scheme.codes], 0
     np.divide(w, chosen.scale, out=y)
