@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
-from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset import versions
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
@@ -68,8 +69,8 @@ class CanonicalOperators(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Apply each rule to each node that it matches."""
-        facts, opset = dict(infer(model.ir)), model.ir.opset_imports.get("", 0)
-        editor = Editor(model.ir)
+        opset = model.ir.opset_imports.get("", 0)
+        graph = _Graph(Editor(model.ir), dict(infer(model.ir)), opset)
         for node in list(model.nodes()):
             rule = _RULES.get(node.op_type)
             if rule is None or node.graph is None or node.domain not in LINEAR_DOMAINS:
@@ -77,16 +78,28 @@ class CanonicalOperators(Transform):
             form, draft_of, verdict = rule
             if self.forms not in (CanonicalForm.ALL, form):
                 continue
-            draft = draft_of(node, editor, facts, opset)
+            draft = draft_of(node, graph)
             if draft is None:
                 continue
-            facts[draft.y] = facts.get(draft.region.y, UNKNOWN)
+            graph.facts[draft.y] = graph.fact(draft.region.y)
             reason = None if verdict.exactness else _BOUND
             replace_node(node, draft, verdict, report, reason=reason, heirs=_NAMED)
 
 
-def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
-    del opset
+@dataclass(frozen=True)
+class _Graph:
+    """What the rules know of the graph."""
+
+    editor: Editor
+    facts: dict[ir.Value, Fact]
+    opset: int
+
+    def fact(self, value: ir.Value | None) -> Fact:
+        """Return the type and shape of a value."""
+        return UNKNOWN if value is None else self.facts.get(value, UNKNOWN)
+
+
+def _gemm(node: ir.Node, graph: _Graph) -> Draft | None:
     x, w = node.inputs[:2]
     users = list(node.outputs[0].consumers())
     if x is None or w is None or len(users) != 1 or node.outputs[0].is_graph_output():
@@ -95,8 +108,8 @@ def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
     others = [v for v in add.inputs if v is not None and v is not node.outputs[0]]
     if add.op_type != "Add" or add.domain or len(others) != 1 or not _decodes(w):
         return None
-    ranks = [facts.get(value, UNKNOWN).rank for value in (x, w)]
-    summand, sizes = facts.get(others[0], UNKNOWN).shape, facts.get(w, UNKNOWN).shape
+    ranks = [graph.fact(value).rank for value in (x, w)]
+    summand, sizes = graph.fact(others[0]).shape, graph.fact(w).shape
     if ranks != [2, 2] or not summand or sizes is None or not _decodes(x):
         return None
     bias = constant_expression(others[0])
@@ -105,18 +118,17 @@ def _gemm(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
         return None
     if set(rows) - {1}:
         return None
-    draft = editor.draft(Region(x, add.outputs[0], (node, add)))
+    draft = graph.editor.draft(Region(x, add.outputs[0], (node, add)))
     stored = others[0] if bias is None or not rows else draft.constant(bias.reshape(-1), "bias")
     return draft.giving(draft.node("Gemm", [draft.x, w, stored], dtype=add.outputs[0].dtype))
 
 
-def _factors(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
-    del facts, opset
+def _factors(node: ir.Node, graph: _Graph) -> Draft | None:
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     x, w, bias = inputs_of(node, 3)
     if alpha == beta == 1 or x is None or w is None or not _decodes(x):
         return None
-    draft = editor.draft(Region(x, node.outputs[0], (node,)))
+    draft = graph.editor.draft(Region(x, node.outputs[0], (node,)))
     operands = [draft.x, _scaled(draft, w, alpha)]
     if bias is not None:
         operands.append(_scaled(draft, bias, beta))
@@ -149,10 +161,10 @@ def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
     return draft.copy(decoder, operands)
 
 
-def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
+def _pool(node: ir.Node, graph: _Graph) -> Draft | None:
     x, y = node.inputs[0], node.outputs[0]
-    rank = None if x is None else facts.get(x, UNKNOWN).rank
-    if opset >= _AXES_SINCE:
+    rank = graph.fact(x).rank
+    if graph.opset >= _AXES_SINCE:
         axes = constant_expression(input_of(node, 1))
         reduced = None if axes is None else axes.tolist()
     else:
@@ -161,37 +173,35 @@ def _pool(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | No
         return None
     if sorted(axis % rank for axis in reduced) != list(range(2, rank)):
         return None
-    draft = editor.draft(Region(x, y, (node,)))
+    draft = graph.editor.draft(Region(x, y, (node,)))
     pooled = draft.node("GlobalAveragePool", [draft.x], dtype=y.dtype or x.dtype)
     if not node.attributes.get_int("keepdims", 1):
         pooled = _reshaped(draft, pooled, [0, -1])
     return draft.giving(pooled)
 
 
-def _window(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
-    del opset
+def _window(node: ir.Node, graph: _Graph) -> Draft | None:
     x, y = node.inputs[0], node.outputs[0]
-    shape = None if x is None else facts.get(x, UNKNOWN).shape
+    shape = graph.fact(x).shape
     get = node.attributes.get_ints
     kernel = tuple(get("kernel_shape", ()))
     is_plain = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
     is_plain = is_plain and not any(get("pads", ())) and set(get("dilations", (1,))) == {1}
     if x is None or shape is None or not is_plain or kernel != shape[2:] or not _decodes(x):
         return None
-    draft = editor.draft(Region(x, y, (node,)))
+    draft = graph.editor.draft(Region(x, y, (node,)))
     return draft.giving(draft.node("GlobalAveragePool", [draft.x], dtype=y.dtype or x.dtype))
 
 
-def _flatten(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
-    del opset
+def _flatten(node: ir.Node, graph: _Graph) -> Draft | None:
     x, y = node.inputs[0], node.outputs[0]
-    fact: Fact = UNKNOWN if x is None else facts.get(x, UNKNOWN)
+    fact = graph.fact(x)
     if x is None or fact.rank is None or fact.rank < 2 or not _decodes(x):
         return None
     # Without elements, -1 stands for no certain size.
     if node.attributes.get_int("axis", 1) % fact.rank != 1 or 0 in (fact.shape or ()):
         return None
-    draft = editor.draft(Region(x, y, (node,)))
+    draft = graph.editor.draft(Region(x, y, (node,)))
     return draft.giving(_reshaped(draft, draft.x, [0, -1]))
 
 
@@ -200,8 +210,7 @@ def _reshaped(draft: Draft, value: ir.Value, sizes: list[int]) -> ir.Value:
     return draft.node("Reshape", [value, shape], dtype=value.dtype)
 
 
-def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
-    del facts
+def _point(node: ir.Node, graph: _Graph) -> Draft | None:
     x, codes = node.inputs[0], code_type(node)
     scale = constant_expression(node.inputs[1])
     if any(value is not None for value in node.inputs[2:]) or x is None or scale is None:
@@ -210,12 +219,12 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
     if codes is None or not (is_signed or codes in _UNSIGNED):
         return None
     # ONNX Runtime copies signed pairs with zero points over movement, and then refuses them.
-    is_new = opset >= versions.SIGNED_CODES_SINCE
+    is_new = graph.opset >= versions.SIGNED_CODES_SINCE
     ends = [node.outputs[0]] if node.op_type == _DECODER else []
     ends += [user.outputs[0] for user in node.outputs[0].consumers() if user.op_type == _DECODER]
     if is_signed and is_new and any(map(versions.is_copied_over, ends)):
         return None
-    draft = editor.draft(Region(x, node.outputs[0], (node,)))
+    draft = graph.editor.draft(Region(x, node.outputs[0], (node,)))
     zero = draft.constant(np.zeros(scale.shape, codes.numpy()), "zero_point")
     operands = [draft.x, node.inputs[1], zero]
     if node.op_type == _DECODER:
@@ -223,8 +232,7 @@ def _point(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | N
     return draft.giving(draft.copy(node, operands, {"output_dtype": None}, dtype=codes))
 
 
-def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | None:
-    del facts, opset
+def _factor(node: ir.Node, graph: _Graph) -> Draft | None:
     constants = [None if v is None else constant_expression(v) for v in node.inputs]
     data = [index for index, factor in enumerate(constants) if factor is None]
     if len(data) != 1 or (node.op_type == "Div" and data != [0]):
@@ -241,7 +249,7 @@ def _factor(node: ir.Node, editor: Editor, facts: Facts, opset: int) -> Draft | 
     is_one = factor is not None and factor.size == 1 and factor.ndim <= 1
     if value is None or factor is None or not (moves and is_one and _is_sum(value)):
         return None
-    draft = editor.draft(Region(value, node.outputs[0], (*moves, node)))
+    draft = graph.editor.draft(Region(value, node.outputs[0], (*moves, node)))
     operands = [draft.x, draft.constant(factor.reshape(()), "factor")]
     scaled = draft.node(node.op_type, operands[:: 1 - 2 * data[0]], dtype=dtype)
     for move in moves:
@@ -274,7 +282,7 @@ _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _BETWEEN = _MOVES | {"GlobalAveragePool", "AveragePool", "MaxPool", "Relu"}
 
-_Rule = Callable[[ir.Node, Editor, Facts, int], Draft | None]
+_Rule = Callable[[ir.Node, _Graph], Draft | None]
 _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
     "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
     "Gemm": (CanonicalForm.GEMM, _factors, Verdict()),

@@ -14,30 +14,33 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
-from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.inference.walk import Facts
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.scopes import input_of, nodes_of, owners
+from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.values import compare_values
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import TO_FLOAT32
-from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
+from qgraph.reasons import NO_OPERATOR, UNSUPPORTED_TYPE
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, selects, transform
+from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
     carry_out,
     entry,
-    label,
-    opset_reason,
-    refused,
 )
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
-from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum, decoders
+from qgraph.transforms.weights.weighted_sums import (
+    OPERATORS,
+    WeightedSum,
+    decoders,
+    expect_opset,
+    plans_of,
+)
 
 _MOST = 2**31 - 1
 _ROUNDINGS = 2.0**-22
@@ -74,19 +77,8 @@ class QuantizeBias(Transform):
             carry_over(plan.node, plan.draft.nodes[-1])
 
     def _plan(self, model: Model, editor: Editor) -> Iterator[_Bias | SiteReport]:
-        facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
-        for owner in owners(model.ir):
-            nodes = list(nodes_of(owner))
-            known = KnownValues.of(owner)
-            for node in nodes:
-                if not selects(self.nodes, label(node)):
-                    continue
-                try:
-                    planned = _planned(node, known, facts, editor, limit)
-                except Stuck as stuck:
-                    planned = refused(node, explained(stuck.reason, UNSUITED_WEIGHT))
-                if planned is not None:
-                    yield planned
+        plan = functools.partial(_planned, editor=editor, limit=ceiling(model.ir, self.opset))
+        return plans_of(model, self.nodes, plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +144,7 @@ class _Bias(OfDraft):
         attributes = {"axis": 0} if scale.ndim else {}
         draft.needs(AXIS_SINCE if scale.ndim else 1)
         decoded = draft.node("DequantizeLinear", numbers, attributes, dtype=layer.dtype)
-        operands: list[Operand | None] = [
-            draft.x if value is data else value for value in node.inputs
-        ]
+        operands: list[Operand | None] = [draft.x if v is data else v for v in node.inputs]
         operands[index] = decoded
         draft.giving(draft.copy(node, operands, dtype=layer.dtype))
         return cls(layer, node, bias, codes, scale, draft=draft)
@@ -187,21 +177,20 @@ class _Bias(OfDraft):
 
 
 def _planned(
-    node: ir.Node, known: KnownValues, facts: Facts, editor: Editor, limit: int
-) -> _Bias | SiteReport | None:
-    """Return the codes of a node's bias, or an entry of the report; None if it has no such bias."""
+    node: ir.Node, known: KnownValues, facts: Facts, *, editor: Editor, limit: int
+) -> Iterator[_Bias | SiteReport]:
+    """Yield the codes of a node's bias, or an entry of the report; nothing without such a bias."""
     bias_input = _bias_input(node, known, facts)
     pair = None if bias_input is None else decoders(node)
     layer = None if pair is None else WeightedSum.of(node, known, facts)
     if bias_input is None or pair is None or layer is None:
-        return None
+        return
     if _is_coded(present(*bias_input), layer, pair):
-        return entry(node, SiteStatus.KEPT, "its bias is int32 codes")
+        yield entry(node, SiteStatus.KEPT, "its bias is int32 codes")
+        return
     bias = _Bias.of(layer, bias_input, pair, known, facts, editor)
-    if bias.opset > limit:
-        bias.draft.discard()
-        raise Stuck(opset_reason("one scale for each channel", bias.opset, limit))
-    return bias
+    expect_opset(bias.draft, limit)
+    yield bias
 
 
 def _bias_input(node: ir.Node, known: KnownValues, facts: Facts) -> tuple[ir.Node, int] | None:

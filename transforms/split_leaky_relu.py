@@ -13,23 +13,20 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.inference.walk import Facts
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.schema import LINEAR_DOMAINS
-from qgraph.graph.scopes import input_of, nodes_of, owners
+from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
-from qgraph.reasons import NO_OPERATOR, UNSUITED_WEIGHT, explained
+from qgraph.quantizers.movement import is_linear
+from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, selects, transform
+from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
     carry_out,
     entry,
-    label,
-    opset_reason,
-    refused,
 )
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -39,7 +36,7 @@ from qgraph.transforms.weights.scaled_weights import (
     compact,
     present,
 )
-from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders
+from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders, expect_opset, plans_of
 
 _INTEGERS_SINCE = 12
 """The opset since which Max takes codes."""
@@ -73,34 +70,21 @@ class SplitLeakyRelu(Transform):
             plan.first.outputs[0].name = plan.layer.outputs[0].name
 
     def _plan(self, model: Model, editor: Editor) -> Iterator[_Maximum | SiteReport]:
-        facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
-        for owner in owners(model.ir):
-            known = KnownValues.of(owner)
-            for chain in _chains(list(nodes_of(owner))):
-                if not selects(self.nodes, label(chain[0])):
-                    continue
-                try:
-                    yield from _Maximum.of(chain, known, facts, editor, limit)
-                except Stuck as stuck:
-                    yield refused(chain[0], explained(stuck.reason, UNSUITED_WEIGHT))
+        plan = functools.partial(_Maximum.of, editor=editor, limit=ceiling(model.ir, self.opset))
+        return plans_of(model, self.nodes, plan)
 
 
 _Chain = tuple[ir.Node, ir.Node, ir.Node]
 """A layer, the function of its result, and the QuantizeLinear of that."""
 
 
-def _chains(nodes: list[ir.Node]) -> Iterator[_Chain]:
-    for node in nodes:
-        bent = _only_reader(node) if decoders(node) is not None else None
-        if bent is None or bent.domain or bent.op_type not in ("LeakyRelu", "PRelu"):
-            continue
-        encode = _only_reader(bent)
-        if (
-            encode is not None
-            and encode.op_type == "QuantizeLinear"
-            and encode.domain in LINEAR_DOMAINS
-        ):
-            yield node, bent, encode
+def _chain(node: ir.Node) -> _Chain | None:
+    bent = _only_reader(node) if decoders(node) is not None else None
+    if bent is None or bent.domain or bent.op_type not in ("LeakyRelu", "PRelu"):
+        return None
+    encode = _only_reader(bent)
+    is_encoded = encode is not None and is_linear(encode, "QuantizeLinear")
+    return (node, bent, encode) if encode is not None and is_encoded else None
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
@@ -128,25 +112,22 @@ class _Maximum(OfDraft):
 
     @classmethod
     def of(
-        cls, chain: _Chain, known: KnownValues, facts: Facts, editor: Editor, limit: int
+        cls, node: ir.Node, known: KnownValues, facts: Facts, *, editor: Editor, limit: int
     ) -> Iterator[_Maximum]:
-        """Yield the form without the function.
+        """Yield the form of a layer without the function behind it, if it has one.
 
         Raises:
-            Stuck: there is none.
+            Stuck: there is no such form.
         """
-        node, bent, encode = chain
-        layer = WeightedSum.of(node, known, facts)
-        if layer is None or layer.weights != 1:
+        chain = _chain(node)
+        layer = None if chain is None else WeightedSum.of(node, known, facts)
+        if chain is None or layer is None or layer.weights != 1:
             return
+        _, bent, encode = chain
         slopes = layer.outputs.spread(_slopes(bent), bent)
         if not ((slopes > 0) & (slopes <= 1)).all():
-            raise Stuck(
-                NO_OPERATOR(
-                    f"slopes of {title(bent)} reach from {slopes.min():g} to "
-                    f"{slopes.max():g}, and the larger code is that of slopes above 0, up to 1"
-                )
-            )
+            text = f"slopes of {title(bent)} reach from {slopes.min():g} to {slopes.max():g}, and "
+            raise Stuck(NO_OPERATOR(text + "the larger code is that of slopes above 0, up to 1"))
         draft = editor.draft(Region(present(node, 0), encode.outputs[0], chain))
         draft.needs(_INTEGERS_SINCE)
         scaling = WeightScaling(draft, known, facts, NegativeFactor.SCALES)
@@ -158,10 +139,7 @@ class _Maximum(OfDraft):
         first = draft.nodes[-2]
         codes.append(_coded(draft, chain, [draft.x, weights, *([scaled] if bias else [])]))
         draft.giving(draft.node("Max", codes, dtype=encode.outputs[0].dtype))
-        if draft.opset > limit:
-            needed = draft.opset
-            draft.discard()
-            raise Stuck(opset_reason("Max of codes", needed, limit))
+        expect_opset(draft, limit, "Max of codes")
         yield cls(node, first, slopes, draft=draft)
 
     def report(self) -> SiteReport:

@@ -12,31 +12,27 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.inference.walk import Facts
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64, Int32
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import TO_FLOAT32
-from qgraph.reasons import UNSUITED_WEIGHT, UNSUPPORTED_TYPE, explained
+from qgraph.reasons import UNSUPPORTED_TYPE
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, selects, transform
+from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
     carry_out,
     entry,
-    label,
-    opset_reason,
-    refused,
 )
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded
 from qgraph.transforms.weights.stored_codes import Stored, stored_codes
-from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders
+from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders, expect_opset, plans_of
 
 _CODES = FORMATS["INT8"]
 
@@ -70,27 +66,10 @@ class SplitZeroPoints(Transform):
             carry_over(plan.layer.node, plan.draft.nodes[plan.index])
 
     def _plan(self, model: Model, editor: Editor) -> Iterator[_Split | SiteReport]:
-        facts, limit = infer(model.ir), ceiling(model.ir, self.opset)
         weights = {s.decode: s for s in stored_codes(model) if s.zero_point is not None}
-        for owner in owners(model.ir):
-            nodes = list(nodes_of(owner))
-            known = KnownValues.of(owner)
-            for node, stored in _layers(nodes, weights):
-                if not selects(self.nodes, label(node)):
-                    continue
-                try:
-                    yield from _Split.of(node, stored, known, facts, editor, limit)
-                except Stuck as stuck:
-                    yield refused(node, explained(stuck.reason, UNSUITED_WEIGHT))
-
-
-def _layers(
-    nodes: list[ir.Node], weights: dict[ir.Node, Stored]
-) -> Iterator[tuple[ir.Node, Stored]]:
-    for node in nodes:
-        pair = decoders(node)
-        if pair is not None and pair[1] in weights:
-            yield node, weights[pair[1]]
+        limit = ceiling(model.ir, self.opset)
+        plan = functools.partial(_Split.of, weights=weights, editor=editor, limit=limit)
+        return plans_of(model, self.nodes, plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +90,10 @@ class _Split(OfDraft):
     def of(
         cls,
         node: ir.Node,
-        stored: Stored,
         known: KnownValues,
         facts: Facts,
+        *,
+        weights: dict[ir.Node, Stored],
         editor: Editor,
         limit: int,
     ) -> Iterator[_Split]:
@@ -122,8 +102,10 @@ class _Split(OfDraft):
         Raises:
             Stuck: there is none.
         """
-        layer = WeightedSum.of(node, known, facts)
-        if layer is None or layer.weights != 1:
+        pair = decoders(node)
+        stored = None if pair is None else weights.get(pair[1])
+        layer = None if stored is None else WeightedSum.of(node, known, facts)
+        if stored is None or layer is None or layer.weights != 1:
             return
         codes, points, nearest, aligned = _numbers(layer, stored)
         if (nearest == points).all():
@@ -137,8 +119,8 @@ class _Split(OfDraft):
         draft = editor.draft(Region(present(node, 0), node.outputs[0], (node,)))
         dtype = layer.dtype
         with draft.in_float32():
-            weights = _decoded(draft, codes - nearest, scale, layer)
-            operands: list[Operand | None] = [draft.x, weights, *node.inputs[2:]]
+            centred = _decoded(draft, codes - nearest, scale, layer)
+            operands: list[Operand | None] = [draft.x, centred, *node.inputs[2:]]
             first = draft.copy(node, operands, dtype=dtype)
             last = len(draft.nodes) - 1
             if layer.groups > 1:
@@ -152,10 +134,7 @@ class _Split(OfDraft):
                 step = draft.constant(by_channel.reshape(-1, *[1] * trailing), "factor")
                 missing = draft.node("Mul", [sums, step], dtype=dtype)
         draft.giving(draft.node("Add", [first, missing], dtype=dtype))
-        if draft.opset > limit:
-            needed = draft.opset
-            draft.discard()
-            raise Stuck(opset_reason("one scale for each channel", needed, limit))
+        expect_opset(draft, limit)
         yield cls(layer, factor, last, draft=draft)
 
     def report(self) -> SiteReport:

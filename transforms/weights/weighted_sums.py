@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft
+from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.inference.rules import UNKNOWN
-from qgraph.graph.inference.walk import Facts
-from qgraph.graph.scopes import input_of, inputs_of, producer_of
+from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners, producer_of
+from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
-from qgraph.reasons import UNKNOWN_TYPE
+from qgraph.reasons import UNKNOWN_TYPE, UNSUITED_WEIGHT, explained
+from qgraph.reports import SiteReport
+from qgraph.transforms.base import selects
+from qgraph.transforms.drafts.choice import label, opset_reason, refused
 from qgraph.transforms.weights.channel_steps import ChannelAxis
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import present
+
+Plan = TypeVar("Plan")
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 OPERATORS = frozenset({*_CONVOLUTIONS, "Gemm", "MatMul"})
 """Operators that sum products of data and weights."""
 
-_MOVES = frozenset(
-    {"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-)
+_MOVES = RESHAPING | {"Identity", "MaxPool", "Transpose"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +63,7 @@ class WeightedSum:
         """
         if node.op_type not in OPERATORS or node.domain or None in node.inputs[:2]:
             return None
-        first, second = (v is not None and known.has(v) for v in node.inputs[:2])
+        first, second = (known.has(present(node, index)) for index in (0, 1))
         if first == second or (first and node.op_type != "MatMul"):
             return None
         weights = 0 if first else 1
@@ -66,11 +74,8 @@ class WeightedSum:
             ranks = [fact.rank, fact.rank]
         dtype = facts.get(node.outputs[0], UNKNOWN).dtype or fact.dtype
         if dtype is None or fact.shape is None or len(shape) < len(fact.shape) or None in ranks:
-            raise Stuck(
-                UNKNOWN_TYPE(
-                    f"type or shape of {title(node)} is unknown; run shape inference first"
-                )
-            )
+            text = f"type or shape of {title(node)} is unknown; run shape inference first"
+            raise Stuck(UNKNOWN_TYPE(text))
         if len(shape) < 2:
             return None
         data, output = (rank or 0 for rank in ranks)
@@ -111,10 +116,8 @@ class WeightedSum:
     @property
     def input_axis(self) -> int:
         """The axis of the weights with the channels of the data."""
-        if self.node.op_type in _CONVOLUTIONS:
-            return 1 - self.output_axis
-        rank = len(self.shape)
-        return 2 * rank - 3 - self.output_axis
+        both = 1 if self.node.op_type in _CONVOLUTIONS else 2 * len(self.shape) - 3
+        return both - self.output_axis
 
     def output_factor(self, factor: Float64) -> Float64:
         """Return factors of output channels in the shape that multiplies the weights."""
@@ -195,6 +198,34 @@ class WeightedSum:
         return self.node.op_type == "Gemm" and bool(self.node.attributes.get_int(name, 0))
 
 
+def plans_of(
+    model: Model,
+    nodes: str,
+    plan: Callable[[ir.Node, KnownValues, Facts], Iterable[Plan | SiteReport]],
+) -> Iterator[Plan | SiteReport]:
+    """Yield the plans for operators whose names patterns select; refuse where one is Stuck."""
+    facts = infer(model.ir)
+    for owner in owners(model.ir):
+        known = KnownValues.of(owner)
+        for node in list(nodes_of(owner)):
+            try:
+                yield from plan(node, known, facts) if selects(nodes, label(node)) else ()
+            except Stuck as stuck:
+                yield refused(node, explained(stuck.reason, UNSUITED_WEIGHT))
+
+
+def expect_opset(draft: Draft, limit: int, what: str = "one scale for each channel") -> None:
+    """Discard a draft that needs an opset above the limit.
+
+    Raises:
+        Stuck: it does.
+    """
+    if draft.opset > limit:
+        needed = draft.opset
+        draft.discard()
+        raise Stuck(opset_reason(what, needed, limit))
+
+
 def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """Return the DequantizeLinear of the data and of the weights of a sum; None without both.
 
@@ -204,11 +235,9 @@ def decoders(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
         return None
     pair = []
     for index in (0, 1):
-        value = node.inputs[index]
-        decoder = producer_of(value)
+        decoder = producer_of(node.inputs[index])
         while index == 0 and decoder is not None and decoder.op_type in _MOVES:
-            source = decoder.inputs[0]
-            decoder = producer_of(source)
+            decoder = producer_of(decoder.inputs[0])
         if decoder is None or decoder.op_type != "DequantizeLinear":
             return None
         pair.append(decoder)
