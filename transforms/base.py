@@ -14,6 +14,7 @@ import types
 import typing
 from abc import abstractmethod
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, final
@@ -39,6 +40,9 @@ ABOUT_RUNTIME = f"{_RUNTIME}: "
 """Beginning of notes about silent changes by ONNX Runtime."""
 
 _SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
+
+_KINDS: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real}
+"""Types of values by the type of an option; text otherwise."""
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
@@ -96,21 +100,11 @@ class Option:
             return None
         if self.registry is not None:
             return self.registry.name_of(value)
-        if issubclass(self.type, StrEnum):
-            match = matching(self.type, value)
-            if match is None:
-                raise self._refuse(value)
-            return self.type(match)
-        if self.type is bool and type(value).__name__ in ("bool", "bool_"):
-            return bool(value)
-        if self.type is str and isinstance(value, str):
-            return str(value)
-        is_number = not isinstance(value, bool)
-        if self.type is int and is_number and isinstance(value, numbers.Integral):
-            return int(value)
-        if self.type is float and is_number and isinstance(value, numbers.Real):
-            return float(value)
-        raise self._refuse(value)
+        own: object = matching(self.type, value) if issubclass(self.type, StrEnum) else value
+        is_bool = type(own).__name__ in ("bool", "bool_")
+        if is_bool is not (self.type is bool) or not isinstance(own, _KINDS.get(self.type, str)):
+            raise self._refuse(value)
+        return self.type(own)
 
     def parse(self, text: str) -> Any:
         """Parse the text of a value in a specification.
@@ -120,18 +114,15 @@ class Option:
         """
         if self.optional and text.lower() == _NONE:
             return None
-        if self.type is bool and text.lower() in _BOOLEANS:
-            return _BOOLEANS[text.lower()]
-        if self.type is str and text and self.registry is None:
-            return text
-        if self.type in (int, float):
-            try:
-                return self.type(text)
-            except ValueError:
-                pass
-        if issubclass(self.type, StrEnum) or self.registry is not None:
-            return self.read(text)
-        raise self._refuse(text)
+        value: object = text
+        if self.type is bool:
+            value = _BOOLEANS.get(text.lower(), text)
+        elif self.type in (int, float):
+            with suppress(ValueError):
+                value = self.type(text)
+        elif self.type is str and self.registry is None and not text:
+            raise self._refuse(text)
+        return self.read(value)
 
     def _refuse(self, value: object) -> OptionError:
         members = list(self.type) if issubclass(self.type, StrEnum) else []

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts, infer
@@ -22,12 +22,11 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Quantizer, Ranged
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NOT_ABSORBED, explained
-from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
     carry_out,
-    entry,
     label,
     opset_reason,
     refused,
@@ -130,21 +129,15 @@ class _Fold(OfDraft):
         nodes = self.head.nodes + self.tail.nodes
         norms = [node for node in nodes if node.op_type == _NORM]
         factors = np.concatenate([chain.factor for chain in (self.head, self.tail) if chain.nodes])
-        figures: dict[str, float | int | str] = {
-            "into": label(self.layer.node),
-            "folded": ", ".join(map(label, nodes)),
-            "scaled": "+".join(dict.fromkeys(self.scaling.sources)) or "nothing",
-            "factor_lowest": float(factors.min()),
-            "factor_highest": float(factors.max()),
-            "negative_factors": int((factors < 0).sum()),
-        }
-        return entry(
+        return self.changed(
             (norms or nodes)[0],
-            SiteStatus.CHANGED,
             f"folded into {title(self.layer.node)}; {_NOT_EQUAL}",
-            spelling=self.draft.spelling,
-            verdict=Verdict(),
-            figures=figures,
+            into=label(self.layer.node),
+            folded=", ".join(map(label, nodes)),
+            scaled="+".join(dict.fromkeys(self.scaling.sources)) or "nothing",
+            factor_lowest=float(factors.min()),
+            factor_highest=float(factors.max()),
+            negative_factors=int((factors < 0).sum()),
         )
 
 
@@ -231,10 +224,8 @@ class _Planner:
         weights = layer.weights_value
         inner = compact(layer.input_factor(head.factor))
         if layer.is_along_sums(inner) and constant_expression(weights) is None:
-            raise Stuck(
-                f"its factors vary over channels that {title(node)} adds up, and runtimes take one "
-                f"scale for them"
-            )
+            text = f"its factors vary over channels that {title(node)} adds up"
+            raise Stuck(f"{text}, and runtimes take one scale for them")
         factor = layer.output_factor(tail.factor) * inner
         if (factor != 1).any():
             operands[layer.weights] = scaling.scaled(weights, compact(factor))
@@ -277,8 +268,7 @@ def _is_worth(chain: ChannelAffine, *, may_be_bias: bool = False) -> bool:
 
 def _position(node: ir.Node) -> str:
     """Return why a BatchNormalization is not part of a chain."""
-    value = node.inputs[0]
-    before = producer_of(value)
+    before = producer_of(node.inputs[0])
     if before is None:
         return "no operator comes before it"
     if before.op_type in OPERATORS:
@@ -301,12 +291,6 @@ def _quantizer_nodes(model: Model) -> Iterator[ir.Node]:
 def _is_whole(quantizer: Quantizer) -> bool:
     """Return whether codes are dequantized to the scale of the quantized values."""
     if isinstance(quantizer, Ranged):
-        ends = (
-            (quantizer.input_low, quantizer.output_low),
-            (
-                quantizer.input_high,
-                quantizer.output_high,
-            ),
-        )
-        return all(np.array_equal(before, after) for before, after in ends)
+        has_low = np.array_equal(quantizer.input_low, quantizer.output_low)
+        return has_low and np.array_equal(quantizer.input_high, quantizer.output_high)
     return getattr(quantizer, "decoding", None) is None

@@ -37,13 +37,11 @@ class SumForm(Choice):
     QDQ = "qdq"
 
 
-_WHY_NONE = {
-    "DynamicQuantizeLSTM": (
-        ". For batches of several rows its result depends on the number of threads, so that no "
-        "graph is equal; quantize again without LSTM for one that converts"
-    )
-}
-"""Remarks on operators without a form, by name."""
+_WHY_NONE = (
+    ". For batches of several rows its result depends on the number of threads, so that no graph "
+    "is equal; quantize again without LSTM for one that converts"
+)
+"""A remark on DynamicQuantizeLSTM, which has no form."""
 
 
 @transform("lower-integer-operators")
@@ -98,7 +96,7 @@ class LowerIntegerOperators(Transform):
                 f"qgraph has no form of {node.op_type} in standard operators; ONNX Runtime "
                 "computes the node, also with --backend numpy"
             )
-            reason += _WHY_NONE.get(node.op_type, "")
+            reason += _WHY_NONE if node.op_type == "DynamicQuantizeLSTM" else ""
             return Refusal(node, NO_OPERATOR(reason))
         reals = self.form == SumForm.QDQ
         product = read_product(node)

@@ -94,10 +94,8 @@ class _Weights:
         streams = (codes, scales, zero_points, groups)
         for name, value, stream in zip(names, inputs, streams, strict=True):
             if stream is None and value is not None:
-                raise OperatorError(
-                    f"{where(node)}: its {name} are not constant, expected constants. Fold "
-                    "constants first."
-                )
+                text = f"{where(node)}: its {name} are not constant, expected constants"
+                raise OperatorError(f"{text}. Fold constants first.")
         if codes is None or scales is None:
             raise OperatorError(f"{where(node)}: it has no weights. Correct the model's exporter.")
         form.check(codes, scales)

@@ -25,7 +25,7 @@ from qgraph.ops.steps import code_type, element_type
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR, UNKNOWN_TYPE
 from qgraph.reports import Report
-from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.rebuilding import (
     Found,
     Kept,
@@ -52,9 +52,7 @@ class LowerMicrosoft(Transform):
     The opset is raised if codes of 16 or 4 bits, scales along an axis, or 16-bit floats need it.
     """
 
-    opset: int | None = option(
-        None, help="highest opset to use; default: 21, or the model's if it is higher"
-    )
+    opset: int | None = opset_option()
 
     preserves: ClassVar[Exactness] = Exactness.BITS
 
@@ -98,48 +96,46 @@ class RaiseMicrosoft(Transform):
     def _raised(self, node: ir.Node, inner: Container[ir.Node]) -> Found:
         codes = code_type(node)
         if codes is None:
-            return Refusal(
-                node,
-                UNKNOWN_TYPE(
-                    f"{where(node)}: the type of its codes is unknown; run shape inference"
-                ),
-            )
+            text = "the type of its codes is unknown; run shape inference"
+            return Refusal(node, UNKNOWN_TYPE(f"{where(node)}: {text}"))
         if codes.name not in _CODES_OF_MICROSOFT:
-            reason = (
-                f"{where(node)}: com.microsoft has no codes of type {codes.name}; keep it in the "
-                f"standard domain, which has them since opset {QDQ_SINCE.get(codes.name, 21)}"
-            )
-            return Refusal(node, NO_OPERATOR(reason))
-        if not self.all and QDQ_SINCE[codes.name] < _OPSET_OF_NARROW:
-            return Kept(
+            return _refused(
                 node,
-                f"codes of type {codes.name} are standard below opset {_OPSET_OF_NARROW}",
+                f"com.microsoft has no codes of type {codes.name}; keep it in the standard domain, "
+                f"which has them since opset {QDQ_SINCE.get(codes.name, 21)}",
             )
+        if not self.all and QDQ_SINCE[codes.name] < _OPSET_OF_NARROW:
+            reason = f"codes of type {codes.name} are standard below opset {_OPSET_OF_NARROW}"
+            return Kept(node, reason)
         if node in inner:
-            reason = (
-                f"{where(node)}: it is in a function, in which ONNX infers no types behind "
-                "operators of com.microsoft; inline the functions first, as onnx.inliner does"
+            return _refused(
+                node,
+                "it is in a function, in which ONNX infers no types behind operators of "
+                "com.microsoft; inline the functions first, as onnx.inliner does",
             )
-            return Refusal(node, NO_OPERATOR(reason))
         others = [name for name in _ONLY_STANDARD if _is_set(node, name)]
         if others:
             way = "keep it in the standard domain"
             if others[0] == "block_size":
                 way += ", or give each row one scale first with -p repack{blocks=rows}"
-            reason = f"{where(node)}: com.microsoft has no attribute {others[0]!r}; {way}"
-            return Refusal(node, NO_OPERATOR(reason))
-        has_zero = input_of(node, 2) is not None
+            return _refused(node, f"com.microsoft has no attribute {others[0]!r}; {way}")
         zero = None
-        if not has_zero and node.op_type == "QuantizeLinear" and codes is not ir.DataType.UINT8:
+        if (
+            input_of(node, 2) is None
+            and node.op_type == "QuantizeLinear"
+            and codes is not ir.DataType.UINT8
+        ):
             scale = constant_expression(node.inputs[1])
             if scale is None:
-                return Refusal(
-                    node,
-                    f"{where(node)}: its output_dtype becomes a zero point of the scale's shape, "
-                    f"which is unknown before run time; make the scale a constant",
-                )
+                text = "its output_dtype becomes a zero point of the scale's shape, which is "
+                text += "unknown before run time; make the scale a constant"
+                return Refusal(node, f"{where(node)}: {text}")
             zero = np.zeros(scale.shape, codes.numpy())
         return Rebuild(node, (node,), _SAME, _moved(node, MICROSOFT, zero))
+
+
+def _refused(node: ir.Node, reason: str) -> Refusal:
+    return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
 
 
 def _lowered(node: ir.Node) -> Found:

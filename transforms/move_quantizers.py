@@ -114,8 +114,7 @@ class _Mover:
         if not decoders or all(user.op_type == _Q for user in y.consumers()):
             return
         draft = self._editor.draft(Region(ir.Value(name=""), y, (node,)))
-        dtype = decoders[0].outputs[0].dtype
-        moved = draft.node(node.op_type, node.inputs, dict(node.attributes), dtype=dtype)
+        moved = draft.copy(node, node.inputs, dtype=decoders[0].outputs[0].dtype)
         codes = _linear(draft, decoders[0], moved, axis, name=_Q)
         encode = codes.producer()
         if encode is None or _differ(decoders[0], encode):
@@ -136,10 +135,9 @@ class _Mover:
         operands: list[Operand | None] = [each.inputs[0] for each in decoders]
         operands += node.inputs[len(decoders) :]
         draft = self._editor.draft(Region(ir.Value(name=""), y, (*decoders, node)))
-        moved = self._moved(draft, node, operands, code_type(first))
+        moved = draft.copy(node, operands, dtype=code_type(first))
         self._facts[moved] = self._facts.get(y, UNKNOWN)
-        coded = _linear(draft, first, moved, axis)
-        self._commit(draft, coded, node, _SAME)
+        self._commit(draft, _linear(draft, first, moved, axis), node, _SAME)
 
     def _decode_parts(self, node: ir.Node) -> None:
         """Split codes instead of decoded values."""
@@ -175,12 +173,10 @@ class _Mover:
         blocks = decode.attributes.get_int("block_size", 0)
         if node.op_type == "Concat" or blocks:
             return False
-        ranks = [self._facts.get(v, UNKNOWN).rank or 0 for v in (node.inputs[0], *node.outputs)
-                 if v is not None]  # fmt: skip
-        axes_before = range(ranks[-1])
-        axes = [
-            i for i in axes_before if axis_before(node, i, self._facts) == axis % max(ranks[0], 1)
-        ]
+        values = (v for v in (node.inputs[0], *node.outputs) if v is not None)
+        ranks = [self._facts.get(value, UNKNOWN).rank or 0 for value in values]
+        axis %= max(ranks[0], 1)
+        axes = [i for i in range(ranks[-1]) if axis_before(node, i, self._facts) == axis]
         return axes[0] if len(axes) == 1 else False
 
     def encode_earlier(self, encode: ir.Node) -> None:
@@ -188,10 +184,8 @@ class _Mover:
         value = encode.inputs[0]
         node = producer_of(value)
         parts = [] if node is None else moved_operands(node)
-        makers = [producer_of(v) for v in parts]
-        if value is None or node is None or not parts or None in makers:
-            return
-        if any(maker is not None and maker.op_type == _DQ for maker in makers):
+        operators = {maker.op_type if (maker := producer_of(v)) else _DQ for v in parts}
+        if value is None or node is None or not parts or _DQ in operators:
             return
         axis = axis_of(encode, self._facts)
         blocks = encode.attributes.get_int("block_size", 0)
@@ -211,7 +205,7 @@ class _Mover:
                 codes.append(_linear(draft, encode, part, before))
                 self._facts[codes[-1]] = self._facts.get(part, UNKNOWN)
         operands: list[Operand | None] = [*codes, *node.inputs[len(parts) :]]
-        moved = self._moved(draft, node, operands, code_type(encode))
+        moved = draft.copy(node, operands, dtype=code_type(encode))
         self._commit(draft, moved, encode, _MAXIMA if node.op_type == "MaxPool" else _SAME)
         for each in codes:
             if (maker := each.producer()) is not None:
@@ -248,11 +242,6 @@ class _Mover:
     def _takes(self, node: ir.Node, dtype: ir.DataType | None) -> bool:
         """Return whether an operator accepts codes of a type, or may if the type is unknown."""
         return dtype is None or takes_data(node.op_type, self._opset, dtype)
-
-    def _moved(
-        self, draft: Draft, node: ir.Node, operands: list[Operand | None], dtype: ir.DataType | None
-    ) -> ir.Value:
-        return draft.node(node.op_type, operands, dict(node.attributes), dtype=dtype)
 
     def _commit(self, draft: Draft, moved: ir.Value, node: ir.Node, verdict: Verdict) -> None:
         self._facts[moved] = self._facts.get(draft.region.y, UNKNOWN)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -100,12 +99,10 @@ class PlainPairs(Transform):
                 continue
             if not selects(self.values, str(site.y.name)):
                 continue
-            is_plain = partial(self._is_plain, site)
-            if is_plain(site.nodes, {}):
+            if self._is_plain(site, site.nodes, {}):
                 others.append(entry(site.root, SiteStatus.KEPT))
-                continue
-            drafts = dialect.spellings(site, editor)
-            offers.append((site, _only(drafts, is_plain)))
+            else:
+                offers.append((site, self._plain_drafts(site, dialect.spellings(site, editor))))
         limit = ceiling(model.ir, self.opset)
         yield from (
             each if each.draft or each.verdict or each.reason else replace(each, reason=_NONE)
@@ -113,25 +110,17 @@ class PlainPairs(Transform):
         )
         yield from others
 
+    def _plain_drafts(self, site: Site, drafts: Iterable[Draft]) -> Iterator[Draft]:
+        yield from (each for each in drafts if self._is_plain(site, each.nodes, each.constants))
+
     def _is_plain(
         self, site: Site, nodes: Sequence[ir.Node], constants: Mapping[ir.Value, Array]
     ) -> bool:
         """Return whether nodes, with constants of a draft, are a plain form."""
-        names, forms = _names(nodes), _FORMS[str(self.dialect)]
+        names, forms = tuple(node.op_type for node in nodes), _FORMS[str(self.dialect)]
         if self.zero_points or site.weight is not None:
             return names in forms
         return names in (*forms, _LIMITED) and not _has_zero_point(nodes[-1], constants)
-
-
-def _only(
-    drafts: Iterable[Draft],
-    is_plain: Callable[[Sequence[ir.Node], Mapping[ir.Value, Array]], bool],
-) -> Iterator[Draft]:
-    yield from (draft for draft in drafts if is_plain(draft.nodes, draft.constants))
-
-
-def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
-    return tuple(node.op_type for node in nodes)
 
 
 def _has_zero_point(node: ir.Node, constants: Mapping[ir.Value, Array]) -> bool:

@@ -160,19 +160,15 @@ class _Bias(OfDraft):
             differing_inputs=int(np.count_nonzero(decoded != self.bias)),
         )
         steps = error / np.abs(wide)
-        return entry(
+        return self.changed(
             self.layer.node,
-            SiteStatus.CHANGED,
             f"each bias moves by at most {steps.max():.3g} of its steps, {error.max():.3g}",
-            spelling=self.draft.spelling,
-            verdict=verdict,
-            figures={
-                "largest_error": float(error.max()),
-                "largest_error_steps": float(steps.max()),
-                "largest_code": int(np.abs(self.codes.astype(np.int64)).max()),
-                "scale_lowest": float(wide.min()),
-                "scale_highest": float(wide.max()),
-            },
+            verdict,
+            largest_error=float(error.max()),
+            largest_error_steps=float(steps.max()),
+            largest_code=int(np.abs(self.codes.astype(np.int64)).max()),
+            scale_lowest=float(wide.min()),
+            scale_highest=float(wide.max()),
         )
 
 

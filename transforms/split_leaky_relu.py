@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts
@@ -21,12 +21,11 @@ from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
 from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import NO_OPERATOR
-from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
     carry_out,
-    entry,
 )
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -144,14 +143,11 @@ class _Maximum(OfDraft):
 
     def report(self) -> SiteReport:
         """Return the entry of the report."""
-        return entry(
+        return self.changed(
             self.layer,
-            SiteStatus.CHANGED,
             "the larger of two codes takes the place of a function behind the layer; its slopes "
             "are in scales now, which are rounded; 'qgraph prove --within' bounds the difference",
-            spelling=self.draft.spelling,
-            verdict=Verdict(),
-            figures={"slope": float(self.slopes.max())},
+            slope=float(self.slopes.max()),
         )
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Exactness
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.opset.history import QDQ_SINCE
@@ -21,12 +21,11 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import TO_FLOAT32
 from qgraph.reasons import UNSUPPORTED_TYPE
-from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import (
     OfDraft,
     carry_out,
-    entry,
 )
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
@@ -140,14 +139,12 @@ class _Split(OfDraft):
     def report(self) -> SiteReport:
         """Return the entry of the report."""
         changed = int(np.count_nonzero(self.factor))
-        return entry(
+        return self.changed(
             self.layer.node,
-            SiteStatus.CHANGED,
             f"zero points of {changed} of {self.factor.size} channels are factors of a sum of the "
             "data now; sums are rounded elsewhere, which 'qgraph prove --within' bounds",
-            spelling=self.draft.spelling,
-            verdict=Verdict(),
-            figures={"channels": changed, "largest_factor": float(np.abs(self.factor).max())},
+            channels=changed,
+            largest_factor=float(np.abs(self.factor).max()),
         )
 
 

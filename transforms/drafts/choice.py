@@ -32,6 +32,7 @@ from qgraph.transforms.drafts.versions import raise_opset
 
 DYNAMIC = "its scale is known only when the model runs; it stays as it is"
 
+Figure = float | int | str
 T = TypeVar("T")
 P = TypeVar("P", bound="Planned")
 R = TypeVar("R", bound="Drafted")
@@ -77,7 +78,7 @@ class Decision:
     draft: Draft | None
     verdict: Verdict | None
     reason: str | None = None
-    figures: Mapping[str, float | int | str] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -238,9 +239,8 @@ class _Offer:
         decision = earlier.decision
         if self.decision is None and decision is not None and decision.draft is not None:
             draft = decision.draft.again(self.site)
-            self.decision = (
-                None if draft is None else replace(decision, site=self.site, draft=draft)
-            )
+            if draft is not None:
+                self.decision = replace(decision, site=self.site, draft=draft)
 
     def refusal(self, exact: Exactness, limit: int) -> Decision:
         """Return the refusal of a site for which no draft is left."""
@@ -265,12 +265,8 @@ def opset_reason(what: str, needed: int, limit: int) -> ExplainedReason:
 
 
 def _closest(best: Verdict) -> str:
-    number = best.differing_inputs
-    level = (
-        "differs"
-        if best.exactness is Exactness.DIFFERENT
-        else f"reaches only level {best.exactness}"
-    )
+    number, level = best.differing_inputs, f"reaches only level {best.exactness}"
+    level = "differs" if best.exactness is Exactness.DIFFERENT else level
     count = f" ({number} {'input gives' if number == 1 else 'inputs give'} other values)"
     return f"no form in this dialect is equal: the closest one {level}" + (count if number else "")
 
@@ -323,6 +319,19 @@ class OfDraft:
 
     def prepare(self, editor: Editor) -> None:
         """Do nothing: only the old nodes change."""
+
+    def changed(
+        self, node: ir.Node, reason: str, verdict: Verdict | None = None, **figures: Figure
+    ) -> SiteReport:
+        """Return the entry of the report, named by a node, with a remark and figures."""
+        return entry(
+            node,
+            SiteStatus.CHANGED,
+            reason,
+            spelling=self.draft.spelling,
+            verdict=verdict or Verdict(),
+            figures=figures,
+        )
 
 
 def raised(

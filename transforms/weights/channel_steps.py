@@ -148,9 +148,13 @@ class ChannelReader:
         return data[0] if len(data) == 1 else None
 
     def _read(self, node: ir.Node, index: int, channels: ChannelAxis) -> ChannelAffine | None:
+        rule = _RULES[node.op_type]
         try:
             with np.errstate(all="ignore"):
-                factor, offset = _RULES[node.op_type](self, node, index, channels)
+                if rule is None:
+                    factor, offset = self._batch_normalization(node, channels)
+                else:
+                    factor, offset = rule(self._constant(node, index, channels), index)
         except Stuck as stuck:
             self.note(node, stuck.reason)
             return None
@@ -158,6 +162,11 @@ class ChannelReader:
         return ChannelAffine((node,), factor * one, offset * one, node.inputs[index])
 
     def _constant(self, node: ir.Node, index: int, channels: ChannelAxis) -> Float64:
+        """Return the other operand of a node, one number for each channel; 1 for Identity."""
+        if node.op_type == "Identity":
+            return np.ones(channels.size)
+        if node.op_type == "Div" and index == 1:
+            raise Stuck(f"{title(node)} divides by the data, which no weight can take in; leave it")
         other = node.inputs[1 - index]
         array = None if other is None else self.known.array(other)
         if array is None or node.attributes:
@@ -167,25 +176,7 @@ class ChannelReader:
             )
         return channels.spread(array, node)
 
-    def _product(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
-        return self._constant(node, index, channels), 0.0
-
-    def _sum(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
-        return 1.0, self._constant(node, index, channels)
-
-    def _difference(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
-        constant = self._constant(node, index, channels)
-        return (1.0, -constant) if index == 0 else (-1.0, constant)
-
-    def _quotient(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
-        if index == 1:
-            raise Stuck(f"{title(node)} divides by the data, which no weight can take in; leave it")
-        return 1 / self._constant(node, index, channels), 0.0
-
-    def _same(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
-        return 1.0, 0.0
-
-    def _batch_normalization(self, node: ir.Node, index: int, channels: ChannelAxis) -> _Pair:
+    def _batch_normalization(self, node: ir.Node, channels: ChannelAxis) -> _Pair:
         """``(x - mean) * f + beta`` with ``f = gamma / sqrt(var + epsilon)``."""
         if self._trains(node):
             raise Stuck(
@@ -225,11 +216,12 @@ class ChannelReader:
         return node.attributes.get_int("is_test", 0) == 0
 
 
-_RULES: Mapping[str, Callable[[ChannelReader, ir.Node, int, ChannelAxis], _Pair]] = {
-    "Add": ChannelReader._sum,
-    "BatchNormalization": ChannelReader._batch_normalization,
-    "Div": ChannelReader._quotient,
-    "Identity": ChannelReader._same,
-    "Mul": ChannelReader._product,
-    "Sub": ChannelReader._difference,
+_RULES: Mapping[str, Callable[[Float64, int], _Pair] | None] = {
+    "Add": lambda constant, index: (1.0, constant),
+    "BatchNormalization": None,
+    "Div": lambda constant, index: (1 / constant, 0.0),
+    "Identity": lambda constant, index: (constant, 0.0),
+    "Mul": lambda constant, index: (constant, 0.0),
+    "Sub": lambda constant, index: (-1.0, constant) if index else (1.0, -constant),
 }
+"""Factor and offset by the constant and the index of the data; BatchNormalization has several."""
