@@ -26,7 +26,7 @@ from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
 from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
-from qgraph.targets.loading import RuntimeVerdict, runtimes_of
+from qgraph.targets.engine import RuntimeVerdict, runtimes_of
 from qgraph.targets.reader import profiles
 from qgraph.text import counted
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, node_name
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.layers import bias_facts, listed, misfit, ulps_between
@@ -41,7 +40,7 @@ def zero_scale(facts: ModelFacts) -> Iterator[Found]:
 def scale_not_finite(facts: ModelFacts) -> Iterator[Found]:
     """A scale or a limit of a quantizer is NaN or infinite."""
     parts = [(node, [scale]) for node, scale in facts.scaled]
-    for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
+    for node in facts.fake_quantizes:
         limits = [facts.constant(value) for value in node.inputs[1:5]]
         parts.append((node, [limit for limit in limits if limit is not None]))
     for node, arrays in parts:
@@ -143,7 +142,7 @@ def wrong_axis(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG109", "scales-do-not-fit", ERROR)
 def scales_do_not_fit(facts: ModelFacts) -> Iterator[Found]:
     """The shape of the scales does not fit their axis."""
-    for coder in [*facts.encoders, *facts.decoders]:
+    for coder in facts.coders:
         text = misfit(coder, facts.shape(coder.node.inputs[0]))
         if text is not None and coder.scale is not None:
             axis = coder.node.attributes.get_int("axis", 1)
@@ -237,7 +236,7 @@ def lost_bias(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG115", "reversed-range", ERROR)
 def reversed_range(facts: ModelFacts) -> Iterator[Found]:
     """The limits of a FakeQuantize are reversed or equal."""
-    for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
+    for node in facts.fake_quantizes:
         low, high = (facts.constant(value) for value in inputs_of(node, 3)[1:])
         if low is None or high is None:
             continue
@@ -253,7 +252,7 @@ def reversed_range(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG116", "too-few-levels", ERROR)
 def too_few_levels(facts: ModelFacts) -> Iterator[Found]:
     """A FakeQuantize has fewer than two levels."""
-    for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
+    for node in facts.fake_quantizes:
         stated = node.attributes.get("levels")
         levels = node.attributes.get_int("levels", 0) or 0
         # the caller of a function states what refers to an attribute of the function
@@ -264,7 +263,7 @@ def too_few_levels(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG117", "trunc-version", ERROR)
 def trunc_version(facts: ModelFacts) -> Iterator[Found]:
     """A Trunc has inputs of another version than is imported."""
-    for node in facts.in_domain("Trunc", *QONNX_DOMAINS):
+    for node in facts.of_qonnx("Trunc"):
         version = facts.original.opset_imports.get(node.domain)
         number = len(node.inputs)
         if version is not None and ((number == 6) != (version >= 2)):
@@ -278,7 +277,7 @@ def trunc_version(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG118", "trunc-rounds", WARNING)
 def trunc_rounds(facts: ModelFacts) -> Iterator[Found]:
     """A Trunc rounds to the nearest instead of truncating."""
-    for node in facts.in_domain("Trunc", *QONNX_DOMAINS):
+    for node in facts.of_qonnx("Trunc"):
         mode = node.attributes.get_string("rounding_mode", "FLOOR") or "FLOOR"
         if mode.upper() not in ("FLOOR", "DOWN", "ROUND_TO_ZERO"):
             text = f"rounding_mode is {mode}: kernels that shift bits give the next lower code"
@@ -288,31 +287,28 @@ def trunc_rounds(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG119", "fractional-bit-width", ERROR)
 def fractional_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """A bit width is not a whole number from 1 on."""
-    for name, index in (("Quant", 3), ("IntQuant", 3), ("Trunc", 3)):
-        for node in facts.in_domain(name, *QONNX_DOMAINS):
-            bits = facts.constant(input_of(node, index))
-            if bits is None or not bits.size:
-                continue
-            width = _reals(bits)
-            if not (np.isfinite(width).all() and (width == np.round(width)).all()) or (
-                (width < 1).any()
-            ):
-                value = float(width.reshape(-1)[0])
-                yield Found((node,), f"the bit width is {value:g}", {"bits": value})
+    for node in facts.of_qonnx("Quant", "IntQuant", "Trunc"):
+        bits = facts.constant(input_of(node, 3))
+        if bits is None or not bits.size:
+            continue
+        width = _reals(bits)
+        is_whole = np.isfinite(width).all() and (width == np.round(width)).all()
+        if not is_whole or (width < 1).any():
+            value = float(width.reshape(-1)[0])
+            yield Found((node,), f"the bit width is {value:g}", {"bits": value})
 
 
 @rule("QG120", "integer-bit-width", WARNING)
 def integer_bit_width(facts: ModelFacts) -> Iterator[Found]:
     """A bit width has an integer type that overflows."""
-    for name in ("Quant", "IntQuant"):
-        for node in facts.in_domain(name, *QONNX_DOMAINS):
-            bits = facts.constant(input_of(node, 3))
-            if bits is None or bits.dtype.kind not in "iu" or not bits.size:
-                continue
-            room = bits.dtype.itemsize * 8 - (bits.dtype.kind == "i")
-            if int(bits.max()) >= room:
-                text = f"2**{int(bits.max())} does not fit in {bits.dtype}: executors wrap around"
-                yield Found((node,), text, {"type": str(bits.dtype), "bits": int(bits.max())})
+    for node in facts.of_qonnx("Quant", "IntQuant"):
+        bits = facts.constant(input_of(node, 3))
+        if bits is None or bits.dtype.kind not in "iu" or not bits.size:
+            continue
+        room = bits.dtype.itemsize * 8 - (bits.dtype.kind == "i")
+        if int(bits.max()) >= room:
+            text = f"2**{int(bits.max())} does not fit in {bits.dtype}: executors wrap around"
+            yield Found((node,), text, {"type": str(bits.dtype), "bits": int(bits.max())})
 
 
 @rule("QG121", "pair-disagrees", WARNING)

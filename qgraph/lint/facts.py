@@ -20,7 +20,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
-from qgraph.graph.scopes import inputs_of, nodes_of, owners, producer_of
+from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
 from qgraph.lint.codes import CodeCounts, count_codes
@@ -28,6 +28,7 @@ from qgraph.lint.seen import Observation
 from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters, static_parameters
 from qgraph.quantizers.dialects.dialect import Refusal, Site
+from qgraph.quantizers.dialects.qonnx import NAMES
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import sites
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
@@ -127,6 +128,15 @@ class ModelFacts:
         """Yield the nodes of an operator in some domains."""
         return (node for node in self._by_operator.get(name, ()) if node.domain in domains)
 
+    def of_qonnx(self, *names: str) -> Iterator[ir.Node]:
+        """Yield the nodes of some operators of QONNX, by default of all quantizers."""
+        return (n for name in names or NAMES for n in self.in_domain(name, *QONNX_DOMAINS))
+
+    @property
+    def fake_quantizes(self) -> Iterator[ir.Node]:
+        """All FakeQuantize."""
+        return self.in_domain("FakeQuantize", "", "org.openvinotoolkit")
+
     def constant(self, value: ir.Value | None) -> Array | None:
         """Return the array of a constant; None if the value is computed or absent."""
         if value is None:
@@ -199,6 +209,11 @@ class ModelFacts:
         """All DequantizeLinear."""
         return [self.coder(node) for node in self.of(DECODE)]
 
+    @property
+    def coders(self) -> list[Coder]:
+        """All QuantizeLinear, then all DequantizeLinear."""
+        return self.encoders + self.decoders
+
     def coder(self, node: ir.Node) -> Coder:
         """Return the parameters of a QuantizeLinear or DequantizeLinear."""
         if node not in self._coders:
@@ -221,16 +236,15 @@ class ModelFacts:
 
     def decoder_of(self, value: ir.Value | None) -> Coder | None:
         """Return the DequantizeLinear whose result, possibly moved, is a value, or None."""
-        source = unmoved(value)
-        node = producer_of(source)
-        is_coder = node is not None and node.op_type == DECODE and node.domain in _DOMAINS
-        return self.coder(node) if is_coder and node is not None else None
+        return self._coder_before(unmoved(value), DECODE)
 
     def encoder_of(self, decoder: Coder) -> Coder | None:
         """Return the QuantizeLinear whose codes a DequantizeLinear reads directly, or None."""
-        codes = decoder.node.inputs[0]
-        node = producer_of(codes)
-        is_coder = node is not None and node.op_type == QUANTIZE and node.domain in _DOMAINS
+        return self._coder_before(decoder.node.inputs[0], QUANTIZE)
+
+    def _coder_before(self, value: ir.Value | None, name: str) -> Coder | None:
+        node = producer_of(value)
+        is_coder = node is not None and node.op_type == name and node.domain in _DOMAINS
         return self.coder(node) if is_coder and node is not None else None
 
     @cached_property
@@ -275,24 +289,19 @@ class ModelFacts:
         node = decoder.node
         if node not in self._counts:
             codes = self.stored(decoder)
-            if codes is not None:
-                axis = self._output_axis(decoder, len(codes.shape))
-                self._counts[node] = count_codes(codes, decoder.zero, axis)
-            else:
-                self._counts[node] = None
+            axis = None if codes is None else self._output_axis(decoder, len(codes.shape))
+            counts = None if codes is None else count_codes(codes, decoder.zero, axis)
+            self._counts[node] = counts
         return self._counts[node]
 
     def _output_axis(self, decoder: Coder, rank: int) -> int | None:
         """Return the axis of constant codes with the output channels of their reader."""
         value = decoder.node.outputs[0]
         reader = next((n for n in self.readers(value) if n.op_type in LAYERS), None)
-        if not rank:
-            return None
-        if reader is not None:
-            for axis in range(rank):
-                if product_role(reader, axis, rank) is ProductAxis.OUTPUT:
-                    return axis
-        return None if decoder.axis is None else decoder.axis % rank
+        roles = [] if reader is None else [product_role(reader, i, rank) for i in range(rank)]
+        if ProductAxis.OUTPUT in roles:
+            return roles.index(ProductAxis.OUTPUT)
+        return None if decoder.axis is None or not rank else decoder.axis % rank
 
     @staticmethod
     def stream(value: ir.Value | None) -> Stream | None:
@@ -330,18 +339,13 @@ def nodes_of_site(site: Site, *others: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def _scaled(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array]]:
-    indices = {"Trunc": (1, 4)}
-    names = ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc")
-    nodes = [node for name in names for node in facts.in_domain(name, *QONNX_DOMAINS)]
-    decoders = {d.node: e.node for e, d in facts.pairs if d.node.inputs[1] is e.node.inputs[1]}
-    for node in [*facts.of(QUANTIZE, DECODE), *nodes]:
-        if node in decoders:
-            continue
-        for index in indices.get(node.op_type, (1,)):
-            if index < len(node.inputs) and (index == 1 or len(node.inputs) > 5):
-                scale = facts.constant(node.inputs[index])
-                if scale is not None and scale.size and scale.dtype.kind not in "OSUc":
-                    yield node, scale
+    decoders = {d.node for e, d in facts.pairs if d.node.inputs[1] is e.node.inputs[1]}
+    for node in [*facts.of(QUANTIZE, DECODE), *facts.of_qonnx()]:
+        has_second = node.op_type == "Trunc" and len(node.inputs) > 5
+        for index in () if node in decoders else (1, 4) if has_second else (1,):
+            scale = facts.constant(input_of(node, index))
+            if scale is not None and scale.size and scale.dtype.kind not in "OSUc":
+                yield node, scale
 
 
 def _undeclared(model: ir.Model) -> dict[str, list[ir.Node]]:

@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import graphs_of, producer_of
 from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintLevel, rule
@@ -66,10 +65,9 @@ def duplicate_quantizer(facts: ModelFacts) -> Iterator[Found]:
             if same is not None:
                 yield Found((encoder.node, same.node), "both give the same codes: one is enough")
     others: dict[ir.Value | None, list[ir.Node]] = {}
-    for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
-        for node in facts.in_domain(name, *QONNX_DOMAINS):
-            if node.inputs[0] is not None and len(node.inputs[0].uses()) > 1:
-                others.setdefault(node.inputs[0], []).append(node)
+    for node in facts.of_qonnx("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
+        if node.inputs[0] is not None and len(node.inputs[0].uses()) > 1:
+            others.setdefault(node.inputs[0], []).append(node)
     for nodes in others.values():
         for index, node in enumerate(nodes[1:], 1):
             twin = next((n for n in nodes[:index] if _same_parameters((n,), (node,))), None)
@@ -189,10 +187,7 @@ def unused_import(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG712", "computed-parameters", WARNING)
 def computed_parameters(facts: ModelFacts) -> Iterator[Found]:
     """The scale or zero point of a quantizer is computed when the model runs."""
-    quantizers = [coder.node for coder in [*facts.encoders, *facts.decoders]]
-    for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"):
-        quantizers += facts.in_domain(name, *QONNX_DOMAINS)
-    for node in quantizers:
+    for node in [*(coder.node for coder in facts.coders), *facts.of_qonnx()]:
         values = [value for value in node.inputs[1:] if value is not None and value.producer()]
         if any(facts.constant(value) is None for value in values) and not is_dynamic(node):
             text = "it follows from constants only: computed once, it would be known to runtimes"

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.opset.history import QDQ_SINCE
-from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
+from qgraph.graph.schema import MICROSOFT
 from qgraph.inventory.info import format_of
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.layers import PROPAGATED
@@ -16,7 +16,7 @@ from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import is_defined
 from qgraph.quantizers.quantizer import Affine
-from qgraph.targets.loading import version_reasons, worst_of_node
+from qgraph.targets.engine import version_reasons, worst_of_node
 from qgraph.targets.rules import Loads, node_forms
 from qgraph.text import counted
 
@@ -59,7 +59,7 @@ def version_not_read(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG603", "type-needs-opset", ERROR)
 def type_needs_opset(facts: ModelFacts) -> Iterator[Found]:
     """Codes have a type that the opset of the model lacks."""
-    for coder in [*facts.encoders, *facts.decoders]:
+    for coder in facts.coders:
         needed = QDQ_SINCE.get(coder.kind, 0)
         what = f"codes of {coder.kind}"
         if coder.block and needed <= _BLOCKS_SINCE:
@@ -94,10 +94,9 @@ def old_opset(facts: ModelFacts) -> Iterator[Found]:
 def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
     """Quantizers use operators that few runtimes support."""
     groups: dict[str, list[ir.Node]] = {}
-    for name in ("Quant", "IntQuant", "BipolarQuant", "FloatQuant", "Trunc"):
-        for node in facts.in_domain(name, *QONNX_DOMAINS):
-            groups.setdefault(node.domain, []).append(node)
-    for node in facts.in_domain("FakeQuantize", "", "org.openvinotoolkit"):
+    for node in facts.of_qonnx():
+        groups.setdefault(node.domain, []).append(node)
+    for node in facts.fake_quantizes:
         groups.setdefault("org.openvinotoolkit", []).append(node)
     for domain, nodes in groups.items():
         quantizers = counted(len(nodes), "quantizer")
@@ -167,7 +166,7 @@ def scale_type_of_result(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG612", "float8-zero-point", ERROR)
 def float8_zero_point(facts: ModelFacts) -> Iterator[Found]:
     """Codes of FP8 have a zero point other than 0."""
-    for coder in [*facts.encoders, *facts.decoders]:
+    for coder in facts.coders:
         if not coder.kind.startswith("FLOAT8") or coder.zero is None:
             continue
         if np.count_nonzero(np.asarray(coder.zero).astype(np.float32)):
@@ -178,7 +177,7 @@ def float8_zero_point(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG613", "one-block", WARNING)
 def one_block(facts: ModelFacts) -> Iterator[Found]:
     """block_size is set, but there is only one scale."""
-    for coder in [*facts.encoders, *facts.decoders]:
+    for coder in facts.coders:
         scale = coder.scale
         if coder.block and scale is not None and scale.size == 1 and scale.ndim < 2:
             text = f"block_size is {coder.block}, with one scale: ONNX Runtime fails to run it"
@@ -219,7 +218,7 @@ def ir_version_too_low(facts: ModelFacts) -> Iterator[Found]:
     """The IR version is older than the opset."""
     version = facts.original.ir_version or 0
     needed = next((ir_ for opset, ir_ in _IR_OF_OPSET.items() if facts.opset >= opset), 0)
-    used = {coder.kind for coder in [*facts.encoders, *facts.decoders]}
+    used = {coder.kind for coder in facts.coders}
     types = max((_ir_of(dtype) for dtype in used), default=0)
     if 0 < version < types:
         text = f"IR version {version} lacks a type of the codes, which came with {types}"

@@ -74,17 +74,13 @@ class Comparer:
                 return PairOutcome(_compare_constant(site, draft))
             dtype = element_type(site.x, self._model.opset_imports) or self._float
             if dtype is None:
-                return undecided(
-                    NOT_KNOWN("the type of its data is unknown; run shape inference first")
-                )
+                text = "the type of its data is unknown; run shape inference first"
+                return undecided(NOT_KNOWN(text))
             if dtype in HALF_TYPES:
                 return _enumerate(site, draft, dtype)
             if dtype is not ir.DataType.FLOAT:
-                return undecided(
-                    TYPE_NOT_PROVED(
-                        f"its data is {dtype.name}; only types of 16 and 32 bits can be compared"
-                    )
-                )
+                text = f"its data is {dtype.name}; only types of 16 and 32 bits can be compared"
+                return undecided(TYPE_NOT_PROVED(text))
             return lowering.of(site, draft)
         except Undecidable as undecidable:
             return undecided(undecidable.reason)
@@ -167,12 +163,12 @@ class _Lowering:
 def _compare_constant(site: Site, draft: Draft) -> Verdict:
     weight, reference = np.asarray(site.weight), np.asarray(site.values)
     candidate = evaluate(draft.nodes, draft.x, draft.y, weight)
-    if reference.shape != candidate.shape:
-        reason = f"shape {list(reference.shape)} became {list(candidate.shape)}"
-        return Verdict(reason=DO_NOT_FIT(reason))
-    if reference.dtype != candidate.dtype:
-        reason = f"type {reference.dtype} became {candidate.dtype}"
-        return Verdict(reason=DO_NOT_FIT(reason))
+    for what, old, new in (
+        ("shape", [*reference.shape], [*candidate.shape]),
+        ("type", reference.dtype, candidate.dtype),
+    ):
+        if old != new:
+            return Verdict(reason=DO_NOT_FIT(f"{what} {old} became {new}"))
     verdict = compare_values(reference, candidate)
     witness = None
     if verdict.differing and verdict.index is not None:

@@ -120,17 +120,14 @@ def _is_sane(site: Site) -> bool:
 
 def _fold(model: ir.Model, editor: Editor) -> None:
     """Replace quantizers and reshaping operators on constants by constants."""
+    functions = [function.graph for function in model.functions.values()]
     for body in bodies(model):
-        if not isinstance(body, ir.Graph) or body in _function_graphs(model):
+        if not isinstance(body, ir.Graph) or body in functions:
             continue
         for node in list(body):
             array = _folded(node, model)
             if array is not None:
                 _settle(node, array, editor)
-
-
-def _function_graphs(model: ir.Model) -> list[ir.Graph]:
-    return [function.graph for function in model.functions.values()]
 
 
 def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
@@ -149,10 +146,8 @@ def _settle(node: ir.Node, array: npt.NDArray[np.generic], editor: Editor) -> No
     old, graph = node.outputs[0], node.graph
     if not isinstance(graph, ir.Graph):
         return
-    name = old.name
-    old.name = editor.fresh(f"{name}_folded")
-    tensor = ir.Tensor(np.asarray(array, order="C"), name=name)
-    new = ir.val(name, const_value=tensor)
+    name, old.name = old.name, editor.fresh(f"{old.name}_folded")
+    new = ir.val(name, const_value=ir.Tensor(np.asarray(array, order="C"), name=name))
     graph.register_initializer(new)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-from qgraph.reasons import ExplainedReason
+import onnx_ir as ir
+
+from qgraph.reasons import Cause, ExplainedReason
 from qgraph.targets import unmet
 from qgraph.targets.kernels import ANY, KernelRule, OperandRule, TypeRule
 from qgraph.targets.layer import CodedOperand, Granularity, QuantizedLayer, ZeroPoint
 from qgraph.targets.profile import Profile, SlowForm
-from qgraph.targets.rules import Loads
+from qgraph.targets.rules import Loads, NodeForm, node_forms
 
 _CODES = "codes"
 """Stands, in ``before``, for all operators through which codes pass."""
@@ -49,14 +52,6 @@ class NoKernel:
     is_certain: bool = True
 
 
-@dataclass(frozen=True)
-class _Conditions:
-    """Conditions of one kernel: those that fail, and those that are not known."""
-
-    failed: tuple[ExplainedReason, ...]
-    unknown: tuple[ExplainedReason, ...]
-
-
 Answer: TypeAlias = tuple[bool | None, ExplainedReason]
 """Whether a condition holds, None if it is not known, and the reason where it does not."""
 
@@ -72,37 +67,30 @@ def kernel_of(
     kernels = [each for each in profile.kernel if layer.op in each.operators]
     here = [each for each in kernels if not each.processors or unit in each.processors]
     kernels = here or kernels
-    tried: list[tuple[KernelRule, _Conditions]] = []
+    tried: list[tuple[KernelRule, tuple[ExplainedReason, ...]]] = []
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             continue
-        match = _found(layer, kernel, profile, unit)
-        if match.failed:
-            tried.append((kernel, match))
+        answers = list(_answers(layer, kernel, profile, unit))
+        failed, unknown = (
+            tuple(reason for holds, reason in answers if holds is state) for state in (False, None)
+        )
+        if failed:
+            tried.append((kernel, failed))
         elif kernel.exists is Loads.UNKNOWN:
             return NoKernel((unmet.NOT_RECORDED(kernel.reason),), kernel, is_certain=False)
         else:
             slower = tuple(form for form in profile.slower if _is_slow(layer, form))
-            return KernelMatch(kernel, match.unknown, slower)
+            return KernelMatch(kernel, unknown, slower)
     tried = [each for each in tried if each[0].exists is Loads.YES]
     if tried:
-        kernel, match = min(tried, key=lambda each: len(each[1].failed))
-        return NoKernel(match.failed, kernel)
+        kernel, failed = min(tried, key=lambda each: len(each[1]))
+        return NoKernel(failed, kernel)
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             return NoKernel((unmet.NO_KERNEL(kernel.reason),), kernel)
     text = f"whether {profile.name} has an integer kernel for {layer.op} is not recorded"
     return NoKernel((unmet.NOT_RECORDED(text),), is_certain=False)
-
-
-def _found(
-    layer: QuantizedLayer, kernel: KernelRule, profile: Profile, processor: str
-) -> _Conditions:
-    answers = list(_answers(layer, kernel, profile, processor))
-    return _Conditions(
-        tuple(text for holds, text in answers if holds is False),
-        tuple(text for holds, text in answers if holds is None),
-    )
 
 
 def _answers(
@@ -164,10 +152,7 @@ def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
 def _operand(
     what: str, operand: CodedOperand, rule: OperandRule, profile: Profile
 ) -> Iterator[Answer]:
-    def asks(
-        allowed: Sequence[object] | None, value: object, cause: Callable[[str], ExplainedReason],
-        text: str,
-    ) -> Answer:  # fmt: skip
+    def asks(allowed: Sequence[object] | None, value: object, cause: Cause, text: str) -> Answer:
         return None if allowed is None else _in(value, allowed), cause(f"{what}: {text}")
 
     if operand.granularity is not Granularity.TENSOR:
@@ -196,17 +181,16 @@ def _operand(
         text = f"scales of {operand.scale}"
         yield asks(rule.scale_types, operand.scale, unmet.SCALE, text)
     for name in rule.scale:
-        yield _SCALES[name](operand), unmet.SCALE(f"{what}: a scale is not {_WORDS[name]}")
+        holds, word = getattr(operand, _SCALES[name]), _WORDS.get(name, name)
+        yield holds, unmet.SCALE(f"{what}: a scale is not {word}")
     if rule.constant != ANY:
         text = "codes are data" if rule.constant == "yes" else "codes are constant"
         yield operand.is_constant == (rule.constant == "yes"), unmet.CONSTANT(f"{what}: {text}")
     for name in operand.before:
         text = f"{name} between quantizer and layer"
         passes = name in profile.passing and _CODES in (rule.before or ())
-        yield (
-            passes or asks(rule.before, name, unmet.BEFORE, text)[0],
-            unmet.BEFORE(f"{what}: {text}"),
-        )
+        holds, reason = asks(rule.before, name, unmet.BEFORE, text)
+        yield passes or holds, reason
 
 
 def _fits_blocks(operand: CodedOperand, rule: OperandRule) -> bool:
@@ -294,9 +278,105 @@ _ZEROS = {
     ZeroPoint.DIFFER: "zero points that differ",
     ZeroPoint.FRACTION: "a zero point that is no whole number",
 }
-_SCALES: dict[str, Callable[[CodedOperand], bool]] = {
-    "constant": lambda quantizer: quantizer.is_constant_scale,
-    "positive": lambda quantizer: quantizer.is_positive,
-    "power-of-two": lambda quantizer: quantizer.is_power_of_two,
+_SCALES = {
+    "constant": "is_constant_scale",
+    "positive": "is_positive",
+    "power-of-two": "is_power_of_two",
 }
-_WORDS = {"constant": "constant", "positive": "positive", "power-of-two": "a power of two"}
+"""Attributes of operands by properties of scales."""
+
+_WORDS = {"power-of-two": "a power of two"}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason, or remark, of a verdict.
+
+    Attributes:
+        loads: the verdict for this reason; ``yes`` for a remark.
+        text: what it is.
+        nodes: number of nodes with this reason; 0 for the model as a whole.
+        example: the first of them.
+    """
+
+    loads: Loads
+    text: str
+    nodes: int = 0
+    example: str | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeVerdict:
+    """Whether a runtime can load a model.
+
+    Attributes:
+        runtime, knowledge: as in :class:`qgraph.targets.profile.Profile`.
+        loads: the worst of all reasons.
+        reasons: the worst first.
+    """
+
+    runtime: str
+    knowledge: str
+    loads: Loads
+    reasons: list[Reason] = field(default_factory=list)
+
+
+def runtimes_of(model: ir.Model, targets: Sequence[Profile]) -> list[RuntimeVerdict]:
+    """Return for each runtime whether it can load ``model``.
+
+    Nothing is loaded or run: the verdicts follow from rules about operators, types and versions.
+    Parameters that are graph inputs too count as unknown; freeze them first.
+    """
+    forms = Counter(node_forms(model))
+    return [_judge(target, model, forms) for target in targets]
+
+
+def refused_nodes(model: ir.Model, target: Profile) -> set[str]:
+    """Return the labels of the nodes that a runtime does not load."""
+    forms = node_forms(model)
+    return {form.label for form in forms if worst_of_node(target, form)[0] is Loads.NO}
+
+
+def _judge(target: Profile, model: ir.Model, forms: Mapping[NodeForm, int]) -> RuntimeVerdict:
+    reasons = list(version_reasons(target, model.ir_version or 0, model.graph.opset_imports))
+    nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
+    for form in forms:
+        if form.inside and target.by_name:
+            continue
+        loads, text = worst_of_node(target, form)
+        if text:
+            nodes.setdefault((loads, text), []).append(form)
+    reasons += [
+        Reason(loads, text, sum(forms[form] for form in group), group[0].label)
+        for (loads, text), group in nodes.items()
+    ]
+    order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
+    reasons.sort(key=lambda reason: order.index(reason.loads))
+    return RuntimeVerdict(
+        target.name, target.knowledge, reasons[0].loads if reasons else Loads.YES, reasons
+    )
+
+
+def version_reasons(target: Profile, version: int, imports: Mapping[str, int]) -> Iterable[Reason]:
+    """Yield why a runtime may not read files of an IR version with some imports."""
+    opset = imports.get("", imports.get("ai.onnx", 0))
+    versions = target.versions
+    low, high = versions.opsets or (opset, opset)
+    if opset and not low <= opset <= high:
+        yield Reason(versions.beyond, f"it takes opset {low} to {high}, the model has {opset}")
+    if versions.ir_version is not None and version > versions.ir_version:
+        yield Reason(
+            versions.beyond,
+            f"it reads files up to IR version {versions.ir_version}, the model has {version}",
+        )
+
+
+def worst_of_node(target: Profile, form: NodeForm) -> tuple[Loads, str]:
+    """Return whether a runtime loads a node, and why not; an empty text without a reason."""
+    if form.since > form.opset:
+        what = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
+        return Loads.NO, f"{what} need opset {form.since}, the model has {form.opset}"
+    for rule in target.load:
+        if rule.fits(form):
+            return rule.loads, rule.reason.format(**vars(form))
+    return Loads.YES, ""

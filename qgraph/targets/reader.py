@@ -10,6 +10,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,24 +145,20 @@ def read_profile(path: Path) -> Profile:
     except WrongError as error:
         line = line_of(text, error.place)
         raise ModelError(f"{path}:{line}: {error}") from error
-    return _with_digest(profile, hashlib.sha256(data).hexdigest())
+    return replace(profile, digest=hashlib.sha256(data).hexdigest())
 
 
 def _checked(document: dict[str, Any]) -> Profile:
     """Return the profile of a document of TOML."""
     profile = typing.cast("Profile", made(Profile, document, ()))
-    for place, what in contradictions(profile):
-        raise WrongError(place, what)
+    for contradiction in contradictions(profile):
+        raise WrongError(*contradiction)
     return profile
 
 
 @functools.cache
 def _read(path: Path) -> Profile:
     return read_profile(path)
-
-
-def _with_digest(profile: Profile, digest: str) -> Profile:
-    return Profile(**(vars(profile) | {"digest": digest}))
 
 
 _TYPES = frozenset(dtype.name for dtype in ir.DataType)
@@ -185,6 +182,11 @@ def contradictions(profile: Profile) -> Iterator[Found]:
     if profile.processors and profile.processor not in (*profile.processors, ANY):
         yield ("processor",), f"{profile.processor!r} is not among the processors."
     ids: set[str] = set()
+    for table in ("kernel", "saturation"):
+        for index, each in enumerate(getattr(profile, table)):
+            for name in each.processors:
+                if name not in profile.processors:
+                    yield (table, index, "processors"), f"{name!r} is not among the processors."
     for index, kernel in enumerate(profile.kernel):
         place = ("kernel", index)
         if kernel.id in ids:
@@ -192,14 +194,6 @@ def contradictions(profile: Profile) -> Iterator[Found]:
         ids.add(kernel.id)
         for where, what in _kernel(kernel):
             yield (*place, *where), what
-        for name in kernel.processors:
-            if name not in profile.processors:
-                yield (*place, "processors"), f"{name!r} is not among the processors."
-    for index, saturation in enumerate(profile.saturation):
-        for name in saturation.processors:
-            if name not in profile.processors:
-                place = ("saturation", index)
-                yield (*place, "processors"), f"{name!r} is not among the processors."
     for index, sums in enumerate(profile.sums):
         number = sums.order.partition("chunk:")[2]
         if sums.order != ANY and not (number.isdigit() and int(number)):

@@ -116,12 +116,8 @@ def _details(node: ir.Node, domain: str) -> dict[str, Any]:
     if node.op_type == "MatMulNBits":
         return {"bits": node.attributes.get_int("bits", 4) or 4}
     if node.op_type in ("Quant", "IntQuant"):
-        x, _, zero_point, bits = inputs_of(node, 4)
-        return {
-            "weight": _is_constant(x),
-            "offset": _may_be_set(zero_point),
-            "bits": _width(bits),
-        }
+        x, _, zero, bits = inputs_of(node, 4)
+        return {"weight": _is_constant(x), "offset": _may_be_set(zero), "bits": _width(bits)}
     return {}
 
 

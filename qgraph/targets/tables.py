@@ -7,7 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -45,10 +45,8 @@ def made(hint: Any, table: object, place: Place) -> object:
     shown = [name for name in profile_fields if name not in _DERIVED]
     for key in table:
         if key not in profile_fields or (key in _DERIVED and place):
-            listed = ", ".join(shown)
-            raise WrongError(
-                (*place, key), f"unknown key, expected one of {listed}.{meant(key, shown)}"
-            )
+            what = f"unknown key, expected one of {', '.join(shown)}.{meant(key, shown)}"
+            raise WrongError((*place, key), what)
     for name, each in profile_fields.items():
         if each.default is MISSING and each.default_factory is MISSING and name not in table:
             raise WrongError(place, f"{name!r} is missing. Add it.")
@@ -118,42 +116,35 @@ def _spelled(place: Place) -> str:
     return text.lstrip(".")
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """Finds where keys stand in the text of a document, which is known to be TOML."""
+def _keys(text: str) -> Iterator[tuple[Place, int]]:
+    """Yield the place of each table and key that begins a line of TOML, and its line from 1."""
+    prefix: Place = ()
+    counts: dict[Place, int] = {}
+    depth = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header and depth == 0:
+            prefix = _header(header, counts)
+            yield prefix, number
+            continue
+        key = _KEY.match(line)
+        if key and depth == 0:
+            yield (*prefix, *_parts(key[1])), number
+        bare = _STRING.sub("", line).split("#")[0]
+        depth += bare.count("[") - bare.count("]")
 
-    text: str
 
-    def keys(self) -> Iterator[tuple[Place, int]]:
-        """Yield the place of each table and key that begins a line, and its line from 1."""
-        prefix: Place = ()
-        counts: dict[Place, int] = {}
-        depth = 0
-        for number, line in enumerate(self.text.splitlines(), 1):
-            header = _HEADER.match(line)
-            if header and depth == 0:
-                prefix = self._header(header, counts)
-                yield prefix, number
-                continue
-            key = _KEY.match(line)
-            if key and depth == 0:
-                yield (*prefix, *_parts(key[1])), number
-            bare = _STRING.sub("", line).split("#")[0]
-            depth += bare.count("[") - bare.count("]")
-
-    @staticmethod
-    def _header(header: re.Match[str], counts: dict[Place, int]) -> Place:
-        """Return the place of a header; elements of arrays of tables are counted."""
-        prefix: Place = ()
-        parts = _parts(header[2])
-        for index, part in enumerate(parts):
-            prefix = (*prefix, part)
-            is_last = index == len(parts) - 1
-            if is_last and header[1] == "[[":
-                counts[prefix] = counts.get(prefix, -1) + 1
-            if prefix in counts:
-                prefix = (*prefix, counts[prefix])
-        return prefix
+def _header(header: re.Match[str], counts: dict[Place, int]) -> Place:
+    """Return the place of a header; elements of arrays of tables are counted."""
+    prefix: Place = ()
+    parts = _parts(header[2])
+    for index, part in enumerate(parts, 1):
+        prefix = (*prefix, part)
+        if index == len(parts) and header[1] == "[[":
+            counts[prefix] = counts.get(prefix, -1) + 1
+        if prefix in counts:
+            prefix = (*prefix, counts[prefix])
+    return prefix
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
@@ -168,7 +159,7 @@ def _parts(name: str) -> list[str]:
 
 def line_of(text: str, place: Place) -> int:
     """Return the line of the longest beginning of a place that is written in a line of its own."""
-    lines = dict(reversed(list(_Scan(text).keys())))
+    lines = dict(reversed(list(_keys(text))))
     for length in range(len(place), 0, -1):
         if place[:length] in lines:
             return lines[place[:length]]

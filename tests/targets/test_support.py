@@ -13,8 +13,8 @@ import pytest
 from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import OpSchema
 from qgraph.model import load
+from qgraph.targets.engine import runtimes_of
 from qgraph.targets.layer import Granularity
-from qgraph.targets.loading import runtimes_of
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profiles
 from qgraph.targets.rules import LoadRule, Loads, NodeForm, node_forms

@@ -22,8 +22,8 @@ from qgraph.quantizers.sites import sites
 from qgraph.reasons import AT_RUN_TIME, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
+from qgraph.targets.engine import refused_nodes
 from qgraph.targets.layer import LAYERS, QuantizedLayer
-from qgraph.targets.loading import refused_nodes
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators

@@ -24,7 +24,7 @@ from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
 from qgraph.reporting.deploy_view import NOT_LOADED
 from qgraph.reports import SiteStatus
-from qgraph.targets.loading import runtimes_of
+from qgraph.targets.engine import runtimes_of
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.targets.rules import Loads

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Method, Verdict
-from qgraph.graph.constants import array_of, constant_expression
+from qgraph.graph.constants import array_of, constant_expression, constant_stream
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
@@ -21,7 +21,7 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.numerics.values import as_float32
 from qgraph.ops.dispatch import evaluate
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.functions.lowering import Constants
 from qgraph.quantizers.dialects.block_view import BlockView, view_of, view_of_blocks
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
@@ -57,10 +57,8 @@ class Site(Region):
     def quantizer(self) -> Quantizer:
         """Description with repeated parameters of blocks; computed at each call."""
         meaning: Any = self.meaning
-        if self.repeats is not None:
-            meaning = with_arrays(meaning, self.repeats.spread)
         known: Quantizer = meaning
-        return known
+        return known if self.repeats is None else with_arrays(meaning, self.repeats.spread)
 
     @property
     def small(self) -> Site:
@@ -215,6 +213,25 @@ _MOST_PASSED = 1 << 12
 _FEW_BYTES = 256
 
 
+def single_node(
+    node: ir.Node, dialect: str, meaning: Callable[[Operator, list[Float32]], Quantizer]
+) -> Site | None:
+    """Return the quantizer of one node, by its operator and parameters; None for other nodes.
+
+    Raises:
+        OperatorError: the node violates its operator's definition.
+    """
+    operator = operator_of(node)
+    x, *values = (None,) if operator is None else operator.schema.values(node)
+    if operator is None or x is None:
+        return None
+    names = operator.schema.inputs[1:]
+    arrays = [parameter(node, v, name) for v, name in zip(values, names, strict=True)]
+    try_out(node, x, *arrays)
+    fields = meaning(operator, arrays), shape_of(x, *arrays), constant_stream(x)
+    return Site(x, node.outputs[0], (node,), node, dialect, *fields)
+
+
 def data_of(draft: Draft, site: Site) -> ir.Value:
     """Return the float values to which the draft of another dialect is applied.
 
@@ -254,15 +271,13 @@ class SiteWriter:
     def see_blocks(self) -> Quantizer | None:
         """Like :meth:`see`, for one entry per block; None if parameters must be repeated."""
         meaning: Any = self.site.meaning
-        seen: Quantizer
-        if self.site.repeats is None:
-            seen = self.see(meaning)
-            return seen
-        view = view_of_blocks(arrays_of(meaning), self.site.repeats)
+        view: BlockView | None = view_of(self.site.shape, arrays_of(meaning))
+        if self.site.repeats is not None:
+            view = view_of_blocks(arrays_of(meaning), self.site.repeats)
         if view is None:
             return None
         self._view = view
-        seen = with_arrays(meaning, view.lay)
+        seen: Quantizer = with_arrays(meaning, view.lay)
         return seen
 
     def begin(self, constant: Array | None = None) -> tuple[Draft, Operand]:

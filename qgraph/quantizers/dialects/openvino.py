@@ -17,19 +17,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import fake_quantize
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import Operator
 from qgraph.ops.steps import round_to_integer
 from qgraph.quantizers.dialects.block_view import enlarges
 from qgraph.quantizers.dialects.dialect import (
@@ -39,9 +37,7 @@ from qgraph.quantizers.dialects.dialect import (
     Writers,
     dialect,
     node,
-    parameter,
-    shape_of,
-    try_out,
+    single_node,
     written,
 )
 from qgraph.quantizers.dialects.onnx import decoded_in_float
@@ -281,20 +277,13 @@ class OpenVino:
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
         """Return the quantizer of a FakeQuantize node."""
-        operator = operator_of(node)
-        if operator is None:
-            return None
-        x, *limits = operator.schema.values(node)
-        if x is None:
-            return None
-        low, high, below, above = ends = [*map(partial(parameter, node), limits, ENDS)]
-        try_out(node, x, *ends)
-        levels = operator.schema.attributes_of(node)["levels"]
-        shape = shape_of(x, *ends)
-        quantizer = Ranged(low, high, below, above, levels)
-        return Site(
-            x, node.outputs[0], (node,), node, self.name, quantizer, shape, constant_stream(x)
-        )
+
+        def meaning(operator: Operator, ends: list[Float32]) -> Ranged:
+            low, high, below, above = ends
+            levels = operator.schema.attributes_of(node)["levels"]
+            return Ranged(low, high, below, above, levels)
+
+        return single_node(node, self.name, meaning)
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one FakeQuantize if its ranges can express it, then float operators around one."""

@@ -301,10 +301,8 @@ class _Packer:
     @cached_property
     def _values(self) -> tuple[Array, Array]:
         """The output of the quantizer and its data, in the shape of the codes."""
-        shape = self.layout.shape
-        return np.asarray(self.site.values).reshape(shape), np.asarray(self.site.weight).reshape(
-            shape
-        )
+        values, data = np.asarray(self.site.values), np.asarray(self.site.weight)
+        return values.reshape(self.layout.shape), data.reshape(self.layout.shape)
 
     def _count(self, draft: Draft, coding: Coding, codes: Array) -> Tally:
         values, data = self._values

@@ -9,21 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import QONNX_DOMAINS, OpKey
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import Minifloat
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import Operator
 from qgraph.quantizers.dialects.dialect import (
     Refusal,
     Site,
     dialect,
-    parameter,
-    shape_of,
-    try_out,
+    single_node,
     written,
 )
 from qgraph.quantizers.dialects.onnx import decoded_in_float
@@ -57,20 +54,12 @@ class Qonnx:
 
     def read(self, node: ir.Node) -> Site | Refusal | None:
         """Return the quantizer of a QONNX node."""
-        operator = operator_of(node)
-        if operator is None:
-            return None
-        x, *values = operator.schema.values(node)
-        if x is None:
-            return None
-        names = operator.schema.inputs[1:]
-        parameters = [parameter(node, v, name) for v, name in zip(values, names, strict=True)]
-        try_out(node, x, *parameters)
-        quantizer = _READERS[operator.schema.name](operator.schema.attributes_of(node), parameters)
-        shape = shape_of(x, *parameters)
-        return Site(
-            x, node.outputs[0], (node,), node, self.name, quantizer, shape, constant_stream(x)
-        )
+
+        def meaning(operator: Operator, parameters: list[Float32]) -> Quantizer:
+            attributes = operator.schema.attributes_of(node)
+            return _READERS[operator.schema.name](attributes, parameters)
+
+        return single_node(node, self.name, meaning)
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one node if it can express the quantizer, then nodes with float operators."""
