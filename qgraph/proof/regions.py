@@ -63,8 +63,7 @@ class Decided(dict[Key, PairOutcome]):
     def steps(self, function: Expr) -> Plateaus:
         """Return the steps of a function.
 
-        Raises:
-            Undecidable: it is not a step function, or has too many steps.
+        Raises Undecidable if it is not a step function, or has too many steps.
         """
         key = text([function])
         if key not in self._steps:
@@ -119,13 +118,8 @@ def decide_cuts(
 ) -> list[PairOutcome]:
     """Return the outcome of each region. Regions of the same form are decided together.
 
-    Args:
-        matching: of the two models.
-        cuts: the regions.
-        decided: outcomes of earlier calls; new ones are added.
-
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    ``decided`` are outcomes of earlier calls; new ones are added. Raises UnsupportedError if this
+    thread does not follow IEEE 754.
     """
     builder = Builder()
     pairs = [_lower_or_enumerate(matching, region, builder) for region in cuts]
@@ -151,8 +145,7 @@ def _lower_or_enumerate(
 def count_all(outcome: PairOutcome) -> PairOutcome:
     """Try all inputs of a region whose comparison was stopped, and return the outcome.
 
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises UnsupportedError if this thread does not follow IEEE 754.
     """
     pair = outcome.pair
     if pair is None:
@@ -238,8 +231,7 @@ def _check_ranks(segment: NodeSegment, region: Cut) -> None:
 def _enumerate(matching: Matching, region: Cut, dtype: ir.DataType) -> PairOutcome:
     """Compare both sides on all values of a type of up to 16 bits, in every channel.
 
-    Raises:
-        Undecidable: there are too many channels, or the results cannot be computed.
+    Raises Undecidable if there are too many channels, or the results cannot be computed.
     """
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
@@ -265,15 +257,8 @@ def run_nodes(
 ) -> Array:
     """Return the array of ``y`` after running ``nodes`` with the kernels.
 
-    Args:
-        side: the model of the nodes.
-        nodes: the nodes in topological order.
-        feeds: arrays of the values from which the nodes start; constants are added.
-        y: the result.
-        ties: list to which operators are added that return one of -0 and +0.
-
-    Raises:
-        Undecidable: a node cannot be computed.
+    ``feeds`` are the values from which the nodes start; constants are added. To ``ties``, operators
+    are added that return one of -0 and +0. Raises Undecidable if a node cannot be computed.
     """
     values: dict[ir.Value, Any] = dict(feeds)
     imports = side.normalised.imports
@@ -295,15 +280,9 @@ def run_nodes(
 
 
 def _check_cast(node: ir.Node, known: Mapping[ir.Value, Any], numbers: Array) -> None:
-    """Check that a Cast of floating-point data to integers stays within their range.
+    """Raise Undecidable if a Cast of floating-point data to integers exceeds their range.
 
-    Args:
-        node: any node.
-        known: arrays of its operands.
-        numbers: mask of the elements for which the data of the region is not NaN.
-
-    Raises:
-        Undecidable: a number exceeds the range.
+    ``numbers`` is the mask of the elements for which the data of the region is not NaN.
     """
     if node.domain != "" or node.op_type != "Cast" or node.inputs[0] is None:
         return

@@ -90,16 +90,12 @@ def decide_pairs(
 ) -> list[PairOutcome]:
     """Return an outcome for each pair. Outcomes among the arguments are returned unchanged.
 
-    Equal pairs are decided once, and pairs of the same form together.
+    Equal pairs are decided once, and pairs of the same form together. Outcomes in ``decided`` are
+    reused, and new ones are added. A pair that is not equal in values may be left undecided if it
+    does not reach the level ``at_least``. If ``keeps_runs``, the findings list the inputs that
+    differ, which may be millions.
 
-    Args:
-        pairs: the functions.
-        decided: outcomes of earlier calls, which are reused; new outcomes are added.
-        at_least: the level to reach. A pair that is not equal in values may then be left undecided.
-        keeps_runs: keep the inputs that differ in the findings. A pair may have millions of them.
-
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises UnsupportedError if this thread does not follow IEEE 754.
     """
     soon = at_least is not None and at_least >= Exactness.VALUES
     keys = {i: pair.key for i, pair in enumerate(pairs) if isinstance(pair, FunctionPair)}
@@ -260,15 +256,11 @@ def check_shapes(
 ) -> None:
     """Check that the constants on both sides give the result the same shape.
 
-    Args:
-        reference: the shape to which the constants of the reference broadcast.
-        candidate: the shape to which those of the candidate broadcast.
-        shape: shape of the variable, None for unknown dimensions; None if the rank is unknown.
-        exactly: if the rank is unknown, require equal shapes for every rank, 0 included. Otherwise
-            nothing is checked then.
+    ``reference`` and ``candidate`` are the shapes to which their constants broadcast, ``shape`` is
+    that of the variable. If its rank is unknown, nothing is checked, or ``exactly`` equal shapes
+    are required, which fit every rank, 0 included.
 
-    Raises:
-        Undecidable: the shapes differ, or may differ.
+    Raises Undecidable if the shapes differ, or may differ.
     """
     if shape is None:
         if exactly and reference != candidate:

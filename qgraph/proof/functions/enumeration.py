@@ -83,14 +83,9 @@ def enumerate_inputs(
 ) -> PairFinding:
     """Compare two expressions at every float32 input, in every channel.
 
-    Args:
-        reference: the reference function.
-        candidate: the candidate.
-        input_shape: shape of the variable, None for unknown dimensions.
-
-    Raises:
-        Undecidable: they cannot be evaluated, or ONNX does not define the result for an input.
-        UnsupportedError: this thread does not follow IEEE 754.
+    The shape is that of the variable, None for unknown dimensions. Raises Undecidable if they
+    cannot be evaluated, or ONNX does not define the result for an input; UnsupportedError if this
+    thread does not follow IEEE 754.
     """
     check_float_environment()
     check_shapes(reference.shape, candidate.shape, input_shape)
@@ -115,10 +110,8 @@ def enumerate_inputs(
 def effort(reference: Expr, candidate: Expr) -> int:
     """Return the approximate number of operations on all inputs for :func:`enumerate_inputs`.
 
-    Each operation takes one or two seconds of processor time.
-
-    Raises:
-        Undecidable: the expressions cannot be evaluated.
+    Each operation takes one or two seconds of processor time. Raises Undecidable if the expressions
+    cannot be evaluated.
     """
     program = PairProgram(reference, candidate)
     return (len(program.order) + _COMPARISON) * len(program.first)
@@ -151,8 +144,7 @@ def _compare_blocks(
 ) -> dict[int, _Block]:
     """Compare a share of the blocks; the thread of the first share reports progress.
 
-    Raises:
-        Undecidable: the time limit is reached, or results are undefined.
+    Raises Undecidable if the time limit is reached, or results are undefined.
     """
     check_float_environment()
     gap = np.empty(len(blocks.x), np.int32)
@@ -191,8 +183,7 @@ def _compare_parts(blocks: PairBlocks, start: int, gap: Gap) -> _Block | Same:
 def _carefully(program: PairProgram, kind: int, start: int) -> _Block | None:
     """Compare a block in which ONNX does not define some results.
 
-    Raises:
-        Undecidable: more than the sign of a zero is undefined.
+    Raises Undecidable if more than the sign of a zero is undefined.
     """
     x = np.arange(start, start + _BLOCK, dtype=np.uint32).view(np.float32)
     results = PointResults.of(program, x, np.full(len(x), kind, np.int64))

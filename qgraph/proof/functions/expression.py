@@ -89,9 +89,8 @@ class Builder:
     def constant(self, array: npt.ArrayLike) -> Expr:
         """Return a constant; its type is float32 or bool.
 
-        Raises:
-            Undecidable: the array has another floating-point type, or integers that float32 does
-                not represent.
+        Raises Undecidable if the array has another floating-point type, or integers that float32
+        does not represent.
         """
         values = np.asarray(array)
         if values.dtype == np.bool_ or values.dtype == np.float32:
@@ -187,11 +186,7 @@ class Builder:
 
 
 def whole_numbers(array: Array) -> Float32:
-    """Return integers as float32.
-
-    Raises:
-        Undecidable: float32 does not represent them.
-    """
+    """Return integers as float32; raise Undecidable if float32 does not represent them."""
     value = array.astype(np.float32)
     large = np.abs(value) > _ALL_WHOLE
     if value[large].tolist() != array[large].tolist():
@@ -255,10 +250,8 @@ def fold(
 ) -> list[T]:
     """Return the results of evaluating expressions with an interpreter.
 
-    Args:
-        roots: the expressions.
-        leaf: returns the result of the variable, a constant or a table.
-        apply: returns the result of an operation from the results of its operands.
+    ``leaf`` returns the result of the variable, a constant or a table, ``apply`` that of an
+    operation from the results of its operands.
     """
     wanted = list(roots)
     results: dict[int, T] = {}

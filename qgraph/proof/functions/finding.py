@@ -105,9 +105,7 @@ class PairFinding:
 class Collector:
     """Collects the differences of boxes.
 
-    Args:
-        program: the two expressions.
-        separate: whether each kind of channels is a separate pair of functions.
+    If ``separate``, each kind of channels is a separate pair of functions.
     """
 
     def __init__(self, program: PairProgram, *, separate: bool = False) -> None:
@@ -123,16 +121,11 @@ class Collector:
         self._differing = np.zeros(kinds, np.bool_)
 
     def note(self, what: str, boxes: BoxBatch, a: Float32, b: Float32, where: Mask) -> None:
-        """Record boxes ``[n]`` on which results differ.
+        """Record boxes ``[n]`` on which the results ``a`` and ``b`` ``[n]`` differ, as a mask
+        tells.
 
-        Args:
-            what: "value" and "infinity" if the values differ everywhere in a box, "zero" if both
-                are zeros whose signs differ or may differ, "nan" for NaN inputs whose results
-                differ.
-            boxes: the inputs.
-            a: ``[n]`` results of the reference.
-            b: ``[n]`` results of the candidate.
-            where: ``[n]`` mask of the boxes to record.
+        ``what`` is "value" and "infinity" if the values differ everywhere in a box, "zero" if both
+        are zeros whose signs differ or may differ, "nan" for NaN inputs whose results differ.
         """
         if not where.any():
             return
@@ -310,12 +303,8 @@ class Sample:
 def sample(finding: PairFinding, reference: Expr, candidate: Expr) -> Sample | None:
     """Return an input on which two functions differ; None if none was found.
 
-    None does not mean that the functions are equal.
-
-    Args:
-        finding: the finding of the comparison that was stopped.
-        reference: the reference function.
-        candidate: the candidate.
+    None does not mean that the functions are equal. The finding is that of a comparison that was
+    stopped.
     """
     shown = None
     if finding.witness is not None:

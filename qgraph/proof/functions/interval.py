@@ -80,10 +80,8 @@ Rule: TypeAlias = Callable[..., Interval]
 def apply(name: str, operands: Sequence[Interval], attributes: Attributes) -> Interval:
     """Return the interval of a primitive's results; bad operands give bad results.
 
-    The caller switches off NumPy warnings about infinities and NaN.
-
-    Raises:
-        Undecidable: there is no rule for the primitive.
+    The caller switches off NumPy warnings about infinities and NaN. Raises Undecidable if there is
+    no rule for the primitive.
     """
     if name not in RULES:
         raise Undecidable(NO_RULE(f"there is no interval rule for {name}"))

@@ -105,10 +105,8 @@ def lower(
 
 
 def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
-    """Return the shape of the data that a node reads.
-
-    Raises:
-        Undecidable: its operands have different shapes.
+    """Return the shape of the data that a node reads; raise Undecidable if its operands differ in
+    it.
     """
     first, *others = {seen[value] for value in node.inputs if value is not None and value in seen}
     if others:
@@ -117,10 +115,8 @@ def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
 
 
 def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
-    """Check that no constant has more dimensions than the data, which would shift the axes.
-
-    Raises:
-        Undecidable: a constant has.
+    """Raise Undecidable if a constant has more dimensions than the data, which would shift the
+    axes.
     """
     for value in node.inputs:
         array = None if value is None else constants(value)
@@ -131,8 +127,7 @@ def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
 def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
     """Return the shape of the result of a Reshape of data of ``shape``.
 
-    Raises:
-        Undecidable: a shape is unknown, or the number of elements changes.
+    Raises Undecidable if a shape is unknown, or the number of elements changes.
     """
     sizes = None if node.inputs[1] is None else constants(node.inputs[1])
     if sizes is None or None in shape:
@@ -174,9 +169,8 @@ def parameter_array(
 ) -> Array:
     """Return a constant operand as float32 or bool, in a shape that broadcasts to the data.
 
-    Raises:
-        Undecidable: it is not constant, has integers that float32 does not represent, or its axis
-            is unknown.
+    Raises Undecidable if it is not constant, has integers that float32 does not represent, or its
+    axis is unknown.
     """
     array = laid_out(node, value, shape, constants)
     if array.dtype.kind in "cOSU":
@@ -193,8 +187,7 @@ def laid_out(
 ) -> Array:
     """Return a constant operand in its own type, in a shape that broadcasts to the data.
 
-    Raises:
-        Undecidable: it is not constant, or its axis is unknown.
+    Raises Undecidable if it is not constant, or its axis is unknown.
     """
     array = constants(value)
     if array is None:
@@ -300,9 +293,7 @@ class Forms:
     def of(self, node: ir.Node, operands: Mapping[ir.Value, object]) -> Form | None:
         """Return the form of a node with one output; None if no other node can share the form.
 
-        Args:
-            node: the node.
-            operands: for each input that is not constant, a key for comparing it.
+        ``operands`` has a key for each input that is not constant.
         """
         attributes = []
         for name, attribute in node.attributes.data.items():
@@ -329,11 +320,8 @@ class Forms:
     ) -> tuple[object, ...] | None:
         """Return a key that is equal for regions that compute the same; None if there is none.
 
-        Args:
-            nodes: the nodes in topological order.
-            x: the variable.
-            y: the result.
-            given: keys of constants that are compared by these, not by their content.
+        The nodes are in topological order. ``given`` are keys of constants that are compared by
+        these, not by their content.
         """
         operands: dict[ir.Value, object] = {**given, x: -1}
         forms: list[Form] = []

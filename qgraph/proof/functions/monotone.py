@@ -26,8 +26,7 @@ _FREE, _UP, _DOWN = 0, 1, -1
 def never_decreases(root: Expr) -> bool:
     """Return whether a function never decreases, and is NaN only for NaN.
 
-    Raises:
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises UnsupportedError if this thread does not follow IEEE 754.
     """
     return direction(root) in (_FREE, _UP) or _has_steps_in_order(root)
 

@@ -29,13 +29,7 @@ _MOST_CHANNELS = 1 << 12
 
 
 class NodeSegment(NamedTuple):
-    """Nodes that compute a value from another value and constants.
-
-    Attributes:
-        nodes: the nodes in topological order.
-        x, y: the value from which they start, and the result.
-        constants: returns the array of a constant operand, None for other values.
-    """
+    """Nodes in topological order that compute ``y`` from ``x`` and constants."""
 
     nodes: Sequence[ir.Node]
     x: ir.Value
@@ -49,13 +43,8 @@ Run: TypeAlias = Callable[[Array], Array]
 def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[list[int], int]:
     """Return the shape of data with all channels, and an axis along which no parameter varies.
 
-    Args:
-        segments: both sides, whose parameters determine the channels.
-        shape: shape of the data, None for unknown dimensions; None if the rank is unknown.
-
-    Raises:
-        Undecidable: there is no such axis, there are too many channels, or the shapes of the
-            results may differ.
+    The parameters of both sides determine the channels. Raises Undecidable if there is no such
+    axis, there are too many channels, or the shapes of the results may differ.
     """
     spread = []
     for segment in segments:
@@ -98,14 +87,8 @@ def enumerate_values(
 ) -> PairOutcome:
     """Compare two functions at all values of a type of up to 16 bits, in every channel.
 
-    Args:
-        dtype: the type of the data, of at most 16 bits.
-        runs: two functions that compute the results of reference and candidate for an array.
-        sizes: shape of data with all channels.
-        axis: the axis of size 1 along which the values are laid out.
-
-    Raises:
-        Undecidable: the results are of different types or shapes.
+    ``sizes`` is the shape of data with all channels; the values are laid out along ``axis``, of
+    size 1. Raises Undecidable if the results are of different types or shapes.
     """
 
     def results(x: Array) -> tuple[Array, Array, Array]:

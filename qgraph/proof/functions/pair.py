@@ -104,12 +104,7 @@ class FunctionPair:
 
 
 def form(pair: Sequence[Expr], order: Sequence[Expr]) -> Key | None:
-    """Return the form of two expressions; see :attr:`FunctionPair.form`.
-
-    Args:
-        pair: the expressions.
-        order: all expressions in them.
-    """
+    """Return the form of two expressions; see :attr:`FunctionPair.form`."""
     position = {id(e): i for i, e in enumerate(order)}
     lines: list[Any] = []
     for e in order:
@@ -123,11 +118,8 @@ def form(pair: Sequence[Expr], order: Sequence[Expr]) -> Key | None:
 class OpenPair:
     """Two functions that contain scalar constants which are not known yet: a scale, and products.
 
-    Args:
-        functions: the reference and the candidate, by one builder.
-        numbers: the open numbers, by the expressions that stand for them.
-        shape: shape of the variable.
-        builder: builds the functions of a known scale.
+    One builder builds both, and the functions of a known scale. ``numbers`` are the open numbers,
+    by the expressions that stand for them.
     """
 
     def __init__(
@@ -216,12 +208,7 @@ class _ScaledPair(FunctionPair):
 
 
 class AnyScale:
-    """Lowers nodes to expressions; nodes that differ only in their scale share one template.
-
-    Args:
-        builder: builds the expressions.
-        forms: of nodes.
-    """
+    """Lowers nodes to expressions; nodes that differ only in their scale share one template."""
 
     def __init__(self, builder: Builder, forms: Forms) -> None:
         self._builder = builder
@@ -229,15 +216,9 @@ class AnyScale:
         self._templates: dict[Form | None, Template | None] = {}
 
     def lower(self, node: ir.Node, expressions: Mapping[ir.Value, Expr], shape: Shape) -> Expr:
-        """Return the output of a node as an expression of its operands.
+        """Return the output of a node as an expression of its operands, given those that are data.
 
-        Args:
-            node: the node.
-            expressions: expressions of its operands that are data.
-            shape: shape of the data.
-
-        Raises:
-            Undecidable: see :func:`qgraph.proof.functions.lowering.lower`.
+        Raises Undecidable as :func:`qgraph.proof.functions.lowering.lower`.
         """
         inputs = (value for value in node.inputs if value is not None)
         data = {value: expressions[value] for value in inputs if value in expressions}
@@ -254,11 +235,6 @@ class AnyScale:
 
         The definition is traced with a symbol instead of the scale, so the template cannot depend
         on its value. There is no template if the definition computes with parameters alone.
-
-        Args:
-            node: the node.
-            data: expressions of its operands that are data.
-            shape: shape of the data.
         """
         operands = list(dict.fromkeys(data.values()))
         scale, array = scale_of(node)

@@ -34,12 +34,7 @@ TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
 
 @dataclass(frozen=True)
 class Points:
-    """Values at single inputs.
-
-    Attributes:
-        values: ``[n]`` float32.
-        undefined: ``[n]`` mask of values that ONNX does not define.
-    """
+    """Values ``[n]`` at single inputs, and the mask of those that ONNX does not define."""
 
     values: Float32
     undefined: Mask
@@ -227,11 +222,7 @@ class PointResults(NamedTuple):
         return cls(a.values, others[1].values, differ & ~unknown, sign & ~unknown, unknown)
 
     def check(self, keys: Keys) -> None:
-        """Check that ONNX defines all results, at the inputs with these keys.
-
-        Raises:
-            Undecidable: ONNX does not define the result for one of the inputs.
-        """
+        """Raise Undecidable if ONNX does not define a result; the inputs have these keys."""
         if self.unknown.any():
             at = float(from_keys(keys[[np.argmax(self.unknown)]])[0])
             raise Undecidable(LEFT_OPEN(f"ONNX leaves open what is computed for the input {at!r}"))

@@ -72,14 +72,8 @@ class BoxBatch(NamedTuple):
 class BoxSearch:
     """One run over the finite inputs of all kinds of channels.
 
-    Args:
-        program: the two expressions.
-        max_boxes: maximum number of boxes.
-        domain: restricts the inputs to those from the first to the second number.
-        refines: whether boxes with disjoint results are split until the results do not vary.
-
-    Attributes:
-        boxes: number of evaluated boxes.
+    Inputs lie between the numbers of ``domain``. If it ``refines``, boxes with disjoint results are
+    split until the results do not vary. ``boxes`` is the number of evaluated boxes.
     """
 
     def __init__(
@@ -106,9 +100,7 @@ class BoxSearch:
 
         If values differ and vary on a box, the results are the bounds with the largest distance.
         Inputs that intervals do not settle, because of NaN, are yielded as boxes of one input.
-
-        Raises:
-            Undecidable: too many boxes are needed.
+        Raises Undecidable if too many boxes are needed.
         """
         hopeful = False
         while self._wide or self._single:
@@ -209,11 +201,7 @@ class BoxSearch:
             self._single.append(_every_input(window.at(inside)))
 
     def _estimate(self) -> None:
-        """Stop early if most small sample boxes cannot be settled.
-
-        Raises:
-            Undecidable: far too many boxes would be needed.
-        """
+        """Raise Undecidable if most small sample boxes cannot be settled."""
         kinds = len(self._program.first)
         random = np.random.default_rng(0)
         lo = random.integers(self._low, self._high + 1, _SAMPLES)
@@ -321,9 +309,8 @@ class Plateaus:
 def plateaus(root: Expr, *, max_boxes: int) -> Plateaus:
     """Return the plateaus of ``root`` over all finite inputs.
 
-    Raises:
-        Undecidable: it is not a step function, or has too many steps.
-        UnsupportedError: this thread does not follow IEEE 754.
+    Raises Undecidable if it is not a step function, or has too many steps; UnsupportedError if this
+    thread does not follow IEEE 754.
     """
     program = PairProgram(root, root)
     kind, lo, hi, (value, *_) = _divide(program, max_boxes, refines=False)
@@ -337,11 +324,9 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
 
     Neighbouring boxes with equal results form one part, unless zeros of different signs occur on
     only one of them. If there would be too many parts, neighbours with different and varying
-    results form one part too. If both expressions are the same, the result is empty.
-
-    Raises:
-        Undecidable: too many boxes are needed.
-        UnsupportedError: this thread does not follow IEEE 754.
+    results form one part too. If both expressions are the same, the result is empty. Raises
+    Undecidable if too many boxes are needed, UnsupportedError if this thread does not follow IEEE
+    754.
     """
     if reference is candidate:
         return ()

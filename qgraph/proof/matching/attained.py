@@ -52,14 +52,10 @@ class Limits:
     def admit(
         self, channel: npt.NDArray[np.int64], channels: int, first: Float64, last: Float64
     ) -> npt.NDArray[np.bool_]:
-        """Return, for each of some intervals, whether its channel can take a value in it.
+        """Return, for each interval, whether its channel can take a value between its ends.
 
-        Args:
-            channel: the channels.
-            channels: the number of channels. If the limits have another number of channels, all of
-                them must take such a value, or one of them if ``channels`` is 1.
-            first: the smaller ends of the intervals.
-            last: the larger ends.
+        If the limits have another number of channels, all of them must take such a value, or one of
+        them if ``channels`` is 1.
         """
         if channels == 1:
             # the largest upper limit of the channels whose lower limit is not too large
@@ -73,12 +69,7 @@ class Limits:
 
 
 class Attained:
-    """Finds the limits of values of one model.
-
-    Args:
-        known: the constants of the model.
-        imports: domains of the model and their versions.
-    """
+    """Finds the limits of values of one model."""
 
     def __init__(self, known: KnownValues, imports: Imports) -> None:
         self._known = known
@@ -307,12 +298,8 @@ def is_moved_to(
 ) -> bool:
     """Return whether each difference in ``value`` reaches one of ``outputs`` unchanged.
 
-    Args:
-        value: a value of a model, or a constant.
-        known: the constants of the model.
-        outputs: the outputs to examine.
-        everywhere: whether all elements of the value differ in the same way. If not, operators that
-            take some elements only may leave out those that differ.
+    If not all elements of the value differ ``everywhere`` in the same way, operators that take some
+    elements only may leave out those that differ.
     """
     if _is_empty(value):
         return False

@@ -53,11 +53,7 @@ class _Term:
 
 
 class Congruence:
-    """Classes of equal values, closed under congruence: ``a = b`` implies ``f(a) = f(b)``.
-
-    Args:
-        commutative: whether the operands of an operator may be swapped, by its label.
-    """
+    """Classes of equal values, closed under congruence: ``a = b`` implies ``f(a) = f(b)``."""
 
     def __init__(self, commutative: Callable[[Hashable], bool]) -> None:
         self._commutative = commutative
@@ -150,9 +146,6 @@ class MatchedModel:
 
 class ValueClasses:
     """The classes of the values of two models; before any merge, by equal operators alone.
-
-    Args:
-        reference, candidate: one model each.
 
     Attributes:
         reference, candidate: the two sides.

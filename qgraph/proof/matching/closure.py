@@ -27,9 +27,7 @@ class Implication:
 class Closure:
     """The equality of values that follows from some facts alone, by congruence.
 
-    Args:
-        matching: the matching of the two models; its claims are not used.
-        facts: the facts.
+    The claims of the matching are not used.
     """
 
     def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
@@ -68,11 +66,6 @@ class Ways:
 
     Two values correspond if they are proved equal, or if equal operators compute them from
     corresponding values.
-
-    Args:
-        matching: the matching of the two models.
-        closure: the equality that follows from the proved claims.
-        proved: the proved claims.
     """
 
     def __init__(self, matching: Matching, closure: Closure, proved: Sequence[Implication]) -> None:
@@ -95,11 +88,7 @@ class Ways:
 class Context:
     """The correspondence of values of two models that differ in some pairs of values only.
 
-    Unlike equality, this is not transitive.
-
-    Args:
-        ways: the ways in which values may correspond, shared by all contexts.
-        differing: pairs that correspond although they differ.
+    Unlike equality, this is not transitive. ``differing`` pairs correspond although they differ.
     """
 
     def __init__(self, ways: Ways, differing: Iterable[Pair]) -> None:

@@ -36,16 +36,12 @@ _BROADCASTS = 7
 
 
 def unfold(models: Sequence[ir.Model]) -> bool:
-    """Replace operators that are defined as graphs, in place, if the models differ in them.
+    """Replace operators that are defined as graphs, in place, if the models differ in them; return
+    if so.
 
-    Operators that occur in all models are kept: equal operands give equal results. Nodes that the
-    definition of their operator does not cover are kept too.
-
-    Args:
-        models: the models; their values have types and shapes.
-
-    Returns:
-        Whether a model was changed.
+    The values of the models have types and shapes. Operators that occur in all models are kept:
+    equal operands give equal results. Nodes that the definition of their operator does not cover
+    are kept too.
     """
     keys = differing(models, composite_of)
     for model in models:
@@ -135,14 +131,9 @@ def _replace(
     terms: Sequence[ir.Node] = (),
     narrowed: ir.DataType | None = None,
 ) -> None:
-    """Replace ``node`` by a sum, and an Add if there is a bias.
+    """Replace ``node`` by a sum, and an Add if there is a bias, which ``terms`` compute.
 
-    Args:
-        node: the node to replace.
-        total: the sum without bias.
-        bias: the value to add; None for none.
-        terms: new nodes that compute the bias.
-        narrowed: type to which the finished sum, in float32, is rounded; None if it has its type.
+    The finished sum, in float32, is rounded to the type ``narrowed``, if there is one.
     """
     old, graph = node.outputs[0], node.graph
     if not isinstance(graph, ir.Graph):

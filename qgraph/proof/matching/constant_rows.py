@@ -91,10 +91,7 @@ class _Step:
 class ConstantRows:
     """A constant that is computed a few rows at a time, by the same kernels as the whole constant.
 
-    Attributes:
-        value: the constant.
-        shape: shape of the whole constant.
-        multiple: pieces begin at a multiple of this number of rows.
+    Pieces begin at a multiple of ``multiple`` rows.
     """
 
     value: ir.Value
@@ -104,11 +101,7 @@ class ConstantRows:
     steps: tuple[_Step, ...]
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows ``start`` to before ``stop``.
-
-        Raises:
-            QGraphError: a node cannot be computed.
-        """
+        """Return rows ``start`` to before ``stop``; raise QGraphError if a kernel refuses them."""
         held: dict[ir.Value, Any] = {
             source.value: source.read(start, stop) for source in self.sources
         }
@@ -280,10 +273,7 @@ def compare_constants(
     """Return the comparison of two constants of equal type and shape, and a differing element.
 
     Large constants are computed and compared a few rows at a time, if possible. None is returned if
-    they cannot be compared.
-
-    Raises:
-        ModelError: the data of a constant cannot be read.
+    they cannot be compared. Raises ModelError if the data of a constant cannot be read.
     """
     rows = [rows_of(known, value) for known, value in (reference, candidate)]
     if rows[0] is not None and rows[1] is not None:

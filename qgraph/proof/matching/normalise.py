@@ -107,15 +107,10 @@ def normalised_models(
     sums of products of codes, biases, and operators that are defined as a graph of standard
     operators are written in one form too. The types and shapes of the inputs are those that both
     models accept. All others are inferred from them; those that the models state are not used.
-    Values that sizes determine become constants.
-
-    Args:
-        reference: the reference model.
-        candidate: the candidate model.
-        keep_inputs: do not treat initializers that are also graph inputs as constants.
-        open_sums: see :func:`with_common_sums`.
-        defines: first replace the operators on codes in which the models differ by their
-            definitions.
+    Values that sizes determine become constants. If ``keep_inputs``, initializers that are also
+    graph inputs are no constants. ``open_sums`` is described at :func:`with_common_sums`. If
+    ``defines``, operators on codes in which the models differ are first replaced by their
+    definitions.
 
     Raises:
         UnsupportedError: a function cannot be inlined.
@@ -182,11 +177,7 @@ def _open_clips(model: ir.Model) -> Iterator[str]:
 
 
 def flat(model: ir.Model) -> ir.Model:
-    """Return a copy of a model with its functions inlined.
-
-    Raises:
-        UnsupportedError: a function cannot be inlined.
-    """
+    """Return a copy with functions inlined; raise UnsupportedError if one cannot be."""
     copy = model.clone()
     declare_domains(copy)
     if not copy.functions:
@@ -209,9 +200,7 @@ def listed_facts(
 ) -> tuple[list[ListedFact], list[Condition]]:
     """Return the types and shapes that a proof depends on, and the conditions for them.
 
-    Args:
-        sides: the reference and the candidate.
-        names: for each of them, the names of the values in regions.
+    ``names`` are those of the values in regions, for each side.
     """
     facts: dict[ListedFact, None] = {}
     used = set().union(*(side.sizes for side in sides))
@@ -257,15 +246,11 @@ def _type_name(dtype: ir.DataType) -> str:
 
 
 def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
-    """Replace nodes with known results by Constant nodes of the same names, in place.
+    """Replace nodes with known results by Constant nodes of the same names, in place, also in
+    subgraphs.
 
-    Nodes on constants alone are left unchanged.
-
-    Args:
-        graph: the main graph; subgraphs are included.
-        facts: the inferred types, shapes and values.
-
-    Returns: the replaced operators with their operands, by the names of the results.
+    Nodes on constants alone are left unchanged. Returns the replaced operators with their operands,
+    by the names of the results.
     """
     constants: set[ir.Value] = set()
     fixed: dict[str, str] = {}

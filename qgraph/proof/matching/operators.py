@@ -62,10 +62,6 @@ def operands(value: ir.Value, is_known: Callable[[ir.Value], bool]) -> list[ir.V
 
     A Reshape to a constant shape counts as elementwise. The list is empty for results of other
     operators.
-
-    Args:
-        value: the value.
-        is_known: whether a value is constant.
     """
     node = value.producer()
     if node is None or is_known(value):
@@ -98,11 +94,7 @@ def _computed_operands(node: ir.Node, is_known: Callable[[ir.Value], bool]) -> l
 
 
 def check_parameters(node: ir.Node, array_of: Callable[[ir.Value], Array | None]) -> None:
-    """Check that a quantizer accepts the values of its parameters.
-
-    Raises:
-        OperatorError: a value is invalid.
-    """
+    """Raise OperatorError if a quantizer does not accept the values of its parameters."""
     operator = operator_of(node)
     if operator is None or operator.schema.standard:
         return

@@ -33,9 +33,6 @@ class PackedRows(ir.LazyTensor):
         codes, scales: the stored tensors; data in a file are not loaded as a whole.
         zero_points: the stored zero points, or None.
         name: name of the tensor.
-
-    Attributes:
-        form, codes, scales, zero_points: see the arguments.
     """
 
     def __init__(
@@ -122,16 +119,10 @@ _WIDTH = 128
 
 
 def has_same_codes(packed: PackedRows, decode: ir.Node) -> bool:
-    """Return whether a DequantizeLinear is known to give all bits of the packed weights.
+    """Return whether a DequantizeLinear is known to give all bits of the packed weights ``[K, N]``.
 
-    If False, they may be equal or different.
-
-    Args:
-        packed: the weights ``[K, N]``.
-        decode: the operator; its operands are stored.
-
-    Raises:
-        ModelError: the data of a constant cannot be read.
+    If False, they may be equal or different. Raises ModelError if the data of a constant cannot be
+    read.
     """
     form = packed.form
     get = decode.attributes.get_int
@@ -198,11 +189,7 @@ def _is_transposed(packed: PackedRows, codes: Stream, middle: int) -> bool:
 def _joined(codes: Array, n: int, bits: int, middle: int) -> Array:
     """Pack rows of ``n`` codes plus ``middle`` into bytes; the first row gets the lowest bits.
 
-    Args:
-        codes: whole rows, one code in each byte; overwritten.
-        n: length of a row.
-        bits: bits of a code.
-        middle: added to each code.
+    The codes are whole rows, one code in each byte; they are overwritten.
     """
     word = np.dtype(np.uint64 if n % 8 == 0 else np.uint8)
     ones = ((1 << 8 * word.itemsize) - 1) // 255

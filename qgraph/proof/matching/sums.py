@@ -104,8 +104,7 @@ _Forms = tuple[tuple[str, Callable[[ir.Node], _Write | None]], ...]
 def _write_alike(model: ir.Model, forms: _Forms) -> None:
     """Write sums of products of codes in the main graph of ``model`` in one form, in place.
 
-    Raises:
-        UnsupportedError: the opset of the model cannot be raised.
+    Raises UnsupportedError if the opset of the model cannot be raised.
     """
     require(model, _OPSET)
     for label, write_for in forms:

@@ -215,14 +215,7 @@ def distinguished(graph: ir.Graph) -> frozenset[ir.Value]:
 
 @dataclass(frozen=True, eq=False)
 class ZeroRegion:
-    """One side of a region, as one operator that may distinguish -0 from +0.
-
-    Attributes:
-        entry: the value from which it is computed.
-        exit: its result.
-        nodes: the nodes between.
-        tells_apart: whether -0 and +0 give different results.
-    """
+    """One side of a region, as one operator from entry to exit, and if it tells -0 from +0."""
 
     entry: ir.Value
     exit: ir.Value
@@ -239,12 +232,8 @@ def zero_sign_nodes(
 ) -> list[tuple[ir.Node, str]]:
     """Return nodes that distinguish zeros whose sign may differ between models, with a reason.
 
-    Args:
-        nodes: all nodes of the model, with those of subgraphs, each graph in order.
-        outputs: the outputs of the model.
-        starts: values that may be zeros of the other sign in the other model.
-        steps: regions that are treated as one operator each.
-        array_of: returns the array of a constant.
+    ``nodes`` are all of the model, with those of subgraphs, each graph in order. ``starts`` may be
+    zeros of the other sign in the other model. Each of ``steps`` is treated as one operator.
     """
     if not starts:
         return []

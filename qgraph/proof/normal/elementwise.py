@@ -112,10 +112,7 @@ def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
 def parameter_sizes(
     graph: Rewriter, node: ir.Node, rank: int | None
 ) -> list[tuple[int, ...]] | None:
-    """Return the shapes of a node's constants as they broadcast to data of a rank.
-
-    None is returned if they are not known.
-    """
+    """Return the shapes of a node's constants as they broadcast to data of a rank, if known."""
     shapes = []
     for index, value in enumerate(node.inputs):
         if value is None or not graph.known.has(value) or stays(node, index):
@@ -141,14 +138,8 @@ def moved(
 ) -> ir.Value | None:
     """Insert ``node`` on moved operands before another node, and return its result.
 
-    Args:
-        graph: the graph to rewrite.
-        node: an elementwise node.
-        before: the node before which the new node is inserted.
-        move_value: moves an operand; scalars are not moved.
-        move_array: moves a parameter; scalars are not moved.
-        sizes: shape of the result of ``node``; None if its rank is unknown.
-        result: shape of the moved result.
+    Scalars are not moved. ``sizes`` is the shape of the result of ``node``, None if its rank is
+    unknown; ``result`` is the shape of the moved result.
     """
     rank = None if sizes is None else len(sizes)
     inputs: list[ir.Value | None] = []

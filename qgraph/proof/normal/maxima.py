@@ -65,13 +65,8 @@ def order_of(
 ) -> Order | None:
     """Return the properties of ``y`` as a function of ``x``; None if it may decrease.
 
-    Args:
-        graph: the graph to rewrite.
-        nodes: the nodes that compute ``y`` from ``x`` and constants, in topological order.
-        x: the variable.
-        y: the result.
-        axes: axes of the data along which parameters must not vary.
-        rank: rank of the data.
+    The nodes compute ``y`` from ``x`` and constants, in topological order. Parameters must not vary
+    along ``axes`` of the data.
     """
     channels = _channels(graph, nodes, axes, rank)
     if channels is None or x.dtype is None:

@@ -40,11 +40,8 @@ class Movement(ABC):
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
         """Return a parameter that broadcasts to the result as ``array`` does to data of ``sizes``.
 
-        Args:
-            array: of the rank of the data; each dimension is 1 or that of the data.
-            sizes: of the data.
-
-        Returns: the parameter with the rank of the result; None if it has no such form.
+        It has the rank of the data; each dimension is 1 or that of the data. The result has the
+        rank of the moved data; None if there is no such form.
         """
 
     @abstractmethod

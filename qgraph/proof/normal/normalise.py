@@ -112,11 +112,7 @@ NORMAL_FORM = "the models were compared in normal form"
 class NormalForm:
     """Two models in normal form.
 
-    Attributes:
-        sides: the models.
-        exactness: the level that the rules kept: bits or values.
-        note: text with the names of the applied rules.
-        conditions: the conditions of the rules.
+    The rules kept the level ``exactness``, bits or values; ``note`` names them.
     """
 
     sides: tuple[NormalisedModel, NormalisedModel]
@@ -128,13 +124,9 @@ class NormalForm:
 def normalise(
     sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
 ) -> NormalForm | None:
-    """Return both models in normal form.
+    """Return both models in a normal form that keeps a level.
 
-    Args:
-        sides: the normalised reference and candidate.
-        level: the level that rules must keep.
-
-    Returns: None if no rule applies, or if the models would grow too large.
+    None if no rule applies, or if the models would grow too large.
     """
     used: Counter[str] = Counter()
     others: set[Condition] = set()

@@ -113,10 +113,8 @@ class Rewriter:
         self.monotone: dict[Hashable, Any] = {}
 
     def apply(self, rules: Sequence[RewriteRule]) -> None:
-        """Rewrite all nodes until no rule applies.
-
-        Raises:
-            TooLargeError: the graph would grow too large.
+        """Rewrite all nodes until no rule applies; raise TooLargeError if the graph grows too
+        large.
         """
         self._pending = list(self.graph)[::-1]
         while self._pending:
@@ -142,9 +140,8 @@ class Rewriter:
         return any(all(output is not o for o in self.graph.outputs) for output in outputs)
 
     def gives_up_zero_sign(self, value: ir.Value) -> bool:
-        """Return whether a rule may change the sign of zeros in ``value``, and record it.
-
-        The rewritten model then keeps values only.
+        """Return whether a rule may change the sign of zeros in ``value``; if so, only values are
+        kept.
         """
         may = self.level is Exactness.VALUES and value not in self._distinguished
         self._gives_up |= may
@@ -195,15 +192,7 @@ class Rewriter:
     ) -> ir.Value:
         """Insert a node before another one and return its output.
 
-        Args:
-            before: where it is inserted.
-            op_type: of the node.
-            inputs: of the node.
-            attributes: of the node.
-            domain: of the node.
-            of: the node of the model whose name it gets; ``before`` by default.
-            dtype: of the output.
-            sizes: of the output.
+        It gets the name of the node ``of``, by default that of ``before``.
         """
         self._left -= 1
         if self._left < 0:
@@ -237,11 +226,8 @@ class Rewriter:
     ) -> ir.Value:
         """Return the result of a new node before another one, of the same sizes.
 
-        Args:
-            node: the other node.
-            op_type: of the new one.
-            inputs: values, and numbers of which constants are made.
-            dtype: of the result; that of the other node by default.
+        Constants are made of numbers among the inputs. The type is that of the other node by
+        default.
         """
         output = node.outputs[0]
         values: list[Any] = list(inputs)
@@ -258,15 +244,7 @@ class Rewriter:
         sizes: Sizes | None,
         attributes: Iterable[ir.Attr] | None = None,
     ) -> ir.Value:
-        """Return the result of a node of the model on other operands, before another one.
-
-        Args:
-            node: what is copied.
-            before: where the copy is inserted.
-            inputs: the operands.
-            sizes: of the result.
-            attributes: other ones than those of the node.
-        """
+        """Return the result of a node of the model on other operands, before another one."""
         listed = node.attributes.values() if attributes is None else attributes
         domain, dtype = node.domain, node.outputs[0].dtype
         return self.node(
@@ -276,9 +254,7 @@ class Rewriter:
     def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft | None:
         """Replace a node by its definition; return that, or None if it has none here.
 
-        Args:
-            node: the node.
-            write: writes the definition; it raises an error for nodes that it does not describe.
+        ``write`` raises an error for nodes that it does not describe.
         """
         draft = Draft(self._editor, region_of(node))
         try:

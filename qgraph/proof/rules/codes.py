@@ -116,11 +116,8 @@ def _size(call: NodeCall, index: int) -> Float64:
 def _encoded(call: NodeCall, y: Quantity, index: int, size: Float64 | None = None) -> Operand:
     """Return the codes of real numbers.
 
-    Args:
-        call: the node.
-        y: the numbers.
-        index: operand index of the scale of the result; its zero point follows.
-        size: magnitude of the terms of y, in real units.
+    ``index`` is that of the scale of the result; its zero point follows. ``size`` is the magnitude
+    of the terms of y, in real units.
     """
     scale, zero = _single(call, index), _single(call, index + 1)
     steps = call.tracer.quantity(call.tracer.Div(y, scale))

@@ -164,14 +164,8 @@ def applied(
 ) -> Quantity:
     """Return a function of data.
 
-    Args:
-        tracer: the tracer of the node.
-        name: name of the function: a key of :data:`CURVES`, LeakyRelu or HardSigmoid.
-        x: its argument.
-        attributes: attributes that are not the default.
-
-    Raises:
-        Undecidable: the function has no finite slope on the range of the data.
+    The name is a key of :data:`CURVES`, LeakyRelu or HardSigmoid; attributes are those that are not
+    the default. Raises Undecidable if the function has no finite slope on the range of the data.
     """
     if name in _PIECEWISE:
         return _PIECEWISE[name](tracer, x, attributes or {})
@@ -219,13 +213,7 @@ def _leaky(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:
 
 
 def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
-    """Return ``max(x, 0) + slope * min(x, 0)``, in which one product is rounded.
-
-    Args:
-        tracer: of the node.
-        x: data.
-        slope: a constant.
-    """
+    """Return ``max(x, 0) + slope * min(x, 0)``, in which one product is rounded."""
     alpha = slope.meant.offset
     if all(((number >= 0) & (number <= 1)).all() for number in (alpha, slope.numbers)):
         below = multiple_of(x, alpha, slope.numbers)

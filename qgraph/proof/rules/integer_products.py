@@ -63,8 +63,7 @@ _HALF = 2.0**31
 def _wrapped(call: NodeCall, total: Quantity, data: Quantity) -> Quantity:
     """Return integers modulo 2**32; they are equal in both models if the sums are.
 
-    Raises:
-        Undecidable: they are not exact.
+    Raises Undecidable if they are not exact.
     """
     atoms = call.tracer.atoms
     if not total.is_exact:

@@ -48,11 +48,8 @@ def mean(call: NodeCall) -> Operand:
 
 
 def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
-    """Return the reduced axes, sorted, counted from the first.
-
-    Args:
-        call: the node.
-        stated: the input with the axes, if there is one.
+    """Return the reduced axes, sorted, counted from the first; ``stated`` is the input with them,
+    if any.
     """
     rank = call.rank()
     if call.node.op_type == "GlobalAveragePool":
@@ -88,9 +85,7 @@ def _with_axes(rank: int, axes: tuple[int, ...], array: Float64) -> Float64:
 def _squeezed_means(atom: Atom, shape: Shape) -> tuple[Shape, tuple[int, ...]] | None:
     """Return the shape of means before the axes they were taken over were removed, and these axes.
 
-    Args:
-        atom: possibly means without these axes; None is returned for others.
-        shape: their shape.
+    Returns None if the atom is no such means of ``shape``.
     """
     match atom.kind, atom.attributes:
         case "moved", ("Reshape", tuple() as before, _):

@@ -109,10 +109,8 @@ def _rows(call: NodeCall) -> Quantity:
 
 
 def data_of(call: NodeCall) -> Quantity:
-    """Return the first operand, which is data.
-
-    Raises:
-        Undecidable: it is constant; the kernel computes it.
+    """Return the first operand; raise Undecidable if it is constant, so that the kernel computes
+    it.
     """
     x = call.quantity(0)
     if x.value is not None:
@@ -263,14 +261,7 @@ def concat(call: NodeCall) -> Operand:
 
 
 def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis: int) -> Quantity:
-    """Return the concatenation of tensors.
-
-    Args:
-        call: the node.
-        parts: the tensors.
-        sizes: their sizes along the axis.
-        axis: the axis, counted from the last.
-    """
+    """Return the concatenation of tensors of some sizes along an axis, counted from the last."""
     functions = [x.meant for x in parts]
     meant = placed(call.tracer.atoms, list(zip(places(sizes, axis), functions, strict=True)))
     names = "low", "high", "absolute", "relative"

@@ -163,15 +163,8 @@ def normalized(
 ) -> Quantity:
     """Return elements, minus their mean if ``is_centred``, divided by their root mean square.
 
-    Args:
-        call: the node, with its epsilon.
-        x: the elements.
-        axes: the normalized axes, counted from the first.
-        is_centred: whether the mean is subtracted.
-        groups: number of groups into which the elements of these axes are divided.
-
-    Raises:
-        Undecidable: rounding may change the variance by much of epsilon.
+    The axes are counted from the first; their elements are divided into ``groups``. Raises
+    Undecidable if rounding may change the variance by much of epsilon.
     """
     defaults = {"SkipLayerNormalization": 1e-12, "SkipSimplifiedLayerNormalization": 1e-12}
     epsilon = float(np.float32(call.number("epsilon", defaults.get(call.node.op_type, 1e-5))))
@@ -231,12 +224,7 @@ def softmax(call: NodeCall) -> Operand:
 def softmax_of(call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: bool) -> Quantity:
     """Return the Softmax or LogSoftmax of numbers of the shape of the first operand.
 
-    Args:
-        call: the node.
-        name: Softmax or LogSoftmax.
-        x: the numbers.
-        axis: the axis of the sums, or the first of them.
-        is_new: whether the sums run along one axis, and not along all that follow it.
+    The sums run along one axis if ``is_new``, otherwise along all from ``axis`` on.
     """
     axis = call.place(axis, call.rank())
     axes = [axis] if is_new else list(range(axis, call.rank()))

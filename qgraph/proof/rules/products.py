@@ -100,13 +100,8 @@ def matrix_product(
 ) -> Quantity:
     """Return ``alpha * a @ b + c``, where one of both factors may be constant.
 
-    Args:
-        call: the node.
-        a: a factor.
-        b: the other factor.
-        alpha: factor of the product.
-        c: the added term, times its factor.
-        more: number of roundings of each term by both factors.
+    ``c`` is the term with its factor; ``more`` is the number of roundings of each term by both
+    factors.
     """
     if a.value is not None and b.value is not None:
         raise call.refusal("two constants")
@@ -136,13 +131,8 @@ def sum_in(
 ) -> Quantity:
     """Return sums, added in the arithmetic of sums, and rounded to the type of the result.
 
-    Args:
-        call: the node.
-        data: what is multiplied.
-        weights: ``[rows, taps, *places]``.
-        layout: which elements of the data take part.
-        bias: one more term, which broadcasts to the result.
-        more: further roundings of each term.
+    Weights are ``[rows, taps, *places]``; the bias is one more term, which broadcasts to the
+    result; ``more`` counts further roundings of each term.
     """
     dtype = call.node.outputs[0].dtype
     if dtype is not None and dtype.is_integer():
@@ -263,17 +253,8 @@ def product_of_data(
 ) -> Quantity:
     """Return ``factor * a @ b + bias``, with one bound for all elements of the product.
 
-    Args:
-        call: the node.
-        a: its first operand.
-        b: its second operand.
-        factor: factor of the product.
-        bias: one more term.
-        more: roundings of each term besides those of its product and of additions.
-        is_integer: whether integers are added, without rounding.
-
-    Raises:
-        Undecidable: the number of terms is not known.
+    ``more`` counts roundings of each term besides those of its product and of additions. Integers
+    are added without rounding. Raises Undecidable if the number of terms is not known.
     """
     axis = -2 if call.whole("transA") else -1
     size, count = shape_of(call.value(0))[axis], call.most([axis])
