@@ -134,9 +134,7 @@ class SegmentMeasure:
 
 @dataclass(frozen=True)
 class BoundsReport:
-    """Differences of two models on data, by segment, and the options and conditions of their
-    bounds.
-    """
+    """Differences of two models on data, by segment, and how their bounds were computed."""
 
     request: Bounding
     conditions: Sequence[str]

@@ -22,9 +22,8 @@ import onnx_ir as ir
 
 from qgraph.bound import Bounding
 from qgraph.comparison.bound_report import SegmentMeasure
-from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint
+from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint, moved_point
 from qgraph.comparison.ideal import ideal
-from qgraph.comparison.moved_point import moved_point
 from qgraph.errors import ExecutionError
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK

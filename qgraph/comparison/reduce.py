@@ -295,7 +295,7 @@ class _Reducer:
         )
 
     def _with_one_row(self, reduction: Reduction) -> Reduction:
-        """Return the reduction to the first single sample, along the first axis, that shows the
+        """Return the reduction to the first sample, along the first axis, that shows the
         difference.
         """
         sizes = {len(array) if array.ndim else 0 for array in reduction.inputs.values()}

@@ -200,9 +200,7 @@ def key_of(atom: Atom) -> Hashable:
 
 
 def starts_of(runs: BoundRuns, step: SegmentRun) -> list[SegmentStart]:
-    """Return the starts of a segment; raise KeyError if one, or the limits of its codes, are not
-    known.
-    """
+    """Return the starts of a segment; raise KeyError if one, or its limits, are not known."""
     if step.parts is None:
         return []
     ours, theirs = step.parts

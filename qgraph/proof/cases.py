@@ -27,9 +27,9 @@ from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.decide import PairOutcome, remarks
+from qgraph.proof.functions.enumeration import NodeSegment, free_axis
 from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.functions.narrow import NodeSegment, free_axis
 from qgraph.proof.functions.search import Plateaus
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
@@ -155,9 +155,7 @@ def _cases(
 def _levels(
     name: str, side: MatchedModel, value: ir.Value, known: Decided
 ) -> tuple[Array, Cases] | None:
-    """Return the results of the quantizer of ``value``, and the inputs of each; None if there is
-    none.
-    """
+    """Return the results of the quantizer of ``value``, if there is one, and the inputs of each."""
     chain = dominators(value, side.operands)
     for start in chain[1:]:
         if start.dtype is not ir.DataType.FLOAT:

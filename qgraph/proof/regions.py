@@ -24,10 +24,15 @@ from qgraph.proof.functions.decide import (
     judge,
     undecided,
 )
-from qgraph.proof.functions.enumeration import enumerate_inputs
+from qgraph.proof.functions.enumeration import (
+    NARROW_BITS,
+    NodeSegment,
+    enumerate_inputs,
+    enumerate_values,
+    free_axis,
+)
 from qgraph.proof.functions.expression import Builder, Expr, text, undefined
 from qgraph.proof.functions.lowering import Shape, lower
-from qgraph.proof.functions.narrow import NARROW_BITS, NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.pair import FunctionPair, Key
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.classes import MatchedModel

@@ -23,9 +23,9 @@ from qgraph.numerics.values import compare_values
 from qgraph.ops.determined import CHOOSING, meets_both_zeros
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
+from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Form, Forms, lower
-from qgraph.proof.functions.narrow import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.pair import AnyScale, FunctionPair, Key, OpenPair, open_scale
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.open_sites import scales_of

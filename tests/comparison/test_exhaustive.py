@@ -11,7 +11,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Editor
 from qgraph.model import Model, load
 from qgraph.numerics.values import is_nan
-from qgraph.proof.functions.narrow import enumerate_values
+from qgraph.proof.functions.enumeration import enumerate_values
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites

@@ -303,9 +303,7 @@ class _Timer:
         return self._run(self._runs) / self._runs
 
     def times(self, own: Sequence[float], first: Sequence[float]) -> ModelTime:
-        """Return the times for the report, from the seconds of each round and those of the first
-        model.
-        """
+        """Return the times for the report, from the seconds of its rounds and the first model's."""
         low, middle, high = (float(1e3 * time) for time in np.percentile(own, (25, 50, 75)))
         start, peak = self._start, self._start["peak"]
         return ModelTime(
@@ -330,9 +328,7 @@ class _Timer:
         return float(self._answer()["seconds"])
 
     def _loaded(self) -> dict[str, Any]:
-        """Return the first answer of the process, after one run; raise QGraphError if it is late or
-        ended.
-        """
+        """Return the first answer of the process; raise QGraphError if it is late or has ended."""
         limit = seconds_left(LOADING_SECONDS)
         late = threading.Timer(limit, self._process.kill)
         late.start()

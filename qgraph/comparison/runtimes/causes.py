@@ -41,9 +41,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class RuntimeLevel:
-    """A configuration of a runtime to test: its name (plain, basic or default), description and
-    options.
-    """
+    """A configuration of a runtime to test; it is named plain, basic or default."""
 
     name: str
     setting: str

@@ -268,9 +268,7 @@ class CodeTally:
         self._inputs = 0
 
     def add(self, x: Array, y: Array, reference: Array | None) -> None:
-        """Count a batch of data, its quantized values, and values of the reference of the same
-        shape.
-        """
+        """Count a batch: data, its quantized values, and what the reference has, in this shape."""
         own = y.astype(np.float32, copy=False)
         with np.errstate(all="ignore"):
             codes = codes_of(self._quantizer, own)

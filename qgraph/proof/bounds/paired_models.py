@@ -10,7 +10,7 @@ The clipped codes can be compared with codes that the other model clips before i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -57,7 +57,7 @@ def paired(
     face = interface(copies[0].graph, copies[1].graph)
     Bounding.of(request, *([a for a, _ in pairs] for pairs in (face.inputs, face.outputs)))
     limited = with_limited_codes(copies)
-    segments = partial(_pairing, request=request, ends=ends, limits=limits)
+    segments = partial(Pairing, request=request, ends=ends, limits=limits)
     pairing = segments(copies)
     if limited is None or not _unlike(pairing):
         return pairing
@@ -69,28 +69,6 @@ def _limits(reference: ir.Model, shapes: Shapes) -> dict[str, int]:
     if all(isinstance(size, int) for shape in shapes.values() for size in shape):
         return {}
     return size_limits(reference, shapes)
-
-
-def _pairing(
-    models: Sequence[ir.Model],
-    *,
-    request: Bounding,
-    ends: Callable[[Pairing], Ends] | None,
-    limits: Mapping[str, int],
-) -> Pairing:
-    reference, candidate = models
-    face = interface(reference.graph, candidate.graph)
-    return Pairing(
-        reference,
-        candidate,
-        list(face.inputs),
-        list(face.outputs),
-        request.ranges,
-        accumulate=None if request.accumulate == "own" else "FLOAT",
-        chunk=request.chunk,
-        ends=ends,
-        limits=limits,
-    )
 
 
 def _unlike(pairing: Pairing) -> int:

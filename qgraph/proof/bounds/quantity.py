@@ -34,9 +34,7 @@ class Quantity(Approximation[Combination]):
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation of float32, rounded once: a primitive, its operands and attributes, and its
-    result.
-    """
+    """An operation of float32 that is rounded once, and its result."""
 
     name: str
     operands: tuple[Quantity, ...]

@@ -186,8 +186,7 @@ def moved_by(
     offsets: tuple[Float64 | None, Float64 | None],
     zeros: tuple[Sequence[Float64], Sequence[Float64]],
 ) -> float:
-    """Return the error of the assumed offset ``delta`` between the codes of candidate and
-    reference.
+    """Return the error of an assumed offset ``delta`` of the candidate's codes.
 
     ``offsets`` are zero points that both models add after rounding, if the codes are stored;
     ``zeros`` are codes of real zero, in the numbering of the reference.

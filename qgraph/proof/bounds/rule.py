@@ -116,9 +116,7 @@ class NodeCall:
         return count
 
     def place(self, axis: int, rank: int) -> int:
-        """Return the index of one of ``rank`` axes, counted from the end if below 0; raise if there
-        is none.
-        """
+        """Return the index of one of ``rank`` axes, counted from the end if below 0."""
         if not -rank <= axis < rank:
             raise self.refusal(f"its axis {axis} is none of {rank}")
         return axis % rank
@@ -179,9 +177,7 @@ OPEN_SIZE = str(None)
 
 
 def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
-    """Return the shape of a value, with texts for open sizes; raise Undecidable if the rank is
-    open.
-    """
+    """Return the shape of a value, with texts for open sizes; the rank must be known."""
     if value is None or value.shape is None:
         name = "" if value is None else f" of {value.name!r}"
         raise Undecidable(AT_RUN_TIME(f"the shape{name} is not known"))

@@ -8,24 +8,25 @@ atoms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.bound import Bounding
 from qgraph.conditions import EQUAL_OPERATORS, Condition
-from qgraph.graph.interface import Pair
+from qgraph.graph.interface import Pair, interface
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.counted import compare, finished
 from qgraph.proof.bounds.distances import distance
-from qgraph.proof.bounds.evaluate import Evaluation, Ranges
+from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import program_of
-from qgraph.proof.bounds.moved_cuts import MovingAtoms
-from qgraph.proof.bounds.places import part_of, parts_of, placed
+from qgraph.proof.bounds.places import MovingAtoms, part_of, parts_of, placed
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import (
     RoundedData,
@@ -64,34 +65,29 @@ class Pairing:
     compute them from equal values.
 
     Args:
-        reference, candidate: models with types and shapes, without functions.
-        inputs, outputs: pairs of their values.
-        ranges: ranges of inputs that are not quantized, by the names of the reference.
-        accumulate, chunk: see :class:`Evaluation`.
+        models: the reference and the candidate with types and shapes, without functions.
+        request: options of bounds.
         ends: creates the object that proves values equal; None for none.
+        limits: upper bounds of open sizes, by their texts.
 
     Attributes:
         segments: one for each rounding of the candidate, and one for each output.
-        models, inputs, outputs: as given.
+        inputs, outputs: pairs of values of both models.
     """
 
     def __init__(
         self,
-        reference: ir.Model,
-        candidate: ir.Model,
-        inputs: list[Pair],
-        outputs: list[Pair],
-        ranges: Ranges,
+        models: Sequence[ir.Model],
+        request: Bounding,
         *,
-        accumulate: str | None = None,
-        chunk: int | None = None,
-        ends: Callable[[Pairing], Ends] | None = None,
-        limits: Mapping[str, int] | None = None,
+        ends: Callable[[Pairing], Ends] | None,
+        limits: Mapping[str, int],
     ) -> None:
         self.segments: list[Segment] = []
-        self.models = reference, candidate
-        self.inputs, self.outputs = inputs, outputs
-        self._atoms = MovingAtoms(self._moved_in_reference)
+        self.models = reference, candidate = models[0], models[1]
+        face = interface(reference.graph, candidate.graph)
+        self.inputs, self.outputs = list(face.inputs), list(face.outputs)
+        self._atoms = MovingAtoms(lambda _, moved: self._enter(moved))
         self._settled: dict[Hashable, Quantity] = {}
         self._roundings: dict[Hashable, list[RoundedData]] = {}
         self._serial = 0
@@ -99,55 +95,38 @@ class Pairing:
         self._forced: dict[Hashable, Float64] = {}
         self._make_ends, self._shown = ends, 0
         self._unbounded = UnboundedResults(self._atoms)
-        with np.errstate(all="ignore"):
-            self._evaluate(
-                (reference, candidate),
-                inputs,
-                outputs,
-                ranges,
-                accumulate=accumulate,
-                chunk=chunk,
-                limits=limits,
-            )
-
-    def _evaluate(
-        self,
-        models: tuple[ir.Model, ir.Model],
-        inputs: list[Pair],
-        outputs: list[Pair],
-        ranges: Ranges,
-        **options: Any,
-    ) -> None:
-        names: list[Mapping[str, str]] = [
-            {str(pair[side].name): str(pair[0].name) for pair in inputs} for side in (0, 1)
-        ]
-        options |= {"opaque": self._opaque_of_reference}
-        self.reference = Evaluation(
-            models[0],
-            names[0],
-            ranges,
-            self._atoms,
-            self._of_reference,
-            **options,
+        evaluation = partial(
+            Evaluation,
+            ranges=request.ranges,
+            atoms=self._atoms,
+            accumulate=None if request.accumulate == "own" else "FLOAT",
+            chunk=request.chunk,
+            limits=limits,
         )
+        with np.errstate(all="ignore"):
+            self._evaluate(evaluation)
+
+    def _evaluate(self, evaluation: Callable[..., Evaluation]) -> None:
+        ours, theirs = (
+            partial(evaluation, model, {str(p[side].name): str(p[0].name) for p in self.inputs})
+            for side, model in enumerate(self.models)
+        )
+        self.reference = ours(settle=self._of_reference, opaque=self._opaque_of_reference)
         self.reference.run()
-        ends = [self._end(self.reference, pair[0], self._of_reference) for pair in outputs]
-        options |= {"opaque": self._opaque_of_candidate}
+        ends = [self._end(self.reference, pair[0], self._of_reference) for pair in self.outputs]
         for _ in range(_MOST_ATTEMPTS):
             self.segments, self._shown = [], 0
             self._atoms.leave()
             self._atoms.found = self._moved_in_candidate
-            self.candidate = Evaluation(
-                models[1], names[1], ranges, self._atoms, self._of_candidate, **options
-            )
+            self.candidate = theirs(settle=self._of_candidate, opaque=self._opaque_of_candidate)
             self._ends = None if self._make_ends is None else self._make_ends(self)
             self.candidate.run()
             if not self._renumber():
                 break
         self.segments = _worst_of_each_pair(self.segments)
-        for pair, ours in zip(outputs, ends, strict=True):
-            theirs = self._end(self.candidate, pair[1], self._of_candidate)
-            self.segments.append(self._output(pair, ours, theirs))
+        for pair, end in zip(self.outputs, ends, strict=True):
+            other = self._end(self.candidate, pair[1], self._of_candidate)
+            self.segments.append(self._output(pair, end, other))
 
     def _opaque_of_reference(self, value: ir.Value) -> Quantity | None:
         if self._make_ends is None or value.shape is None:
@@ -240,9 +219,6 @@ class Pairing:
             self._enter(replace(part, codes=codes))
         self._atoms.follow(atom, rounding)
         return Quantity(rounding.codes, low, high, unit=np.ones(()))
-
-    def _moved_in_reference(self, _: Atom, moved: RoundedData) -> None:
-        self._enter(moved)
 
     def _enter(self, rounding: RoundedData) -> None:
         """Register a rounding of the reference under keys that one of the candidate may share."""

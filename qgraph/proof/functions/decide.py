@@ -118,9 +118,7 @@ def decide_pairs(
 
 
 def judge(pair: FunctionPair, finding: PairFinding, kept: PairFinding | None = None) -> PairOutcome:
-    """Return the outcome of a finding about a pair of functions; it contains ``kept`` instead, if
-    given.
-    """
+    """Return the outcome of a finding about a pair of functions, which keeps ``kept`` if given."""
     level, largest = (graded := grade(finding, pair))[:2]
     method = Method.CONGRUENCE if pair.is_same else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS

@@ -121,8 +121,8 @@ class Collector:
         self._differing = np.zeros(kinds, np.bool_)
 
     def note(self, what: str, boxes: BoxBatch, a: Float32, b: Float32, where: Mask) -> None:
-        """Record boxes ``[n]`` on which the results ``a`` and ``b`` ``[n]`` differ, as a mask
-        tells.
+        """Record boxes ``[n]`` with differing results ``a`` and ``b`` ``[n]``, where a mask is
+        true.
 
         ``what`` is "value" and "infinity" if the values differ everywhere in a box, "zero" if both
         are zeros whose signs differ or may differ, "nan" for NaN inputs whose results differ.

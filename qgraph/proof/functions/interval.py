@@ -55,13 +55,12 @@ class Interval:
     finite: bool = False
 
     @classmethod
-    def constant(cls, value: Array, *, like: Array | None = None) -> Interval:
-        """Return ``value`` as an interval; sign and finiteness are those of ``like``."""
-        table = value if like is None else like
-        if table.dtype == np.bool_:
-            return cls(value, value, bad=None)
-        finite = bool(np.isfinite(table).all())
-        sign = int((table > 0).all()) - int((table < 0).all()) if finite else 0
+    def constant(cls, value: Array) -> Interval:
+        """Return ``value`` as an interval."""
+        if value.dtype == np.bool_:
+            return cls(value, value)
+        finite = bool(np.isfinite(value).all())
+        sign = int((value > 0).all()) - int((value < 0).all()) if finite else 0
         unknown = np.isnan(value)
         bad = np.asarray(unknown) if unknown.any() else None
         return cls(value, value, bad=bad, nan=bad, sign=sign, finite=finite)

@@ -105,9 +105,7 @@ def lower(
 
 
 def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
-    """Return the shape of the data that a node reads; raise Undecidable if its operands differ in
-    it.
-    """
+    """Return the shape of the data that a node reads; raise Undecidable if there are several."""
     first, *others = {seen[value] for value in node.inputs if value is not None and value in seen}
     if others:
         raise Undecidable(DO_NOT_FIT(f"the operands of {node.op_type} have different shapes"))
@@ -115,9 +113,7 @@ def _view(node: ir.Node, seen: Mapping[ir.Value, Shape]) -> Shape:
 
 
 def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
-    """Raise Undecidable if a constant has more dimensions than the data, which would shift the
-    axes.
-    """
+    """Raise Undecidable if a constant has more axes than the data, which would shift them."""
     for value in node.inputs:
         array = None if value is None else constants(value)
         if array is not None and array.ndim > max(len(view), 1):

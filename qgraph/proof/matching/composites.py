@@ -36,8 +36,7 @@ _BROADCASTS = 7
 
 
 def unfold(models: Sequence[ir.Model]) -> bool:
-    """Replace operators that are defined as graphs, in place, if the models differ in them; return
-    if so.
+    """Replace operators that are defined as graphs, if the models differ in them; return if any.
 
     The values of the models have types and shapes. Operators that occur in all models are kept:
     equal operands give equal results. Nodes that the definition of their operator does not cover

@@ -246,8 +246,7 @@ def _type_name(dtype: ir.DataType) -> str:
 
 
 def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:
-    """Replace nodes with known results by Constant nodes of the same names, in place, also in
-    subgraphs.
+    """Replace nodes with known results by Constant nodes of the same names, in place.
 
     Nodes on constants alone are left unchanged. Returns the replaced operators with their operands,
     by the names of the results.

@@ -29,10 +29,10 @@ from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
 from qgraph.ops.windows import is_never_empty
+from qgraph.proof.functions.enumeration import NARROW_BITS
 from qgraph.proof.functions.expression import Builder, text
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.monotone import never_decreases
-from qgraph.proof.functions.narrow import NARROW_BITS
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes

@@ -113,9 +113,7 @@ class Rewriter:
         self.monotone: dict[Hashable, Any] = {}
 
     def apply(self, rules: Sequence[RewriteRule]) -> None:
-        """Rewrite all nodes until no rule applies; raise TooLargeError if the graph grows too
-        large.
-        """
+        """Rewrite all nodes until no rule applies; raise TooLargeError if the graph grows."""
         self._pending = list(self.graph)[::-1]
         while self._pending:
             node = self._pending.pop()
@@ -140,9 +138,7 @@ class Rewriter:
         return any(all(output is not o for o in self.graph.outputs) for output in outputs)
 
     def gives_up_zero_sign(self, value: ir.Value) -> bool:
-        """Return whether a rule may change the sign of zeros in ``value``; if so, only values are
-        kept.
-        """
+        """Return whether a rule may change the signs of zeros in ``value``, and note if it may."""
         may = self.level is Exactness.VALUES and value not in self._distinguished
         self._gives_up |= may
         return may

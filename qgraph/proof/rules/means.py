@@ -48,9 +48,7 @@ def mean(call: NodeCall) -> Operand:
 
 
 def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
-    """Return the reduced axes, sorted, counted from the first; ``stated`` is the input with them,
-    if any.
-    """
+    """Return the reduced axes, sorted, counted from the first; an input may state them."""
     rank = call.rank()
     if call.node.op_type == "GlobalAveragePool":
         return list(range(2, rank))

@@ -109,9 +109,7 @@ def _rows(call: NodeCall) -> Quantity:
 
 
 def data_of(call: NodeCall) -> Quantity:
-    """Return the first operand; raise Undecidable if it is constant, so that the kernel computes
-    it.
-    """
+    """Return the first operand; raise Undecidable if it is constant, for the kernel."""
     x = call.quantity(0)
     if x.value is not None:
         raise call.refusal("constants")
