@@ -52,13 +52,7 @@ def feeds(
 def batches(
     model: Model, arrays: Mapping[str, Any] | None, inputs: InputOptions
 ) -> Batches | RandomBatches:
-    """Return the batches on which a command runs a model.
-
-    Args:
-        model: the model.
-        arrays: from files; None for random ones.
-        inputs: options for random inputs, and the number of rows of a batch.
-    """
+    """Return the batches on which a command runs a model: arrays from files, or random ones."""
     from qgraph.execution.prepare import Batches, RandomBatches
 
     if arrays is None:

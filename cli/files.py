@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Results(Outputs):
-    """Outputs of a command, one of which may be the standard output.
-
-    Attributes:
-        printed: the text for the standard output.
-    """
+    """Outputs of a command; ``printed`` is the text of the one that is the standard output."""
 
     printed = ""
 
@@ -95,15 +91,7 @@ def protect_models(outputs: Outputs, models: Iterable[Path | None]) -> None:
 
 @dataclass(frozen=True)
 class Views:
-    """Files that show a report.
-
-    Attributes:
-        report: the report itself, as JSON.
-        html: a page.
-        sarif: a log of findings.
-        markdown: a summary.
-        junit: the results of tests.
-    """
+    """Files that show a report: the report itself as JSON, a page, a log of findings and others."""
 
     report: Path | None = None
     html: Path | None = None
@@ -192,15 +180,7 @@ def deliver(
     views: Views,
     models: Sequence[Path] = (),
 ) -> None:
-    """Write a report and its views, and print it.
-
-    Args:
-        talk: how much is shown.
-        document: the report.
-        outputs: with which the files appear.
-        views: the files.
-        models: files that the command was given, for the advice on what to do next.
-    """
+    """Write a report and its views, and print it with advice about the given ``models``."""
     from qgraph.reporting.pages import page_of
 
     views.write(document, None, outputs)
@@ -210,10 +190,7 @@ def deliver(
 def view_options(*kinds: str) -> options.Decorator:
     """Return a decorator that adds options such as ``--html``; the command gets them as ``views``.
 
-    A ``--report`` of the command becomes one of them.
-
-    Args:
-        kinds: fields of :class:`Views`.
+    A ``--report`` of the command becomes one of them. ``kinds`` are fields of :class:`Views`.
     """
     files = [
         click.option(f"--{view}", type=options.report_path, metavar="FILE", help=_HELP[view])

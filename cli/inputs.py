@@ -1,4 +1,4 @@
-"""Options for the inputs on which models run."""
+"""Options for the inputs on which models run, and for bounds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import click
 
+from qgraph.bound import Against, Bounding
 from qgraph.cli import options
 
 T = TypeVar("T")
@@ -21,7 +22,6 @@ class InputOptions:
         files: array files, by input name.
         bundle: an archive of arrays.
         random: how many random batches; None if not given.
-        seed: of the random batches.
         shapes: of the random inputs, by name.
         batch: rows of arrays from files to run at once; None for all.
         probes: number of thresholds of each quantizer to probe.
@@ -60,7 +60,7 @@ def _inputs(
     seed: int | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     batch: int | None,
-    probes: int = 0,
+    probes: int | None = None,
 ) -> InputOptions:
     of_random = {"--random": random, "--seed": seed, "--shape": shapes or None}
     chosen = [name for name, value in of_random.items() if value is not None]
@@ -69,7 +69,7 @@ def _inputs(
             f"{chosen[0]} is for random inputs, but files are given too. Use only one of them."
         )
     arrays, sizes = _once("-i", files), _once("--shape", shapes)
-    return InputOptions(arrays, bundle, random, seed or 0, sizes, batch, probes)
+    return InputOptions(arrays, bundle, random, seed or 0, sizes, batch, probes or 0)
 
 
 def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:
@@ -85,14 +85,11 @@ def _once(option: str, pairs: tuple[tuple[str, T], ...]) -> dict[str, T]:
 input_options = options.gathered(
     "inputs",
     _inputs,
-    click.option(
-        "-i",
-        "--input",
-        "files",
-        type=options.named_file,
+    options.repeated(
+        *("-i", "--input", "files"),
         metavar="NAME=FILE",
-        multiple=True,
-        help="File with the array of one input (.npy); repeat for others.",
+        text="File with the array of one input (.npy); repeat for others.",
+        type=options.named_file,
     ),
     options.file_option("--inputs", "bundle", text="File with the arrays of all inputs (.npz)."),
     click.option(
@@ -101,12 +98,7 @@ input_options = options.gathered(
         metavar="N",
         help="Number of random batches [1].",
     ),
-    click.option(
-        "--seed",
-        type=options.WholeNumber(min=0),
-        metavar="S",
-        help="Seed of the random batches [0].",
-    ),
+    options.number_option("--seed", "Seed of the random batches [0].", least=0, metavar="S"),
     options.shape_option("Shape of a random input, such as NAME:1,3,224,224."),
     options.number_option(
         "--batch", text="Rows of the arrays to run at once, if the batch size is dynamic [all]."
@@ -114,10 +106,76 @@ input_options = options.gathered(
 )
 
 
-probes_option = click.option(
+probes_option = options.number_option(
     "--probes",
-    type=options.WholeNumber(min=0),
-    default=0,
-    metavar="N",
-    help="Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",
+    "Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",
+    least=0,
+)
+
+
+def _bounding(
+    within: tuple[str, ...],
+    order: str,
+    accumulate: str,
+    ranges: tuple[tuple[str, tuple[float, float]], ...],
+    against: str = Against.EXECUTION,
+) -> Bounding:
+    return Bounding(within, against, order, accumulate, dict(ranges))
+
+
+def bounding_options(*, question: bool) -> options.Decorator:
+    """Return a decorator that adds the options of bounds; the command gets them as ``request``.
+
+    ``--against`` is added if there is the ``question``.
+    """
+    more = [_AGAINST] if question else []
+    return options.gathered("request", _bounding, _WITHIN, *more, _ORDER, _ACCUMULATE, range_option)
+
+
+_WITHIN = options.repeated(
+    "--within",
+    metavar="LIMIT",
+    text="Maximum difference of results that are not equal: 1step, 0.05step, 0.1%, or for an "
+    "output NAME:0.01, NAME:2ulp. Repeatable.",
+)
+_AGAINST = options.word_option(
+    "--against",
+    list(map(str, Against)),
+    "Compare the executed CANDIDATE with the executed REFERENCE, or with REFERENCE in real "
+    "numbers (ideal).",
+    str(Against.EXECUTION),
+)
+_ORDER = click.option(
+    "--order",
+    metavar="any|chunk:N",
+    default="any",
+    show_default=True,
+    help="Order of additions for which bounds hold; chunk:N: at most N terms in sequence.",
+)
+_ACCUMULATE = options.word_option(
+    "--accumulate", ["own", "float32"], "Type in which sums of 16-bit floats are added.", "own"
+)
+
+
+def named_range(text: str) -> tuple[str, tuple[float, float]]:
+    """Return the name and the range of an input, ``NAME=LO:HI``."""
+    name, _, ends = text.rpartition("=")
+    parts = ends.split(":")
+    try:
+        low, high = map(float, parts)
+    except ValueError:
+        raise click.UsageError(
+            f"--range {text}: expected NAME=LO:HI, two numbers such as x=-1:1."
+        ) from None
+    if not name:
+        raise click.UsageError(f"--range {text}: expected the name of an input first, NAME=LO:HI.")
+    return name, (low, high)
+
+
+range_option = options.repeated(
+    "--range",
+    "ranges",
+    metavar="NAME=LO:HI",
+    text="Range of an input that is not quantized, for bounds. Repeatable.",
+    type=named_range,
 )

@@ -35,8 +35,7 @@ class LintOptions:
         target: name or path of a profile; None for none.
         select, ignore: ids of rules.
         fail_on: the least severity that is a failure; ``never`` for none.
-        baseline: file with findings that are known; None for none.
-        write_baseline: where to write such a file; None for nowhere.
+        baseline, write_baseline: file with known findings, and where to write one; None for none.
     """
 
     target: str | None
@@ -47,11 +46,7 @@ class LintOptions:
     write_baseline: Path | None
 
     def check(self) -> None:
-        """Raise if a rule or the target is not known, before models are read.
-
-        Raises:
-            OptionError: one is not.
-        """
+        """Raise an OptionError if a rule or the target is not known, before models are read."""
         from qgraph.lint.engine import chosen_rules
         from qgraph.targets.reader import profile_of
 
@@ -78,7 +73,6 @@ class FixOptions:
     """Whether findings are to be fixed, and where the result goes.
 
     Attributes:
-        fix: apply passes.
         diff: show what would change; nothing is written.
         out: the model to write; None for none.
         in_place: replace the models.
@@ -148,11 +142,10 @@ fix_options = options.gathered(
     options.flag("--diff", text="Show what --fix would change; write no model."),
     options.output_option,
     options.flag("--in-place", text="Replace each MODEL."),
-    click.option(
+    options.repeated(
         "--within",
-        multiple=True,
         metavar="LIMIT",
-        help="Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable.",
+        text="Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable.",
     ),
 )
 
@@ -186,25 +179,21 @@ lint_options = options.gathered(
         shell_complete=completion.targets,
         help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
     ),
-    click.option(
+    options.repeated(
         "--select",
-        multiple=True,
-        shell_complete=completion.rules,
         metavar="IDS",
-        help="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
+        text="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
         "QG4, or names.",
-    ),
-    click.option(
-        "--ignore",
-        multiple=True,
         shell_complete=completion.rules,
-        metavar="IDS",
-        help="Not these rules.",
     ),
-    click.option(
+    options.repeated(
+        "--ignore", metavar="IDS", text="Not these rules.", shell_complete=completion.rules
+    ),
+    options.word_option(
         "--fail-on",
-        type=options.Word(_LEVELS),
-        help="Minimum severity for exit status 1: error, warning, info or never [warning].",
+        _LEVELS,
+        "Minimum severity for exit status 1: error, warning, info or never [warning].",
+        None,
     ),
     options.file_option("--baseline", text="Ignore the findings in FILE."),
     options.file_option(

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import click
 
 from qgraph.cli import commands
-from qgraph.cli.failures import BROKEN_PIPE, INTERRUPTED, UNUSABLE, USAGE, print_failure
 from qgraph.cli.options import talk_options
-from qgraph.cli.output import Talk
+from qgraph.cli.output import BROKEN_PIPE, INTERRUPTED, UNUSABLE, USAGE, Talk, print_failure
 from qgraph.cli.process import SIGNALLED, Interrupted, guarded_streams, interruptible, tune
 from qgraph.errors import QGraphError
 from qgraph.version import __version__
@@ -69,11 +68,7 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status.
-
-    Args:
-        argv: the arguments after the program's name; those of the process if None.
-    """
+    """Run the command line and return its exit status; ``argv`` is that of the process if None."""
     if argv is None:
         tune()
     with guarded_streams() as results:

@@ -30,11 +30,8 @@ LEVELS = [str(level) for level in Exactness if level is not Exactness.DIFFERENT]
 def gathered(name: str, build: Callable[..., Any], *decorators: Decorator) -> Decorator:
     """Return a decorator that adds options, and passes their values to the command as one argument.
 
-    Args:
-        name: of the argument.
-        build: returns the argument from the values of the options. Its parameters are named like
-            the options; options that the command does not have are not passed.
-        decorators: add one option each, in this order.
+    ``build`` returns this argument, called ``name``. Its parameters are named like the options;
+    options that the command does not have are not passed.
     """
     parameters = inspect.signature(build).parameters
 
@@ -154,12 +151,25 @@ def flag(*names: str, text: str) -> Decorator:
     return click.option(*names, is_flag=True, help=text)
 
 
-def number_option(name: str, text: str, *, least: int = 1, default: int | None = None) -> Decorator:
+def word_option(name: str, words: Sequence[str], text: str, default: str | None) -> Decorator:
+    """Return an option that is one of some words; ``text`` is its help."""
+    is_shown = default is not None
+    return click.option(name, type=Word(words), default=default, show_default=is_shown, help=text)
+
+
+def repeated(*names: str, metavar: str, text: str, **more: Any) -> Decorator:
+    """Return an option that may occur several times; ``text`` is its help."""
+    return click.option(*names, metavar=metavar, multiple=True, help=text, **more)
+
+
+def number_option(
+    name: str, text: str, *, least: int = 1, default: int | None = None, metavar: str = "N"
+) -> Decorator:
     """Return an option that is a whole number of at least ``least``; ``text`` is its help."""
     return click.option(
         name,
         type=WholeNumber(min=least),
-        metavar="N",
+        metavar=metavar,
         default=default,
         show_default=default is not None,
         help=text,
@@ -194,8 +204,7 @@ def talk_options(function: F) -> F:
 def table_options(*more: str) -> Callable[[F], F]:
     """Return a decorator that adds ``--format``, ``--json`` and ``--wide``.
 
-    Args:
-        more: further words of ``--format``.
+    ``more`` are further words of ``--format``.
     """
     words = ["table", "json", "csv", *more]
     hidden: dict[str, Any] = {"expose_value": False, "callback": _keep}
@@ -297,24 +306,17 @@ models_argument = click.argument(
 )
 output_option = file_option("-o", "--output", "out", text="Model to write.", metavar="OUT")
 
-backend_option = click.option(
+backend_option = word_option(
     "--backend",
-    type=Word(["auto", "numpy", "ort"]),
-    default="auto",
-    show_default=True,
-    help="Backend that runs the models; auto: ONNX Runtime if it is installed, else numpy.",
+    ["auto", "numpy", "ort"],
+    "Backend that runs the models; auto: ONNX Runtime if it is installed, else numpy.",
+    "auto",
 )
 
 
 def shape_option(text: str) -> Decorator:
-    """Return the option for shapes of inputs; the command gets them as ``shapes``.
-
-    Args:
-        text: help text.
-    """
-    return click.option(
-        "--shape", "shapes", type=named_shape, metavar="NAME:DIMS", multiple=True, help=text
-    )
+    """Return the option for shapes of inputs; the command gets them as ``shapes``."""
+    return repeated("--shape", "shapes", metavar="NAME:DIMS", text=text, type=named_shape)
 
 
 labels_option = click.option(
@@ -338,12 +340,8 @@ keep_inputs_option = flag(
 )
 
 
-exact_option = click.option(
-    "--exact",
-    type=Word(LEVELS),
-    default=str(Exactness.VALUES),
-    show_default=True,
-    help="Minimum level of equality to accept.",
+exact_option = word_option(
+    "--exact", LEVELS, "Minimum level of equality to accept.", str(Exactness.VALUES)
 )
 
 opset_option = number_option(
@@ -351,6 +349,6 @@ opset_option = number_option(
 )
 
 
-def limit_option(name: str, text: str) -> Callable[[F], F]:
+def limit_option(name: str, text: str) -> Decorator:
     """Return the option of a tolerance; the command gets it as pairs of name and number."""
-    return click.option(name, type=limit, metavar="[NAME:]NUMBER", multiple=True, help=text)
+    return repeated(name, metavar="[NAME:]NUMBER", text=text, type=limit)

@@ -1,4 +1,4 @@
-"""Output of commands: results on stdout, messages on stderr, colours on terminals."""
+"""Output of commands: results on stdout, messages and errors on stderr, colours on terminals."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import os
 import shutil
 import sys
 import textwrap
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+import click
+
+from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError, unexpected
 from qgraph.reporting.view import Tone
 from qgraph.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 _ESCAPES = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 
@@ -155,3 +161,60 @@ def _say(level: str, text: str) -> None:
     if is_colourful(sys.stderr):
         line = f"{_ESCAPES[level]}{line}\x1b[0m"
     sys.stderr.write(f"{line}\n")
+
+
+DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 130, 141
+"""Exit codes; the last two are those of a process ended by SIGINT or SIGPIPE."""
+
+
+class Failure(NamedTuple):
+    """Why a command ends without success: exit status, what is wrong and what to do, remarks."""
+
+    status: int
+    message: str
+    notes: tuple[str, ...] = ()
+
+
+def print_failure(error: Exception, talk: Talk) -> Failure:
+    """Print an error, and return it with its exit status."""
+    if talk.debug:
+        traceback.print_exc()
+    failure = _failure(error)
+    talk.error(failure.message, *failure.notes)
+    return failure
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, click.ClickException):
+        return Failure(USAGE, error.format_message())
+    if isinstance(error, QGraphError):
+        status = USAGE if isinstance(error, OptionError) else UNUSABLE
+        if isinstance(error, EquivalenceError):
+            status = UNDECIDED if isinstance(error, UndecidedError) else DIFFERENT
+        return Failure(status, str(error), tuple(getattr(error, "__notes__", ())))
+    if isinstance(error, MemoryError):
+        message = "there is not enough memory for this. Use smaller inputs, or a machine with more."
+    elif isinstance(error, OSError):
+        what = f"{error.filename}: {error.strerror}" if error.filename else error
+        message = f"{what}. Correct this and run the command again."
+    else:
+        message = (
+            f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker "
+            "accepts "
+            "it, this is a bug in qgraph; please report it with the model and the traceback that "
+            "--debug shows."
+        )
+    return Failure(UNUSABLE, message)
+
+
+def _models(error: Exception) -> str:
+    """Return the paths of the command's models, from the arguments of its function."""
+    trace = error.__traceback__
+    while trace is not None:
+        variables = trace.tb_frame.f_locals
+        paths = map(variables.get, ("model", "reference", "candidate", "path"))
+        names = [str(path) for path in paths if isinstance(path, Path)]
+        if names:
+            return " or ".join(dict.fromkeys(names))
+        trace = trace.tb_next
+    return "the input"

@@ -77,9 +77,8 @@ def tune() -> None:
 class Guarded:
     """A text stream; output is discarded after its reader has closed it.
 
-    Args:
-        stream: the wrapped stream; its other attributes are accessible too.
-        name: name in messages; None to ignore all errors of the stream.
+    The other attributes of the wrapped stream are accessible too. ``name`` is its name in messages;
+    None to ignore all errors of the stream.
 
     Attributes:
         is_gone: whether the reader has closed the stream.
@@ -188,12 +187,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 class Interrupted(BaseException):
-    """Raised when a signal asks the process to end.
-
-    Attributes:
-        number: of the signal.
-        name: of the signal.
-    """
+    """Raised when a signal, given by number and name, asks the process to end."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -37,7 +37,6 @@ class RewriteFiles:
     """Files and options of convert, fold and transform.
 
     Attributes:
-        model: the model file.
         out: the file to write; None to replace the model.
         report: where the JSON report goes.
         keep_inputs, prove: see :func:`qgraph.transforms.rewrite`.

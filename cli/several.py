@@ -1,11 +1,14 @@
-"""Commands that accept several models, as files and folders; see :mod:`qgraph.cli.tasks`."""
+"""Commands that accept several models, or two folders of models that are compared in pairs.
+
+:mod:`qgraph.cli.tasks` handles each model or pair.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +17,11 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import planned
-from qgraph.cli.found import FoundModel, found_models
-from qgraph.cli.output import Talk, show
-from qgraph.cli.tasks import (
-    Arguments,
-    Task,
-    document_of,
-    gravest,
-    handled,
-    new_folders,
-    summarise,
-)
-from qgraph.errors import OptionError
+from qgraph.cli.output import Talk
+from qgraph.cli.tasks import Arguments, Task, handle_all, new_folders
+from qgraph.errors import ModelError, OptionError
 from qgraph.storage.places import key_of
-from qgraph.text import json_text
+from qgraph.text import counted
 
 _OF_ONE = ("out", "certificate", "html", "markdown", "sarif")
 """Options that name a file for one model."""
@@ -75,11 +69,7 @@ output_folder = options.file_option(
 class _Run:
     """A command for several models.
 
-    Attributes:
-        name: of the command.
-        talk: its messages.
-        folder: for the results; None if they replace the models, or there are none.
-        arguments: the other arguments of the command.
+    Results go to ``folder``; None if they replace the models, or there are none.
     """
 
     name: str
@@ -114,14 +104,7 @@ class _Run:
                 is_titled = "out" in arguments and not talk.quiet and talk.form == "table"
                 title = str(model.path) if is_titled else ""
                 tasks.append(Task(self.name, model.path, arguments, talk, title))
-            results = handled(tasks, jobs)
-            document = document_of(self.name, results)
-            if report is not None:
-                outputs.write_text(report, json_text(document))
-            if self.talk.form == "json":
-                show(json_text(document).rstrip())
-            summarise(results, self.talk)
-        return gravest(result.status for result in results)
+            return handle_all(tasks, jobs, self.talk, report, outputs, "model")
 
     def _check(self) -> None:
         """Raise if options do not allow several models, before any work is done."""
@@ -146,11 +129,7 @@ class _Run:
             )
 
     def _places(self, models: Sequence[FoundModel]) -> list[Path | None]:
-        """Return the output path of each model.
-
-        Raises:
-            OptionError: two results would have one name, or one would replace an input.
-        """
+        """Return the output path of each model."""
         if "out" not in self.arguments:
             return [None] * len(models)
         folder = self.folder
@@ -177,3 +156,150 @@ class _Run:
                         "another folder with --output-dir."
                     )
         return [*places]
+
+
+_FOLDERS_OF: Mapping[str, str] = {
+    "certificate": ".json",
+    "html": ".html",
+    "junit": ".xml",
+    "markdown": ".md",
+    "sarif": ".sarif",
+    "verify": ".json",
+    "witness": ".npz",
+}
+"""Options that name a folder if the models are folders, and the suffix of the files in it."""
+
+
+def pairs_of_models(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add REFERENCE and CANDIDATE; for two folders, call the command once for each pair of files.
+
+    Apply the decorator directly below ``click.command``, above all others. With several pairs,
+    ``--report`` and ``--json`` write one list of their reports.
+    """
+
+    @click.argument("reference", type=options.file_path)
+    @click.argument("candidate", type=options.file_path)
+    @jobs_option
+    @functools.wraps(function)
+    def command(reference: Path, candidate: Path, jobs: int, **others: Any) -> Any:
+        for path in (reference, candidate):
+            if not path.exists():
+                raise ModelError(
+                    f"{path}: there is no such file, expected a model, or a folder of models. "
+                    "Correct the path."
+                )
+        if not (reference.is_dir() and candidate.is_dir()):
+            return function(reference=reference, candidate=candidate, **others)
+        context = click.get_current_context()
+        name, talk = str(context.command.name), context.ensure_object(Talk)
+        return _compare(name, talk, (reference, candidate), others, jobs)
+
+    return command
+
+
+def _compare(
+    name: str, talk: Talk, folders: tuple[Path, Path], arguments: Arguments, jobs: int
+) -> int:
+    """Compare the models with equal paths in two folders, and return the exit status."""
+    for option in _FOLDERS_OF:
+        if arguments.get(option) == options.STDOUT:
+            raise click.UsageError(
+                f"--{option} - prints one report, but there are several. Name a folder for them."
+            )
+    pairs = _pairs(*folders, talk)
+    report = arguments.get("report")
+    folders_named = [arguments[option] for option in _FOLDERS_OF if arguments.get(option)]
+    parents = {folder / place.parent for folder in folders_named for place in pairs}
+    files = [path for pair in pairs.values() for path in pair if path.exists()]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        new_folders(parents),
+        planned([report], files=files) as outputs,
+    ):
+        tasks = []
+        for number, (place, (reference, candidate)) in enumerate(pairs.items()):
+            own = dict(arguments) | {"reference": reference, "candidate": candidate, "jobs": 1}
+            for option in _FOLDERS_OF:
+                if own.get(option) is not None:
+                    own[option] = (own[option] / place).with_suffix(_FOLDERS_OF[option])
+            if report is not None:
+                own["report"] = Path(scratch, f"{number}.json")
+            subject = replace(talk, subject=str(candidate))
+            title = f"{reference} and {candidate}" if talk.form == "table" else ""
+            tasks.append(Task(name, candidate, own, subject, title))
+        return handle_all(tasks, jobs, talk, report, outputs, "pair")
+
+
+def _pairs(reference: Path, candidate: Path, talk: Talk) -> dict[Path, tuple[Path, Path]]:
+    """Return the files of each model of both folders, by their path relative to the folder."""
+    ours, theirs = (
+        {model.place: model.path for model in found_models([folder], talk, without=other)}
+        for folder, other in ((reference, candidate), (candidate, reference))
+    )
+    for folder, other, missing in (
+        (candidate, reference, ours.keys() - theirs),
+        (reference, candidate, theirs.keys() - ours),
+    ):
+        if missing:
+            raise ModelError(
+                f"{folder / min(missing)}: is missing, expected a counterpart of each model in "
+                f"{other}; {counted(len(missing), 'model')} without one. Add it, or compare files."
+            )
+    return {place: (path, theirs[place]) for place, path in ours.items()}
+
+
+_SUFFIX = ".onnx"
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that the user named, or that lies in a folder that the user named.
+
+    ``place`` is its path relative to the named folder, and in the folder for results.
+    """
+
+    path: Path
+    place: Path
+
+
+def found_models(
+    named: Sequence[Path], talk: Talk, *, without: Path | None = None
+) -> list[FoundModel]:
+    """Return the files among ``named``, and all files ``*.onnx`` in the folders, in sorted order.
+
+    Files need not exist. Hidden folders, the folder ``without`` and links to folders are not
+    searched; links are reported.
+
+    Raises:
+        ModelError: a folder holds no model, or cannot be read.
+    """
+    models = []
+    left_out = None if without is None else key_of(without)
+    for path in named:
+        if not path.is_dir():
+            models.append(FoundModel(path, Path(path.name)))
+            continue
+        files = []
+        for folder, inner, names in os.walk(path, onerror=_unreadable):
+            for link in sorted(name for name in inner if os.path.islink(Path(folder, name))):
+                talk.note(f"{Path(folder, link)}: is a link to a folder, and is not searched")
+            inner[:] = [
+                name
+                for name in inner
+                if not name.startswith(".") and key_of(Path(folder, name)) != left_out
+            ]
+            files += [Path(folder, name) for name in names if name.endswith(_SUFFIX)]
+        if not files:
+            raise ModelError(
+                f"{path}: is a folder without models, expected files *{_SUFFIX}. Name another "
+                "folder, or the files themselves."
+            )
+        models += [FoundModel(file, file.relative_to(path)) for file in sorted(files)]
+    return models
+
+
+def _unreadable(error: OSError) -> None:
+    raise ModelError(
+        f"{error.filename}: cannot be read ({error.strerror}), expected a folder with models. "
+        "Correct the permissions, or name the files themselves."
+    ) from error

@@ -15,18 +15,29 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qgraph.cli import options
-from qgraph.cli.failures import DIFFERENT, UNDECIDED, UNUSABLE, USAGE, print_failure
-from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.output import (
+    DIFFERENT,
+    UNDECIDED,
+    UNUSABLE,
+    USAGE,
+    Talk,
+    print_failure,
+    show,
+    show_paragraph,
+)
 from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, tune
 from qgraph.errors import QGraphError
 from qgraph.reporting.view import Tone
-from qgraph.text import counted
+from qgraph.text import counted, json_text
 from qgraph.version import head
+
+if TYPE_CHECKING:
+    from qgraph.storage.outputs import Outputs
 
 Arguments = Mapping[str, Any]
 """Arguments of a command by name."""
@@ -44,8 +55,6 @@ class Task:
     Attributes:
         name: of the command.
         model: the model; for a pair, the candidate.
-        arguments: with which the command is called.
-        talk: its messages.
         title: what is printed first; empty for nothing.
     """
 
@@ -61,8 +70,6 @@ class TaskResult:
     """Result for a model or a pair.
 
     Attributes:
-        model: its file.
-        status: the exit status of the command for it.
         message: why it failed.
         document: its report, if one is wanted.
         out, err: output of the command that is not printed yet.
@@ -116,39 +123,36 @@ def new_folders(wanted: set[Path]) -> Iterator[None]:
                 folder.rmdir()
 
 
-def handled(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
-    """Return the result of each task, in order, and print what each prints.
+def handle_all(
+    tasks: Sequence[Task], jobs: int, talk: Talk, report: Path | None, outputs: Outputs, what: str
+) -> int:
+    """Handle tasks in ``jobs`` processes, print all results, and return the exit status.
 
-    Args:
-        tasks: one for each model or pair.
-        jobs: number of processes.
+    ``--report`` and ``--json`` write one list of all reports. ``what`` is the noun for a task, such
+    as ``model``.
     """
     results = []
     for result in _results(tasks, jobs):
         sys.stdout.write(result.out)
         sys.stderr.write(result.err)
         results.append(result)
-    return results
-
-
-def document_of(name: str, results: Sequence[TaskResult]) -> dict[str, Any]:
-    """Return the list of reports of a command."""
-    failed = sum(result.status != 0 for result in results)
-    return head(name) | {
-        "models": [result.entry for result in results],
-        "summary": {"models": len(results), "failed": failed},
-    }
-
-
-def summarise(results: Sequence[TaskResult], talk: Talk, what: str = "model") -> None:
-    """Print the number of successful models, and each failed model.
-
-    Args:
-        results: of all models or pairs.
-        talk: how much is shown.
-        what: noun for them, such as ``model``.
-    """
     failed = [result for result in results if result.status]
+    document = head(tasks[0].name) | {
+        "models": [result.entry for result in results],
+        "summary": {"models": len(results), "failed": len(failed)},
+    }
+    if report is not None:
+        outputs.write_text(report, json_text(document))
+    if talk.form == "json":
+        show(json_text(document).rstrip())
+    _summarise(results, failed, talk, what)
+    return gravest(result.status for result in results)
+
+
+def _summarise(
+    results: Sequence[TaskResult], failed: Sequence[TaskResult], talk: Talk, what: str
+) -> None:
+    """Print the number of successful models, and each failed model."""
     good = len(results) - len(failed)
     text = f"{counted(len(results), what)}: {good} good, {len(failed)} failed"
     lines = [": ".join(filter(None, result.described)) for result in failed]
@@ -192,11 +196,7 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
 
 
 def _in_processes(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
-    """Yield the result of each task, in order, from worker processes.
-
-    Raises:
-        BrokenProcessPool: one of them has ended.
-    """
+    """Yield the result of each task, in order, from worker processes."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 

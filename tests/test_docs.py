@@ -302,7 +302,7 @@ def test_every_command_has_a_section_and_an_example():
 
 
 def test_every_exit_status_is_told():
-    from qgraph.cli import failures as entry
+    from qgraph.cli import output as entry
     from qgraph.cli.commands.prove import STATUS
 
     told = {

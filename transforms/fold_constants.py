@@ -10,9 +10,8 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.edit import Editor, Region
-from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.inference.rules import UNKNOWN, Fact
-from qgraph.graph.inference.walk import infer
+from qgraph.graph.inference.walk import RESHAPING, infer
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
 from qgraph.model import Model

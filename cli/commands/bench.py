@@ -24,13 +24,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 @click.command(name="bench")
 @options.models_argument
-@click.option(
-    "--runtime",
-    type=options.Word(_RUNTIMES),
-    default="onnxruntime",
-    show_default=True,
-    help="Runtime that runs the models.",
-)
+@options.word_option("--runtime", _RUNTIMES, "Runtime that runs the models.", "onnxruntime")
 @click.option(
     "--threads",
     type=options.WholeNumber(1, 1 << 10),
@@ -42,14 +36,12 @@ def _setting(text: str) -> tuple[str, str]:
 @options.number_option("--batch", text="Batch size, if it is open in the models.", default=1)
 @options.number_option("--rounds", text="Number of timed rounds.", default=21)
 @options.shape_option("Shape of an input, such as NAME:1,3,224,224.")
-@click.option(
-    "--option",
-    "settings",
-    type=_setting,
+@options.repeated(
+    *("--option", "settings"),
     metavar="KEY=VALUE",
-    multiple=True,
-    help="Session option of ONNX Runtime, or property of OpenVINO such as "
+    text="Session option of ONNX Runtime, or property of OpenVINO such as "
     "INFERENCE_PRECISION_HINT=f32; repeat for others.",
+    type=_setting,
 )
 @options.table_options()
 @options.report_option

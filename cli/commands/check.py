@@ -10,13 +10,12 @@ import click
 
 from qgraph.bound import Bounding
 from qgraph.cli import options
-from qgraph.cli.bounding import bounding_options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.inputs import InputOptions, input_options, probes_option
+from qgraph.cli.inputs import InputOptions, bounding_options, input_options, probes_option
 from qgraph.cli.output import Talk
-from qgraph.cli.pairs import pairs_of_models
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.several import pairs_of_models
 
 _BATCHES = 4
 """Number of batches in which codes of activations are counted for pictures."""

@@ -22,12 +22,11 @@ from qgraph.exactness import Exactness
 )
 @options.exact_option
 @options.opset_option
-@click.option(
+@options.word_option(
     "--fake-quantize",
-    type=options.Word(["reference", "plugin"]),
-    default="reference",
-    show_default=True,
-    help="Arithmetic of FakeQuantize: its definition, or that of OpenVINO's CPU plugin.",
+    ["reference", "plugin"],
+    "Arithmetic of FakeQuantize: its definition, or that of OpenVINO's CPU plugin.",
+    "reference",
 )
 @click.option(
     "--values",

@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from qgraph.cli import completion, options
-from qgraph.cli.bounding import named_range
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.inputs import InputOptions
+from qgraph.cli.inputs import InputOptions, range_option
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.cli.progress import ProgressBar
 from qgraph.cli.several import output_folder, several_models
@@ -29,35 +28,25 @@ from qgraph.cli.several import output_folder, several_models
     help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml. "
     "NAME@PROCESSOR names one of its processors [this one, if its runtime is installed].",
 )
-@click.option(
+@options.repeated(
     "--within",
-    multiple=True,
     metavar="LIMIT",
-    help="Maximum distance of a segment from MODEL in real numbers: 1step, 0.05step, 0.1%, or for "
+    text="Maximum distance of a segment from MODEL in real numbers: 1step, 0.05step, 0.1%, or for "
     "an output NAME:0.01, NAME:2ulp. Repeatable [1step].",
 )
-@click.option(
-    "--range",
-    "ranges",
-    type=named_range,
-    multiple=True,
-    metavar="NAME=LO:HI",
-    help="Range of an input that is not quantized, for bounds. Repeatable.",
-)
-@click.option(
+@range_option
+@options.repeated(
     "--keep",
-    multiple=True,
-    shell_complete=completion.nodes,
     metavar="PATTERN",
-    help="Merge no factors and no biases into these layers: names, with * and ?. Repeatable.",
+    text="Merge no factors and no biases into these layers: names, with * and ?. Repeatable.",
+    shell_complete=completion.nodes,
 )
-@click.option(
+@options.word_option(
     "--prefer",
-    type=options.Word(["speed", "size"]),
-    default="speed",
-    show_default=True,
-    help="speed: use integer kernels, except for forms that the profile marks as slower; size: "
+    ["speed", "size"],
+    "speed: use integer kernels, except for forms that the profile marks as slower; size: "
     "keep weights of 4 bits or fewer packed.",
+    "speed",
 )
 @options.flag(
     "--tune",

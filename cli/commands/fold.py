@@ -15,12 +15,11 @@ from qgraph.exactness import Exactness
 @view_options("html", "sarif", "markdown")
 @options.exact_option
 @options.opset_option
-@click.option(
+@options.word_option(
     "--scale-type",
-    type=options.Word(["float32", "smallest"]),
-    default="float32",
-    show_default=True,
-    help="Type of scales; smallest: E8M0, FP8, float16 or bfloat16 if no scale changes.",
+    ["float32", "smallest"],
+    "Type of scales; smallest: E8M0, FP8, float16 or bfloat16 if no scale changes.",
+    "float32",
 )
 @options.talk_options
 @click.pass_obj

@@ -12,13 +12,12 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.documents import show_document
-from qgraph.cli.failures import DIFFERENT, UNUSABLE, print_failure
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.found import found_models
 from qgraph.cli.inputs import InputOptions, input_options
 from qgraph.cli.linting import FixOptions, LintOptions, fix_options, lint_options
-from qgraph.cli.output import Talk
+from qgraph.cli.output import DIFFERENT, UNUSABLE, Talk, print_failure
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.several import found_models
 from qgraph.errors import OptionError, QGraphError
 
 if TYPE_CHECKING:

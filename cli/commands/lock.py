@@ -10,10 +10,9 @@ import click
 from qgraph.cli import options
 from qgraph.cli.commands.diff import show_differences
 from qgraph.cli.documents import advise
-from qgraph.cli.failures import print_failure
 from qgraph.cli.files import planned
-from qgraph.cli.found import found_models
-from qgraph.cli.output import Talk, show, show_paragraph
+from qgraph.cli.output import Talk, print_failure, show, show_paragraph
+from qgraph.cli.several import found_models
 from qgraph.cli.tasks import gravest
 from qgraph.errors import QGraphError
 from qgraph.text import counted

@@ -9,12 +9,12 @@ import click
 
 from qgraph.bound import Bounding
 from qgraph.cli import options
-from qgraph.cli.bounding import bounding_options
 from qgraph.cli.documents import advise, show_document
 from qgraph.cli.files import Views, planned, view_options
+from qgraph.cli.inputs import bounding_options
 from qgraph.cli.output import Talk, show, show_paragraph
-from qgraph.cli.pairs import pairs_of_models
 from qgraph.cli.progress import ProgressBar
+from qgraph.cli.several import pairs_of_models
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.reporting.view import Tone
 
@@ -47,12 +47,11 @@ def save_witness(talk: Talk, certificate: Certificate, path: Path, outputs: Outp
 
 @click.command(name="prove")
 @pairs_of_models
-@click.option(
+@options.word_option(
     "--exact",
-    type=options.Word([str(Exactness.BITS), str(Exactness.VALUES)]),
-    default=str(Exactness.VALUES),
-    show_default=True,
-    help="Level of equality to prove; bits: also NaN and the sign of zero.",
+    [str(Exactness.BITS), str(Exactness.VALUES)],
+    "Level of equality to prove; bits: also NaN and the sign of zero.",
+    str(Exactness.VALUES),
 )
 @bounding_options(question=True)
 @options.file_option("--certificate", text="Write the certificate (JSON).")

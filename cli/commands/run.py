@@ -21,13 +21,11 @@ from qgraph.cli.progress import ProgressBar
 @input_options
 @options.file_option("-o", "--output", "out", text="Write the outputs (.npz).")
 @options.backend_option
-@click.option(
-    "--tap",
-    "taps",
+@options.repeated(
+    *("--tap", "taps"),
     metavar="TENSOR",
-    multiple=True,
+    text="Tensor to show with the outputs; repeat for others.",
     shell_complete=completion.tensors,
-    help="Tensor to show with the outputs; repeat for others.",
 )
 @options.flag("--tap-all", text="Show all inner tensors; the default backend is then numpy.")
 @options.flag("--stats", text="Show statistics of the quantizers: used codes, clipping rate.")

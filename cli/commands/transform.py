@@ -12,15 +12,12 @@ from qgraph.cli.output import Talk
 @click.command(name="transform", epilog=rewriting.EPILOG)
 @rewriting.rewrite_options
 @view_options("html", "sarif", "markdown")
-@click.option(
-    "-p",
-    "--pass",
-    "specs",
+@options.repeated(
+    *("-p", "--pass", "specs"),
     metavar="SPEC",
+    text="Pass to apply, such as 'convert{to=qdq,exact=bits}'; repeat for others.",
     shell_complete=completion.passes,
-    multiple=True,
     required=True,
-    help="Pass to apply, such as 'convert{to=qdq,exact=bits}'; repeat for others.",
 )
 @options.talk_options
 @click.pass_obj

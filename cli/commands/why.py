@@ -8,11 +8,9 @@ import click
 
 from qgraph.bound import Bounding
 from qgraph.cli import options
-from qgraph.cli.bounding import bounding_options
-from qgraph.cli.failures import UNDECIDED
 from qgraph.cli.files import Views, deliver, planned, view_options
-from qgraph.cli.inputs import InputOptions, input_options
-from qgraph.cli.output import Talk
+from qgraph.cli.inputs import InputOptions, bounding_options, input_options
+from qgraph.cli.output import UNDECIDED, Talk
 from qgraph.cli.progress import ProgressBar
 
 

@@ -20,8 +20,7 @@ import onnx_ir as ir
 from qgraph.evidence import Demonstration, Reached
 from qgraph.execution.demonstration import NOT_RUN, are_small, demonstrate, feeds_of
 from qgraph.execution.executor import Executor
-from qgraph.graph.difference import Difference
-from qgraph.graph.interface import Pair
+from qgraph.graph.interface import Difference, Pair
 from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Array, Mask
 

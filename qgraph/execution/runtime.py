@@ -18,10 +18,9 @@ import onnx_ir as ir
 
 from qgraph.errors import where
 from qgraph.execution.alone import AloneNodes, import_runtime, is_runtime_operator
-from qgraph.execution.conformant import is_conformant, is_moderate
 from qgraph.execution.executor import Executor
 from qgraph.execution.plan import Plan, Step, initial, is_constant, is_fixed
-from qgraph.execution.session import Direct, Session, free_values
+from qgraph.execution.session import Direct, Session, free_values, is_conformant, is_moderate
 from qgraph.graph.constants import overridable
 from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.scopes import graphs_of, operands

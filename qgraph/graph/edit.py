@@ -15,10 +15,10 @@ import onnx_ir as ir
 from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, deferred_form
 from qgraph.graph.opset.history import first_opset
-from qgraph.graph.region import Region as Region
 from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
 from qgraph.graph.size_summary import SizeSummary
 from qgraph.graph.tracer import Operand as Operand
+from qgraph.graph.tracer import Region as Region
 from qgraph.graph.tracer import Tracer
 from qgraph.numerics import Array
 from qgraph.numerics.open_scale import OpenScale

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.graph.inference.dimensions import Dim, symbol
 from qgraph.graph.inference.walk import named
+from qgraph.numerics import Array
 from qgraph.numerics.values import fingerprint
 
 Pair = tuple[ir.Value, ir.Value]
@@ -298,3 +299,23 @@ def _shared(
             if len(own) > 1 and not isinstance(size, int) and str(size) not in shared:
                 shared[str(size)] = ", ".join(f"{values[k][n].name}[{axis}]" for k, n, axis in own)
     return shared
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Two values that differ between two models which are otherwise the same.
+
+    Attributes:
+        entry: the values that both models compute equally; None if the exit is constant.
+        constants: the arrays of the exit, if it is constant.
+        outputs: outputs of the reference that depend on the exit.
+        numbers: numbers of the entry on which the values differ, if it can take them.
+        bits: whether NaN and the signs of zeros count.
+    """
+
+    entry: Pair | None
+    exit: Pair
+    constants: tuple[Array, Array] | None
+    outputs: Sequence[ir.Value]
+    numbers: Sequence[float]
+    bits: bool

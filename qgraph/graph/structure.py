@@ -72,25 +72,18 @@ _KINDS_OF = {
 }
 """Attributes whose type differs between operators."""
 
-_COUNTS = {
-    "QuantizeLinear": 2,
-    "DequantizeLinear": 2,
-    "DynamicQuantizeMatMul": 3,
-    "GatherBlockQuantized": 3,
-    "MatMulBnb4": 3,
-    "MatMulIntegerToFloat": 4,
-    "MatMulNBits": 3,
-    "QGemm": 6,
-    "QLinearAdd": 7,
-    "QLinearAveragePool": 4,
-    "QLinearConcat": 5,
-    "QLinearGlobalAveragePool": 4,
-    "QLinearLeakyRelu": 4,
-    "QLinearMul": 7,
-    "QLinearSigmoid": 4,
-    "QLinearSoftmax": 5,
-    "QLinearWhere": 9,
+_NAMES_BY_COUNT = {
+    2: "QuantizeLinear DequantizeLinear",
+    3: "DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4 MatMulNBits",
+    4: """
+        MatMulIntegerToFloat QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu
+        QLinearSigmoid""",
+    5: "QLinearConcat QLinearSoftmax",
+    6: "QGemm",
+    7: "QLinearAdd QLinearMul",
+    9: "QLinearWhere",
 }
+_COUNTS = {name: count for count, names in _NAMES_BY_COUNT.items() for name in names.split()}
 """Smallest numbers of inputs of these operators; the trailing ones may be absent beyond that."""
 
 

@@ -1,8 +1,9 @@
-"""Write nodes by calling a method for each operator, as definitions of operators do."""
+"""What a draft may replace, and how it writes nodes: a method for each operator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,27 @@ from qgraph.numerics import Array
 from qgraph.numerics.open_scale import OpenScale
 from qgraph.numerics.primitives import NUMPY
 
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Nodes that compute ``y`` from ``x`` and constants, in topological order."""
+
+    x: ir.Value
+    y: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def stands(self) -> bool:
+        """Whether all nodes are still in the graph."""
+        return all(node.graph is not None for node in self.nodes)
+
+    @property
+    def entry(self) -> tuple[ir.Node, int] | None:
+        """Node and operand index at which its input is read."""
+        entries = ((n, i) for n in self.nodes for i, v in enumerate(n.inputs) if v is self.x)
+        return next(entries, None)
+
+
 Operand = ir.Value | Array
 
 PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not")
@@ -19,11 +41,7 @@ PREDICATES = ("Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqua
 
 
 class Nodes(Protocol):
-    """Takes nodes.
-
-    Attributes:
-        half: the 16-bit type in which it computes; None for float32.
-    """
+    """Takes nodes; computes in the 16-bit type ``half``, or in float32 if it is None."""
 
     half: ir.DataType | None
 

@@ -29,7 +29,7 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.graph.inference.dimensions import Dim, Size
-from qgraph.graph.inference.reshaped import RESHAPING
+from qgraph.graph.inference.walk import RESHAPING
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.dispatch import Imports, kernel_for

@@ -29,8 +29,7 @@ import onnx_ir as ir
 
 from qgraph.evidence import Demonstration, Reached
 from qgraph.exactness import Exactness
-from qgraph.graph.difference import Difference
-from qgraph.graph.interface import Pair
+from qgraph.graph.interface import Difference, Pair
 from qgraph.numerics import Float64
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.proof.discharge import Shown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.execution.conformant import MODERATE
+from qgraph.execution.session import MODERATE
 from qgraph.graph.constants import constant
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.numerics import Array
@@ -28,7 +28,7 @@ Rule = Callable[[ir.Node, list[float]], float | None]
 def magnitudes(model: ir.Model, read: Callable[[ir.Node], object] = site_of) -> Bounds:
     """Return bounds of ``|value|`` in the main graph, for inputs of moderate magnitude.
 
-    Inputs are at most :data:`qgraph.execution.conformant.MODERATE` in magnitude. A value with a
+    Inputs are at most :data:`qgraph.execution.session.MODERATE` in magnitude. A value with a
     bound is neither NaN nor infinite. Results of operators without a rule have no bound, nor do
     values computed from them. ``read`` may remember the quantizers that it has read.
     """

@@ -24,9 +24,8 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.dimensions import Dim
-from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.inference.rules import UNKNOWN
-from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.inference.walk import RESHAPING, Facts, infer
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.ops.static_parameters import settled

@@ -52,7 +52,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     """Return a copy of ``model`` in which quantizers are written in standard operators.
 
     With ``bounded`` the copy is valid only for inputs that are numbers of a magnitude up to
-    :data:`qgraph.execution.conformant.MODERATE`, and is faster.
+    :data:`qgraph.execution.session.MODERATE`, and is faster.
 
     All values of the main graph are kept under their names, even unused ones. Initializers that are
     also inputs are constants in the copy. Quantizers without an equal form are unchanged. A model

@@ -9,13 +9,12 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.inference.reshaped import RESHAPING
+from qgraph.graph.inference.walk import RESHAPING
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.approximation import granules
 from qgraph.ops.moved_elements import MovedElements, executed, movements
-from qgraph.ops.taps import RIGHT, pointwise_taps
-from qgraph.ops.windows import is_never_empty
+from qgraph.ops.windows import RIGHT, is_never_empty, pointwise_taps
 from qgraph.verify import need
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal, changed
 from qgraph.verify.traces import Trace

@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import freeze_inputs
-from qgraph.graph.inference.reshaped import RESHAPING
-from qgraph.graph.inference.walk import infer, open_interface
+from qgraph.graph.inference.walk import RESHAPING, infer, open_interface
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.ops.sums_of_products import Taps, added_up, products
-from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
-from qgraph.ops.windows import is_never_empty
+from qgraph.ops.windows import RIGHT, convolution_taps, is_never_empty, rows_of_transposed
 from qgraph.verify import need
 from qgraph.verify.ideals import (
     ENDLESS,

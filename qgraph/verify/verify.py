@@ -12,8 +12,7 @@ from qgraph.certificate import Certificate, ListedFact, ProofVerdict, conditions
 from qgraph.conditions import Condition
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
-from qgraph.graph.inference.reshaped import reshaped_sizes
-from qgraph.graph.inference.walk import infer
+from qgraph.graph.inference.walk import infer, reshaped_sizes
 from qgraph.graph.interface import (
     Interface,
     are_equal_defaults,

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from qgraph.cli import progress
+from qgraph.cli.documents import common_prefix, csv_text, shortened, show_table
 from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.tables import common_prefix, csv_text, shortened, show_table
 from qgraph.reporting.view import Cell, Column, Table, Tone
 from qgraph.text import amount, counted, percent, printable, size
 

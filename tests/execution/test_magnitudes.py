@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.execution.conformant import MODERATE, is_moderate
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.prepare import prepare
+from qgraph.execution.session import MODERATE, is_moderate
 from qgraph.quantizers.magnitudes import magnitudes
 
 pytestmark = pytest.mark.sums

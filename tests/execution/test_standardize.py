@@ -10,11 +10,11 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.execution.conformant import is_moderate
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.prepare import prepare
 from qgraph.execution.runtime import RuntimeExecutor, SessionSegment
+from qgraph.execution.session import is_moderate
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites

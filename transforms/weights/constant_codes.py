@@ -15,7 +15,7 @@ from qgraph.graph.scopes import remove_constant, remove_unused
 from qgraph.model import Model
 from qgraph.numerics import Array, Float32
 from qgraph.ops.definitions.quantize_linear import dequantize_linear
-from qgraph.ops.definitions.quark_blocks import BlockFormat, block_format
+from qgraph.ops.definitions.quark import BlockFormat, block_format
 from qgraph.ops.dispatch import compute, evaluate
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.sites import site_of

@@ -11,9 +11,8 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft
-from qgraph.graph.inference.reshaped import RESHAPING
 from qgraph.graph.inference.rules import UNKNOWN
-from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.inference.walk import RESHAPING, Facts, infer
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from qgraph.graph.inference.dimensions import Dim, symbol
+from qgraph.graph.inference.dimensions import Dim, Size, symbol
 from qgraph.graph.inference.elementwise import of_quantizer
 from qgraph.graph.inference.rules import (
     RULES,
@@ -336,3 +336,26 @@ def _shape(stated: ir.Shape | None, fact: Fact) -> ir.Shape | None:
             for size, name in zip(fact.shape, names, strict=True)
         ]
     )
+
+
+RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+_FUNCTIONS = {"floor", "min"}
+"""Names in the texts of sizes that are no sizes."""
+
+
+def reshaped_sizes(facts: Mapping[ir.Value, Fact]) -> frozenset[str]:
+    """Return the names of the open sizes of the results of operators that reshape."""
+    texts = [
+        str(size)
+        for value, fact in facts.items()
+        if (node := value.producer()) is not None and node.op_type in RESHAPING
+        for size in fact.shape or ()
+        if isinstance(size, Size)
+    ]
+    return frozenset().union(*map(names_in, texts))
+
+
+def names_in(size: str) -> set[str]:
+    """Return the names of open sizes in the text of a size."""
+    return set(re.findall(r"[A-Za-z_]\w*", size)) - _FUNCTIONS

@@ -135,47 +135,33 @@ def _since(name: str, version: int) -> int | None:
 
 
 _FORM_SINCE = {
-    "Abs": 6,
-    "Add": 7,
-    "Cast": 9,
-    "Ceil": 6,
-    "Clip": 11,
-    "Div": 7,
-    "Equal": 7,
-    "Floor": 6,
-    "Gather": 1,
-    "Greater": 9,
-    "GreaterOrEqual": 12,
-    "IsNaN": 9,
-    "Less": 9,
-    "LessOrEqual": 12,
-    "Max": 8,
-    "Min": 8,
-    "Mul": 7,
-    "Not": 1,
-    "Reshape": 5,
-    "Round": 11,
-    "Sign": 9,
-    "Sub": 7,
-    "Where": 9,
+    name: opset
+    for opset, names in (
+        (5, "Reshape"),
+        (6, "Abs Ceil Floor"),
+        (7, "Add Div Equal Mul Sub"),
+        (8, "Max Min"),
+        (9, "Cast Greater IsNaN Less Sign Where"),
+        (11, "Clip Round"),
+        (12, "GreaterOrEqual LessOrEqual"),
+    )
+    for name in names.split()
 }
-"""First opset in which an operator has the form and the broadcasting that drafts use."""
+"""First opset, if not 1, in which an operator has the form and broadcasting that drafts use."""
 
-_CAST_SINCE = {
-    "FLOAT8E4M3FN": 19,
-    "FLOAT8E4M3FNUZ": 19,
-    "FLOAT8E5M2": 19,
-    "FLOAT8E5M2FNUZ": 19,
-    "INT4": 21,
-    "UINT4": 21,
-    "FLOAT4E2M1": 23,
-    "FLOAT8E8M0": 24,
-    "INT2": 25,
-    "UINT2": 25,
-    "FLOAT6E2M3": 28,
-    "FLOAT6E3M2": 28,
-}
-"""First opset in which Cast supports a type."""
+_TYPES_SINCE = (
+    (1, 10, 1, "INT8 UINT8 INT32"),
+    (19, 19, 9, "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ"),
+    (1, 21, 1, "INT16 UINT16"),
+    (21, 21, 10, "INT4 UINT4"),
+    (23, 23, 11, "FLOAT4E2M1"),
+    (24, None, 12, "FLOAT8E8M0"),
+    (25, 25, 13, "INT2 UINT2"),
+    (28, 28, 14, "FLOAT6E2M3 FLOAT6E3M2"),
+)
+"""First opset in which Cast, and QuantizeLinear and DequantizeLinear support a type; IR version."""
+
+_CAST_SINCE = {name: cast for cast, _, _, names in _TYPES_SINCE for name in names.split()}
 
 
 def first_opset(node: ir.Node) -> int:
@@ -191,42 +177,12 @@ def first_opset(node: ir.Node) -> int:
 
 
 QDQ_SINCE: Mapping[str, int] = MappingProxyType(
-    {
-        "INT8": 10,
-        "UINT8": 10,
-        "INT32": 10,
-        "FLOAT8E4M3FN": 19,
-        "FLOAT8E4M3FNUZ": 19,
-        "FLOAT8E5M2": 19,
-        "FLOAT8E5M2FNUZ": 19,
-        "INT16": 21,
-        "UINT16": 21,
-        "INT4": 21,
-        "UINT4": 21,
-        "FLOAT4E2M1": 23,
-        "INT2": 25,
-        "UINT2": 25,
-        "FLOAT6E2M3": 28,
-        "FLOAT6E3M2": 28,
-    }
+    {name: qdq for _, qdq, _, names in _TYPES_SINCE if qdq for name in names.split()}
 )
 """First opset in which QuantizeLinear and DequantizeLinear accept codes of a type (INT32: only the
 latter)."""
 
 IR_SINCE: Mapping[ir.DataType, int] = MappingProxyType(
-    {
-        ir.DataType.FLOAT8E4M3FN: 9,
-        ir.DataType.FLOAT8E4M3FNUZ: 9,
-        ir.DataType.FLOAT8E5M2: 9,
-        ir.DataType.FLOAT8E5M2FNUZ: 9,
-        ir.DataType.INT4: 10,
-        ir.DataType.UINT4: 10,
-        ir.DataType.FLOAT4E2M1: 11,
-        ir.DataType.FLOAT8E8M0: 12,
-        ir.DataType.INT2: 13,
-        ir.DataType.UINT2: 13,
-        ir.DataType.FLOAT6E2M3: 14,
-        ir.DataType.FLOAT6E3M2: 14,
-    }
+    {ir.DataType[name]: since for _, _, since, names in _TYPES_SINCE for name in names.split()}
 )
 """First IR version with an element type."""

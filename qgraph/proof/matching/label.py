@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.inference.reshaped import RESHAPING
+from qgraph.graph.inference.walk import RESHAPING
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.history import is_known
 from qgraph.graph.opset.versions import OLDEST, changes_of

@@ -25,8 +25,7 @@ from qgraph.certificate import ListedFact
 from qgraph.conditions import Condition, of_sizes
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
-from qgraph.graph.inference.reshaped import names_in, reshaped_sizes
-from qgraph.graph.inference.walk import Facts, infer, write_all
+from qgraph.graph.inference.walk import Facts, infer, names_in, reshaped_sizes, write_all
 from qgraph.graph.interface import Domain, common_domain, stated_shape
 from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
-from qgraph.graph.inference.reshaped import RESHAPING
+from qgraph.graph.inference.walk import RESHAPING
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY

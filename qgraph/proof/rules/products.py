@@ -20,7 +20,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, product, rounded, sum_of
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
 from qgraph.ops.sums_of_products import Taps, added_up
-from qgraph.ops.taps import RIGHT, convolution_taps, rows_of_transposed
+from qgraph.ops.windows import RIGHT, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity, of_constant, stored
