@@ -156,10 +156,7 @@ class Limit:
 
     @classmethod
     def parse(cls, text: str) -> Limit:
-        """Parse a limit.
-
-        Args:
-            text: ``1step``, ``0.05step``, ``0.1%``, or for one output ``NAME:0.01``, ``NAME:2ulp``.
+        """Parse ``1step``, ``0.05step``, ``0.1%``, or for one output ``NAME:0.01``, ``NAME:2ulp``.
 
         Raises:
             OptionError: the text is not a limit.
@@ -212,13 +209,7 @@ def limit_of(limits: Iterable[Limit], output: str | None) -> Limit | None:
 
 
 def is_within(limits: Iterable[Limit], bound: Bound, value: str) -> bool:
-    """Return whether a bound is within the limits; False if no limit applies to it.
-
-    Args:
-        limits: all limits.
-        bound: the bound of codes, or of an output that is not quantized.
-        value: name of the bounded value.
-    """
+    """Return whether the bound of a value is within the limits; False if no limit applies to it."""
     limit = limit_of(limits, None if bound.absolute is None else value)
     return limit is not None and limit.holds(bound)
 
@@ -281,15 +272,10 @@ class Bounding:
     def of(
         cls, within: Within, inputs: Iterable[NamedValue], outputs: Iterable[NamedValue]
     ) -> Bounding:
-        """Return the options of bounds for a model.
-
-        Args:
-            within: limits, or all options.
-            inputs: inputs of the reference.
-            outputs: outputs of the reference.
+        """Return the options of bounds for a model, from limits or all options.
 
         Raises:
-            OptionError: a range or a limit names no input or output.
+            OptionError: a range or a limit names no input or output of the reference.
         """
         bounding = within if isinstance(within, Bounding) else cls(within)
         named = [limit.output for limit in bounding.limits if limit.output is not None]

@@ -27,12 +27,7 @@ if not TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """File and hash of a model in a report.
-
-    Attributes:
-        path: its file; None for a model in memory.
-        sha256: hash of the file and its data files, or of the model in memory as it is serialised.
-    """
+    """File and hash of a model; one in memory has no path, and is hashed as it is serialised."""
 
     path: str | None
     sha256: str | None
@@ -340,9 +335,7 @@ class Certificate(Displayed):
 def conditions_of(regions: Sequence[RegionVerdict], frozen: int) -> list[Condition]:
     """Return the conditions implied by fields of regions.
 
-    Args:
-        regions: the regions.
-        frozen: number of initializers that are also graph inputs and count as constants.
+    ``frozen`` is the number of initializers that are also graph inputs and count as constants.
     """
     counts = (
         (frozen, kinds.NOT_FED),

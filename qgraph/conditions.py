@@ -18,12 +18,7 @@ _Values = tuple[int | str, ...]
 
 
 class Condition(str):
-    """The text of a condition.
-
-    Attributes:
-        kind: stable name of its kind.
-        values: the names and numbers in it.
-    """
+    """The text of a condition: the stable name of its kind, and the names and numbers in it."""
 
     __slots__ = ("kind", "values")
     kind: str
@@ -65,9 +60,7 @@ class Condition(str):
 class ConditionKind:
     """A kind of condition; called with values, it gives the condition.
 
-    Attributes:
-        name: stable name.
-        text: with ``{}`` for each value.
+    Its text has ``{}`` for each value.
     """
 
     name: str
@@ -255,12 +248,8 @@ def of_bounds(
 ) -> list[Condition]:
     """Return the conditions of all segments, and of bounds those of some operators.
 
-    Args:
-        chunk: number of terms that are added in sequence; None for any order.
-        accumulate: type in which sums of 16-bit floats are added: own or float32.
-        others: conditions of operators.
-        has_any: whether there are bounds; otherwise, all segments are equal as their sums are
-            exact.
+    ``chunk`` and ``accumulate`` are the options of :class:`qgraph.bound.Bounding`. If there are no
+    bounds (``has_any``), all segments are equal as their sums are exact.
     """
     order = ANY_ORDER if chunk is None else IN_CHUNKS(chunk)
     conditions = [GIVEN_CODES, order, *sorted(others)] if has_any else [order]
@@ -268,11 +257,9 @@ def of_bounds(
 
 
 def of_sizes(used: Collection[str], shared: Mapping[str, str]) -> list[Condition]:
-    """Return the conditions if operators compute with open sizes.
+    """Return the conditions if operators compute with open sizes, given by name.
 
-    Args:
-        used: the names of these sizes.
-        shared: by name, the dimensions of the inputs that share one size, if there are several.
+    ``shared`` has the dimensions of the inputs that share one size, if there are several.
     """
     alike = [ONE_SIZE(name, shared[name]) for name in sorted(used) if name in shared]
     return [*map(OPEN_SIZE, sorted(used)), *alike]

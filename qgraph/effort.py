@@ -23,13 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Watch:
-    """Progress callback and time limit of a computation.
-
-    Attributes:
-        seconds: the limit.
-        end: time of the limit, by ``time.monotonic``.
-        progress: called at each step.
-    """
+    """Progress callback and time limit of a computation, in seconds and by ``time.monotonic``."""
 
     seconds: float = math.inf
     end: float = math.inf
@@ -50,13 +44,7 @@ def watch() -> Watch:
 
 
 def step(what: str, done: int, total: int) -> None:
-    """Report the progress of a computation.
-
-    Args:
-        what: short description of the step.
-        done: number of its finished parts.
-        total: number of all parts.
-    """
+    """Report the progress of a computation: the step, and how many of its parts are finished."""
     watch().progress(what, done, total)
 
 
@@ -68,11 +56,8 @@ def is_over() -> bool:
 def require_time(progress: str) -> None:
     """Raise if the time limit is reached, for computations without partial results.
 
-    Args:
-        progress: progress as text, such as ``2 of 7 passes were applied``.
-
     Raises:
-        UndecidedError: the time limit is reached.
+        UndecidedError: with the ``progress``, such as ``2 of 7 passes were applied``.
     """
     if is_over():
         limit = watch().seconds
@@ -88,9 +73,7 @@ def seconds_left(most: float) -> float:
 def watched(progress: Progress, seconds: float | None = None) -> Iterator[None]:
     """Set progress callback and time limit of the computations in the block.
 
-    Args:
-        progress: called at each step.
-        seconds: the time limit; None for the limit of an enclosing block, or none.
+    Without ``seconds``, the limit is that of an enclosing block, or none.
     """
     outer = watch()
     limit, end = outer.seconds, outer.end

@@ -140,12 +140,7 @@ _LONG = 60
 
 
 def member(enumeration: type[C], value: object, option: str) -> C:
-    """Return the member of an enumeration that an option's value names.
-
-    Args:
-        enumeration: the enumeration.
-        value: a member, or its value as a string in any case.
-        option: name of the option, for the message.
+    """Return the member of an enumeration that an option's value, in any case, names.
 
     Raises:
         OptionError: the value is no member; the message lists the members.
@@ -193,11 +188,7 @@ def require(
 ) -> None:
     """Raise an OptionError unless the value of an option has one of the given types.
 
-    Args:
-        value: the value.
-        kinds: the types.
-        option: name of the option, for the message.
-        wanted: what is expected, for the message, and what to do.
+    The message names the option, what is ``wanted``, and what to do.
     """
     if not isinstance(value, kinds):
         raise OptionError(f"{option} is {_brief(value)}, expected {wanted}.")

@@ -39,11 +39,9 @@ class ExplainedReason(str):
 
 
 class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
-    """An expression or a bound cannot be built or decided.
+    """An expression or a bound cannot be built or decided, for a reason with an id.
 
-    Attributes:
-        reason: why, with its id.
-        by_effort: whether the only reason is that it takes too long.
+    ``by_effort`` says whether the only reason is that it takes too long.
     """
 
     def __init__(self, reason: ExplainedReason, *, by_effort: bool = False) -> None:
@@ -54,14 +52,7 @@ class Undecidable(Exception):  # noqa: N818 - a finding, not a fault
 
 @dataclass(frozen=True)
 class Cause(Fields):
-    """Why sites are refused, or comparisons undecided.
-
-    Attributes:
-        id: stable id.
-        name: short name.
-        meaning: what it means.
-        remedy: what to do.
-    """
+    """Why sites are refused, or comparisons undecided: stable id, name, meaning and remedy."""
 
     id: str
     name: str

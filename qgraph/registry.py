@@ -71,12 +71,8 @@ class Registry(Generic[T]):
     """Unique names for the entries that the modules of one package register.
 
     A lookup imports the module of the package with the name of the entry. If there is none, it
-    imports all modules, in sorted order. So a new file needs no entry in a list.
-
-    Args:
-        kind: noun for an entry in messages, such as ``"dialect"``.
-        package: import name of the package whose modules register entries.
-        group: group of :data:`GROUPS` in which plugins add entries; None if they add none.
+    imports all modules, in sorted order. So a new file needs no entry in a list. Plugins add
+    entries in a ``group`` of :data:`GROUPS`; in none if it is None.
     """
 
     def __init__(self, noun: str, package: str, group: str | None = None) -> None:

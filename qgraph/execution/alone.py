@@ -34,12 +34,9 @@ _IR_VERSION, _OPSET = 10, 21
 def import_runtime(what: str, instead: str) -> ModuleType:
     """Return the module of ONNX Runtime.
 
-    Args:
-        what: what needs it, as the beginning of a sentence.
-        instead: alternative to an installation, for the message.
-
     Raises:
-        UnsupportedError: it is not installed.
+        UnsupportedError: it is not installed; the message begins with ``what`` needs it, and ends
+            with what to do ``instead``.
     """
     try:
         return importlib.import_module("onnxruntime")
@@ -83,12 +80,7 @@ class AloneNodes:
         self._counts: Counter[str] = Counter()
 
     def kernel(self, node: ir.Node, imports: Imports, error: UnsupportedError) -> Kernel:
-        """Return a kernel that runs ``node`` in a session of its own.
-
-        Args:
-            node: a node without a kernel in qgraph.
-            imports: opset versions for it.
-            error: why qgraph has no kernel.
+        """Return a kernel that runs ``node``, which has none in qgraph, in a session of its own.
 
         Raises:
             UnsupportedError: ONNX Runtime is not installed, or has no such operator.

@@ -44,14 +44,8 @@ def reaches(
 ) -> Reached | None:
     """Return a run in which the difference of two values reaches an output; None if none does.
 
-    First, the values that the inputs give are used. Then differing numbers replace one element
-    of the entry, some elements, or all.
-
-    Args:
-        models: the reference and the candidate, which must not change meanwhile.
-        inputs: pairs of inputs.
-        difference: the difference.
-        tried: the inputs.
+    First, the values that the inputs ``tried`` give are used. Then differing numbers replace one
+    element of the entry, some elements, or all. The models must not change meanwhile.
     """
     if not are_small(models):
         return None
@@ -106,9 +100,7 @@ class _Continuation:
     def shows(self, example: Demonstration, replacing: _Replacing | None) -> bool:
         """Return whether a run from an input shows a difference in an output.
 
-        Args:
-            example: the input.
-            replacing: how the entry is changed; None if it is not.
+        ``replacing`` says how the entry is changed; None if it is not.
         """
         try:
             with np.errstate(all="ignore"):

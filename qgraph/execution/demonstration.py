@@ -59,10 +59,11 @@ def demonstrate(
 ) -> Demonstration | None:
     """Return the first of some inputs on which outputs of two models differ; None if there is none.
 
-    Large models, models with unbounded loops, and inputs that cannot be fed are skipped.
+    Large models, models with unbounded loops, and inputs that cannot be fed are skipped. The models
+    must not change meanwhile.
 
     Args:
-        models: the reference and the candidate, which must not change meanwhile.
+        models: the reference and the candidate.
         inputs: pairs of inputs.
         outputs: pairs of outputs to compare, and whether both are determined to the last bit.
         tried: the inputs.

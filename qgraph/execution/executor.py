@@ -39,11 +39,8 @@ class Executor:
     """A model that is ready to run: the kernel of each node, and how long each value is kept.
 
     A function of the model comes before a kernel of the same name, as ONNX has it; then come the
-    quantizers' own kernels, fast kernels of standard operators, and onnx's reference.
-
-    Args:
-        model: is not changed, and must not change while this is used.
-        alone: gives kernels to nodes that qgraph does not define.
+    quantizers' own kernels, fast kernels of standard operators, onnx's reference, and ``alone`` for
+    nodes that qgraph does not define. The model must not change while this is used.
 
     Raises:
         UnsupportedError: a node has no implementation.
@@ -100,9 +97,8 @@ class Executor:
         """Yield name and value of each tap as soon as it is known.
 
         Little more than what the computation needs is held. A value may be read until the next one
-        is asked for. The caller ignores floating-point errors.
-
-        The arguments and errors are those of :meth:`run`.
+        is asked for. The caller ignores floating-point errors. Arguments and errors are those of
+        :meth:`run`.
         """
         yield from self._stream(self._find(taps), dict(check_feeds(self._graph, inputs)))
 

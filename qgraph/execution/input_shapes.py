@@ -27,11 +27,7 @@ def describe(value: ir.Value) -> str:
 def input_shapes(
     values: Sequence[ir.Value], shapes: dict[str, Sequence[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each input by name.
-
-    Args:
-        values: the inputs.
-        shapes: those that are given, by name.
+    """Return the shape of each input by name; ``shapes`` are those that are given.
 
     Raises:
         ExecutionError: an input is too large to be made up.

@@ -335,10 +335,7 @@ def batch_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return shapes with several samples for inputs whose first dimension alone is open.
 
-    Args:
-        values: inputs of a model.
-        samples: the most samples.
-        elements: the most elements of an input, unless one sample has more.
+    There are at most ``samples``, and ``elements`` in an input, unless one sample has more.
     """
     opened = {}
     for value in values:

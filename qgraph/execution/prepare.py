@@ -79,11 +79,8 @@ class Prepared:
     ) -> Executor:
         """Return an executor of ``model`` as it is now; see :func:`prepare`.
 
-        Args:
-            model: the model.
-            backend: what computes.
-            standardize: always the same function.
-            unseen: whether nobody can have edited ``model`` since the last call.
+        ``standardize`` is always the same function. ``unseen`` says that nobody can have edited the
+        model since the last call.
         """
         chosen = member(Backend, backend, "backend")
         with self._lock:
@@ -132,14 +129,7 @@ Receiver = Callable[[str, Any], None]
 
 
 class RandomBatches:
-    """Seeded random inputs of a model, each batch made when it is run.
-
-    Args:
-        inputs: of the model.
-        number: how many batches there are.
-        seed: of all of them.
-        shapes: of the inputs, by name.
-    """
+    """Seeded random inputs of a model, each of a number of batches made when it is run."""
 
     def __init__(
         self,
@@ -252,16 +242,10 @@ def run_batches(
     taps: Sequence[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Run all batches, and hand over every output and tap of each as soon as it is known.
+    """Run all batches, and hand over name and value of every output and tap as soon as it is known.
 
-    Args:
-        executor: what runs, see :func:`qgraph.execution.executor.prepare`.
-        batches: the inputs of each run.
-        receive: is given name and value of each tensor, in the order in which they are computed;
-            nothing is held for it.
-        taps: values of the main graph besides the outputs; what depends on no input is handed over
-            in the first run only.
-        progress: called with the number of finished batches.
+    Nothing is held. What depends on no input is handed over in the first run only. ``progress`` is
+    called with the number of finished batches.
     """
     wanted: Sequence[str] = taps
     for number, inputs in enumerate(batches):

@@ -214,11 +214,8 @@ class RuntimeExecutor(Executor):
 class SessionSegment:
     """Nodes that one session computes; if ONNX Runtime refuses them, two halves are tried.
 
-    Threads may run it at once: only one makes a session, the others wait for it.
-
-    Attributes:
-        reads: values that come from outside and are not constant.
-        outputs: all values that the nodes produce; those used elsewhere become known.
+    Threads may run it at once: only one makes a session, the others wait for it. ``reads`` come
+    from outside and are not constant; ``outputs`` that are used elsewhere become known.
     """
 
     def __init__(
@@ -341,13 +338,7 @@ class SessionSegment:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Nodes that one session may compute: those of a segment that some wanted values need.
-
-    Attributes:
-        nodes: in order.
-        reads: values that come from outside and are not constant.
-        outputs: the wanted values.
-    """
+    """The nodes of a segment that some wanted values need, with what they read from outside."""
 
     nodes: Sequence[ir.Node]
     reads: Sequence[ir.Value]

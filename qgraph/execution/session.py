@@ -202,11 +202,7 @@ def _cast(source: str, target: str, to: ir.DataType) -> onnx.NodeProto:
 class Direct:
     """A graph that is one session, for calls that feed exactly its inputs, as arrays that fit.
 
-    Args:
-        graph: its inputs are what may be fed.
-        feeds: names of the inputs that the session reads.
-        session: of ONNX Runtime.
-        names: of its outputs.
+    ``feeds`` are the inputs that the session reads, ``names`` its outputs.
     """
 
     def __init__(

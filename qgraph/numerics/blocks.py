@@ -70,13 +70,7 @@ def align(
 
 @dataclass(frozen=True)
 class Repeats:
-    """How parameters of blocks, one entry for each block, lie along the data.
-
-    Attributes:
-        sizes: shape of the data.
-        axis: along which the blocks lie, from 0.
-        block_size: elements of the data for each entry along ``axis``.
-    """
+    """How parameters of blocks of ``block_size`` elements lie along an axis of data."""
 
     sizes: tuple[int, ...]
     axis: int
@@ -105,16 +99,8 @@ def align_views(
     """Return a shape for the data, and ``params`` in shapes that broadcast to it.
 
     Where blocks divide the axis without a rest it becomes two, [blocks, block_size], and no entry
-    must be repeated. Otherwise the shape is that of the data, and parameters come from
+    must be repeated. Otherwise the shape is that of the data. For arguments and errors see
     :func:`align`.
-
-    Args:
-        params: scale and zero point.
-        x_shape: shape of the data.
-        axis: of the data; negative counts from the end. Ignored for one element.
-        block_size: elements per entry along ``axis``; 0 when not blocked.
-
-    Raises: ValueError if the shapes do not belong together.
     """
     rank = len(x_shape)
     many = block_size > 0 and -rank <= axis < rank and math.prod(x_shape) > _FEW
@@ -151,14 +137,10 @@ def blocks_of(scale_shape: Sequence[int], x_shape: Sequence[int]) -> tuple[int, 
 
 
 def run_length(params: Sequence[Array], axis: int, length: int) -> int:
-    """Return the largest block size along ``axis`` such that no parameter varies within a block.
+    """Return the largest block size along a negative axis such that no parameter varies in a block.
 
-    The last block may be smaller.
-
-    Args:
-        params: arrays that broadcast together; those that do not vary along ``axis`` have 1 there.
-        axis: counted from the end, negative.
-        length: size of the axis.
+    The last block may be smaller. Parameters broadcast together; those that do not vary along the
+    axis, of size ``length``, have 1 there.
     """
     changes: list[int] = []
     for param in params:
@@ -171,10 +153,7 @@ def run_length(params: Sequence[Array], axis: int, length: int) -> int:
 def stretch(params: Sequence[Array], axis: int, repeats: Repeats | None = None) -> int:
     """Return the block size along an axis: the largest step at which a parameter changes.
 
-    Args:
-        params: arrays of one shape.
-        axis: of theirs, from 0.
-        repeats: of their entries along the data, in which the block size counts.
+    ``params`` have one shape. With ``repeats``, the block size counts in elements of the data.
     """
     size, each = int(params[0].shape[axis]), 1
     if repeats is not None and axis == repeats.axis and size > 1:

@@ -80,14 +80,9 @@ def fill(work: Work, out: Array, *operands: Array) -> Array:
 
 
 def put(y: Array, value: Array, mask: Mask) -> None:
-    """Set ``y`` to ``value`` where ``mask`` is true.
+    """Set ``y`` to ``value`` where ``mask`` is true; both broadcast to it.
 
     On the bits, as a masked copy takes several times as long, unless there is little to copy.
-
-    Args:
-        y: ``[*shape]``, changed in place.
-        value: broadcasts to ``y``, of the same dtype.
-        mask: ``[*shape]``.
     """
     if y.size <= _LITTLE:
         np.copyto(y, value, where=mask)

@@ -48,28 +48,16 @@ def representatives() -> Float32:
 
 
 def look_up(x: Float32, table: Table, out: Table | None = None) -> Table:
-    """``table[upper half of x, rounded to odd]`` for each number.
+    """``table[upper half of x, rounded to odd]`` for each number ``[*shape]``.
 
-    Args:
-        x: ``[*shape]`` numbers.
-        table: ``[65536]``, the function's value at each of :func:`representatives`.
-        out: ``[*shape]``, where to put the result; may be ``x`` itself if the table is of float32.
-
-    Returns: ``[*shape]`` in the dtype of the table.
+    The table ``[65536]`` has the function's value at each of :func:`representatives`. ``out`` may
+    be ``x`` itself if the table is of float32.
     """
     return _in_pieces(x.view(np.uint32), table, out, _upper_halves)
 
 
 def look_up_bytes(x: npt.NDArray[np.uint8], table: Table, out: Table | None = None) -> Table:
-    """``table[x]`` for each byte.
-
-    Args:
-        x: ``[*shape]`` bytes.
-        table: ``[256]``.
-        out: ``[*shape]``, where to put the result.
-
-    Returns: ``[*shape]`` in the dtype of the table.
-    """
+    """``table[x]`` for each byte ``[*shape]``, in the dtype of the table ``[256]``."""
     return _in_pieces(x, table, out, np.copyto)
 
 

@@ -116,9 +116,6 @@ def floor_power_of_two(v: npt.ArrayLike) -> Float32:
 
     Zero and all numbers below 2**-126 give 2**-127, infinities give 2**127, NaN gives NaN: what a
     saturating cast of |v| to E8M0 with rounding down returns.
-
-    Args:
-        v: ``[*shape]`` values.
     """
     values = np.asarray(v, np.float32)
     bits = np.empty(values.shape, np.uint32)
@@ -283,15 +280,7 @@ def cast_e8m0(
 
 
 def encode(values: npt.ArrayLike, fmt: str, saturate: bool = True) -> npt.NDArray[np.generic]:
-    """``values`` cast to ``fmt``, as an array of its ml_dtypes type; see :func:`cast`.
-
-    Args:
-        values: ``[*shape]`` reals, on the grid or not.
-        fmt: ONNX DataType name of an FP8, FP6 or FP4 format.
-        saturate: whether FP8 overflow stays finite.
-
-    Raises: ValueError for an unknown format.
-    """
+    """``values`` ``[*shape]`` cast to ``fmt``, in its ml_dtypes type; see :func:`cast`."""
     x = np.asarray(values, np.float32)
     return look_up(x, _codes(_minifloat(fmt).name, saturate)).view(DTYPES[fmt])
 
@@ -303,12 +292,7 @@ def _codes(fmt: str, saturate: bool) -> Codes:
 
 
 def decode(codes: npt.NDArray[np.generic], out: Float32 | None = None) -> Float32:
-    """Float32 values ``[*shape]`` of an array of an ml_dtypes type of one byte; exact.
-
-    Args:
-        codes: ``[*shape]``, in the ml_dtypes type of an FP8, FP6, FP4 format or E8M0.
-        out: where to put the values.
-    """
+    """Float32 values ``[*shape]`` of an array of an FP8, FP6, FP4 or E8M0 type; exact."""
     return look_up_bytes(codes.view(np.uint8), _values(codes.dtype), out)
 
 

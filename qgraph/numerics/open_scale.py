@@ -23,12 +23,9 @@ class OpenScale:
     """A float32 number whose value is not known: a scale other than 1, or a product with one.
 
     It takes the place of the array of a scale. Its type and shape are known, and that a scale is
-    not 1. Products and extremes with float32 numbers are open, too. Whatever else depends on the
-    value raises :class:`ScaleReadError`: other arithmetic, comparisons, and conversion to an array
-    or a number.
-
-    Args:
-        compute: computes the number from the scale; None for the scale itself.
+    not 1. Products and extremes with float32 numbers are open, too: ``compute`` gives them from the
+    scale. Whatever else depends on the value raises :class:`ScaleReadError`: other arithmetic,
+    comparisons, and conversion to an array or a number.
     """
 
     dtype: npt.DTypeLike = np.dtype(np.float32)

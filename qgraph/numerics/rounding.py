@@ -187,12 +187,10 @@ def _rounded(x: Array, close: Array, function: Exact, dtype: npt.DTypeLike | Non
 
 
 def _round_once(close: Float64, exact: Callable[[int], Fraction], dtype: np.dtype[Any]) -> Array:
-    """Return exact numbers rounded once to ``dtype``.
+    """Return the numbers that ``exact`` gives by flat index, rounded once to float16 or float32.
 
-    Args:
-        close: float64 numbers, off by less than a relative 2**-46; zeros, infinities and NaN exact.
-        exact: the number at a flat index, to ``_DIGITS`` digits.
-        dtype: float16 or float32.
+    ``close`` are float64 numbers, off by less than a relative 2**-46; zeros, infinities and NaN
+    exact.
     """
     margin = np.abs(close) * _ERROR
     with np.errstate(all="ignore"):

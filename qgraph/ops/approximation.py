@@ -61,22 +61,16 @@ class FloatType:
     chunk: int | None = None
 
     def roundings(self, counts: Float64) -> Float64:
-        """Return the largest number of roundings of a term of a sum.
-
-        Args:
-            counts: number of terms.
-        """
+        """Return the largest number of roundings of a term of a sum of ``counts`` terms."""
         if self.chunk is None:
             return counts
         depth = np.minimum(counts, self.chunk) + np.ceil(counts / self.chunk)
         return np.asarray(np.minimum(counts, depth))
 
     def represents(self, unit: Float64 | None, reach: Float64) -> bool:
-        """Return whether the type represents all multiples of a unit.
+        """Return whether the type has all multiples of a unit, a power of two, up to ``reach``.
 
-        Args:
-            unit: powers of two, infinite for 0; None if it is not known.
-            reach: largest magnitude of the multiples.
+        The unit is infinite for 0, and None if it is not known.
         """
         if unit is None:
             return False
@@ -178,12 +172,7 @@ class Approximation(Generic[F]):
     def of_constant(
         cls, value: Float64, meant: F, factors: tuple[Float64, Array] | None = None
     ) -> Self:
-        """Return a constant.
-
-        Args:
-            value: the executed numbers.
-            meant: the ideal numbers, as a function with an offset only.
-            factors: see above.
+        """Return a constant: executed numbers, and ideal ones as a function with an offset only.
 
         Raises:
             Undecidable: a number is infinite or NaN.
@@ -252,12 +241,7 @@ _BLOCK = 1 << 15
 
 
 def rounded(exact: A, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> A:
-    """Return the result of one or more operations that round an exact result.
-
-    Args:
-        exact: the exact result on executed operands; its error is that of the operands.
-        arithmetic: arithmetic of the result.
-        times: number of roundings.
+    """Return the result of one or more operations that round an exact result on executed operands.
 
     Raises:
         Undecidable: the result may overflow.
@@ -291,13 +275,7 @@ def sum_of(a: A, b: A, sign: float = 1.0) -> A:
 
 
 def multiple_of(a: A, factor: Float64, executed: Float64) -> A:
-    """Return the exact product of an executed operand and a constant.
-
-    Args:
-        a: the operand.
-        factor: the ideal constant.
-        executed: the constant as executed.
-    """
+    """Return the exact product of an executed operand and a constant, ideal and as executed."""
     meant = a.meant.times(factor)
     low, high = meant.range
     apart = np.abs(executed - factor)

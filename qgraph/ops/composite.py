@@ -74,14 +74,9 @@ def composite(
     remark: str | None = None,
     is_defined: bool = True,
 ) -> Callable[[Write], Write]:
-    """Return a decorator that registers the definition it is put on.
+    """Return a decorator that registers the definition it is put on; see :class:`Composite`.
 
-    Args:
-        name: of the operator.
-        domains: of the operator.
-        also: other domains and names with the same meaning.
-        remark: in what the graph and the operator differ.
-        is_defined: whether there is a graph; if not, ``define`` raises the reason.
+    ``also`` are other domains and names with the same meaning.
     """
 
     def register(define: Write) -> Write:
@@ -157,10 +152,7 @@ def write_out(
 class CompositeKernel:
     """Computes a node by its graph, which is written for each form (type and shape) of its inputs.
 
-    Args:
-        node: node of an operator with a graph.
-        entry: the operator.
-        prepare: returns a function that computes a standard node and stores its outputs.
+    ``prepare`` returns a function that computes a standard node and stores its outputs.
     """
 
     def __init__(self, node: ir.Node, entry: Composite, prepare: Callable[[ir.Node], Run]) -> None:

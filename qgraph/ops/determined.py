@@ -67,12 +67,7 @@ CHOOSING = frozenset({"Clip", "Max", "Min", "Relu"})
 
 
 def meets_both_zeros(node: ir.Node, known: Mapping[ir.Value, Any]) -> bool:
-    """Return whether a node, such as Max, selects -0 or +0; ONNX does not define which.
-
-    Args:
-        node: any node.
-        known: its operands.
-    """
+    """Return whether a node, such as Max, selects -0 or +0; ONNX does not define which."""
     if node.domain != "" or node.op_type not in CHOOSING:
         return False
     arrays = [np.asarray(known[value]) for value in node.inputs if value is not None]

@@ -96,13 +96,7 @@ def _is_odd(scale: Array | None) -> bool:
 
 
 class NodeStep:
-    """One node and the kernel that computes it.
-
-    Attributes:
-        node: the node.
-        reads: its operands.
-        outputs: its outputs that have names.
-    """
+    """One node and the kernel that computes it; its operands, and its outputs that have names."""
 
     def __init__(self, node: ir.Node, kernel: Kernel) -> None:
         self.node = node
@@ -133,14 +127,10 @@ def _contiguous(result: Any) -> Any:
 
 
 def compute(node: ir.Node, imports: Imports, environment: Environment) -> Any:
-    """Return the first output of ``node``, and add all of them to ``known``.
+    """Return the first output of ``node``, and add all of them to ``environment``.
 
-    Infinities and NaN are ordinary results, so NumPy does not warn of them.
-
-    Args:
-        node: it neither calls a function nor runs subgraphs.
-        imports: versions of operator sets.
-        environment: an array for each input that is present.
+    The node neither calls a function nor runs subgraphs. Infinities and NaN are ordinary results,
+    so NumPy does not warn of them.
 
     Raises:
         UnsupportedError: there is no kernel.
@@ -201,9 +191,7 @@ _FLATTENING = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
     """Return a kernel that runs ``node`` in onnx's reference implementation for its version.
 
-    Args:
-        node: a node of a domain that onnx defines, attribute references resolved.
-        opset_imports: domains and versions that apply to the node.
+    Attribute references are resolved.
 
     Raises:
         UnsupportedError: onnx does not define the operator.

@@ -26,16 +26,13 @@ _KEPT_BYTES = 1 << 16
 class KnownValues:
     """Computes constants by the kernels of the operators.
 
-    Args:
-        imports: domains of the model and their versions.
-        has_functions: whether results of functions such as Exp are known, see ``inexact``.
+    A floating-point constant whose bits depend on the processor, such as most sums, is unknown.
+    Results of functions such as Exp are known if ``has_functions``.
 
     Attributes:
         imports: domains of the model and their versions.
         inexact: operators such as Exp that computed requested constants, and whose last bits ONNX
             does not define. The constants are the exact results, rounded once.
-
-    A floating-point constant whose bits depend on the processor, such as most sums, is unknown.
     """
 
     def __init__(self, imports: Imports, *, has_functions: bool = True) -> None:

@@ -43,12 +43,8 @@ PRIMES = (3, 5, 7, 11, 13, 17), (11, 13, 17, 19, 23, 29)
 class Shape:
     """The shape of a tensor, in numbers too.
 
-    Args:
-        sizes: its sizes.
-        primes: by open size.
-
     Attributes:
-        sizes: see the arguments.
+        sizes, primes: its sizes, and numbers by open size.
         lengths: the sizes in numbers.
         degrees: how often each open size is a factor of the number of elements.
 
@@ -182,13 +178,8 @@ def movements(
 ) -> list[list[MovedElements]]:
     """Return, for each result, where its elements come from in each tensor of data.
 
-    Args:
-        node: the operator.
-        before: shapes of its operands that are data, which come first.
-        after: shapes of its results.
-        parameters: its other operands.
-        imports: domains and their versions.
-        attributes: of the node, to be replaced.
+    Operands that are data come first; ``parameters`` are the others. ``attributes`` replace those
+    of the node.
 
     Raises:
         UnsupportedError: it computes other numbers, or has no kernel.

@@ -109,15 +109,10 @@ def unpacked(
     high: bool = False,
     length: int | None = None,
 ) -> ir.Value:
-    """Return the codes of ``bits`` bits that the bytes ``[..., n]`` hold, ``[..., n * 8 / bits]``.
+    """Return the codes of 1, 2, 4 or 8 bits that bytes ``[..., n]`` hold, ``[..., n * 8 / bits]``.
 
-    Args:
-        draft: is appended to.
-        data: bytes of type uint8.
-        rank: of ``data``.
-        bits: 1, 2, 4 or 8.
-        high: whether the first code is in the high bits of a byte.
-        length: codes along the last axis, if known; without it the data must have elements.
+    The first code is in the high bits of a byte if ``high``. ``length`` is the number of codes
+    along the last axis, if known; without it the data, of some ``rank``, must have elements.
     """
     if bits == 8:
         return data

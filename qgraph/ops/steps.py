@@ -132,11 +132,9 @@ TO_FLOAT32 = "convert the model to float32 first (-p widen-floats, from 16 bits)
 
 
 def require_float32(name: str, dtype: ir.DataType | None) -> None:
-    """Refuse a type in which a definition, written in float32, would not be true.
+    """Raise a ValueError for a type in which a definition, written in float32, would not be true.
 
     An unknown type passes: it comes from a graph without types.
-
-    Raises: ValueError.
     """
     if dtype not in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT):
         raise ValueError(

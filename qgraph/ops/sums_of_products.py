@@ -131,14 +131,10 @@ def products(
 def added_up(
     exact: A, counts: Float64, reach: Float64, arithmetic: FloatType, *, more: int = 0
 ) -> A:
-    """Return an exact sum as it is executed in any order.
+    """Return an exact sum of ``counts`` terms as it is executed in any order.
 
-    Args:
-        exact: the sum, its error that of the operands.
-        counts: number of terms.
-        reach: sum of the magnitudes of the executed terms.
-        arithmetic: in which products and sums are rounded.
-        more: roundings of each term besides those of its product and of additions.
+    ``reach`` is the sum of the magnitudes of the executed terms. Each term has ``more`` roundings
+    besides those of its product and of additions.
 
     Raises:
         Undecidable: the sum may overflow, or has too many terms.
@@ -202,10 +198,7 @@ def _least_granule(value: Float64, granule: Float64) -> Float64:
 def _in_blocks(function: Callable[..., Float64], weights: Float64, *others: Float64) -> Float64:
     """Return a function of rows of weights, of so few at once that they stay in the cache.
 
-    Args:
-        function: returns an array whose last axis are the rows.
-        weights: ``[rows, taps, *places]``.
-        others: arrays by tap, for each row or for all.
+    The last axis of its result are the rows. ``others`` are arrays by tap, for each row or for all.
     """
     rows = len(weights)
     step = max(1, _BLOCK // max(1, weights[0].size))

@@ -69,10 +69,8 @@ def archive(
 ) -> Iterator[Archive]:
     """Open an archive that appears as ``path`` when the block ends, unless the block fails.
 
-    Args:
-        path: where it goes; batches wait in the same folder until the end.
-        outputs: the outputs with which it appears; None for: alone, when the block ends.
-        batched: whether the arrays of a name follow each other, and are one in the archive.
+    Batches wait in the same folder until the end. If ``batched``, the arrays of a name follow each
+    other, and are one in the archive.
 
     Raises:
         QGraphError: the file cannot be written; an old one is untouched then.

@@ -90,15 +90,11 @@ class DataFile:
 
 
 def choose(places: Sequence[Slot], *, wanted: bool | None, threshold: int) -> list[Slot]:
-    """Choose the tensors that go to data files.
+    """Choose the tensors that go to data files, of at least ``threshold`` bytes.
 
-    Tensors in attributes go there only if they came from there, or do not fit otherwise: not
-    every reader of models expects them.
-
-    Args:
-        places: all tensors of a model that is to be saved.
-        wanted: None for: if some tensors lie in data files now, or all exceed INLINE_LIMIT.
-        threshold: smaller tensors, in bytes, stay.
+    Tensors in attributes go there only if they came from there, or do not fit otherwise: not every
+    reader of models expects them. ``wanted`` is None for: if some tensors lie in data files now, or
+    all exceed INLINE_LIMIT.
     """
     if wanted is None:
         outside = any(isinstance(s.tensor, ir.ExternalTensor) and s.tensor.size for s in places)

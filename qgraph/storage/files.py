@@ -73,9 +73,7 @@ def read(path: str | os.PathLike[str]) -> tuple[ir.Model, Origin]:
 def from_proto(proto: onnx.ModelProto, folder: Path | None = None) -> ir.Model:
     """Return the model that ``proto`` describes, and keep its tensors.
 
-    Args:
-        proto: what a model file holds.
-        folder: where its external data lie, as an absolute path. None: the current folder.
+    External data lie in ``folder``, an absolute path; None for the current folder.
 
     Raises:
         ModelError: as for :func:`load`.

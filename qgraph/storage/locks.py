@@ -44,10 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lock:
-    """The right to write one output.
-
-    Args:
-        target: the output, without links.
+    """The right to write one output, ``target``, a path without links.
 
     Attributes:
         path: the file that is locked.
@@ -219,9 +216,8 @@ class Scratch:
     def make(self, *, is_locked: bool) -> None:
         """Create the folder, and remove those that processes of this host have left.
 
-        Args:
-            is_locked: whether this process holds the lock of the output, so that no other one is
-                about to use an empty folder.
+        ``is_locked`` says whether this process holds the lock of the output, so that no other one
+        is about to use an empty folder.
         """
         _remove_stale(self._target, is_locked)
         self.path.mkdir(0o700)

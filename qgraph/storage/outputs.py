@@ -195,12 +195,10 @@ class Outputs:
     def protect(
         self, files: Iterable[StrPath | None], what: str = IS_READ, *, stays: bool = True
     ) -> None:
-        """Name files that no output may replace; None stands for no file.
+        """Name files that the run reads and no output may replace; None stands for no file.
 
-        Args:
-            files: that the run reads.
-            what: says what they are.
-            stays: whether they also may not be removed when the model that names them is replaced.
+        ``what`` says what they are. If one ``stays``, it also may not be removed when the model
+        that names it is replaced.
 
         Raises:
             OptionError: an output is one of them.
@@ -365,12 +363,7 @@ def joined(outputs: Outputs | None) -> Iterator[Outputs]:
 
 @contextmanager
 def writing(path: StrPath, failure: type[QGraphError]) -> Iterator[None]:
-    """Turn errors of the system into errors that name the output.
-
-    Args:
-        path: the output.
-        failure: the kind of error that is raised.
-    """
+    """Turn errors of the system into errors of a kind that name the output."""
     try:
         yield
     except OSError as error:

@@ -49,10 +49,8 @@ def key_of(path: str | os.PathLike[str]) -> tuple[int, int, str]:
 def expect_place(path: str | os.PathLike[str], *, follow_links: bool = True) -> Path:
     """Return the file that an output replaces, if there is room for one of this name.
 
-    Args:
-        path: the name of the output.
-        follow_links: whether a symbolic link keeps pointing to the file that is replaced. Otherwise
-            the link itself is replaced.
+    A symbolic link keeps pointing to the file that is replaced if ``follow_links``; otherwise the
+    link itself is replaced.
 
     Raises:
         OptionError: the name stands for the standard output or error of this process.

@@ -300,11 +300,8 @@ def write_model(
 ) -> None:
     """Write a model file, and compare what the file holds with what was written.
 
-    Args:
-        model: what to write; it stays as it is.
-        tensors: what takes the place of its tensors.
-        path: the file.
-        data_files: SHA-256 of the data files that belong to it, by name.
+    ``tensors`` take the place of those of the model, which stays as it is. ``data_files`` has the
+    SHA-256 of the data files that belong to it, by name.
 
     Raises:
         ModelError: the model is too large for a file, or the file holds something else.

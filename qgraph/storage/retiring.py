@@ -59,11 +59,9 @@ class Retirement:
         self._others = sorted(folder / n for n in names if folder / n not in self.candidates)
 
     def carry_out(self, model: ir.Model, fresh: Mapping[int, ir.TensorProtocol]) -> None:
-        """Remove the files that may be removed, after tensors of ``model`` have released them.
+        """Remove what may be removed, after tensors of the saved model have released the files.
 
-        Args:
-            model: what was saved.
-            fresh: by ``id`` of a tensor, the one that reads the new file or memory.
+        ``fresh`` has, by ``id`` of a tensor, the one that reads the new file or memory.
         """
         try:
             self._remove(model, fresh)

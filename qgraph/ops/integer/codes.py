@@ -13,10 +13,8 @@ _CODES = (np.dtype(np.int8), np.dtype(np.uint8))
 def requantize(acc: Array, multiplier: Float32, zero_point: Array) -> Array:
     """Return the codes of sums: ``saturate(round_half_even(float32(acc) * m) + z)``.
 
-    Args:
-        acc: ``[*shape]`` sums; rounded to float32 first.
-        multiplier: units of ``acc`` per step of the result; broadcasts to ``acc``.
-        zero_point: likewise; its type is that of the codes.
+    The multiplier, units of ``acc`` per step of the result, and the zero point, whose type is that
+    of the codes, broadcast to ``acc``.
     """
     limits = np.iinfo(zero_point.dtype)
     z = zero_point.astype(np.float32)
@@ -95,11 +93,7 @@ def zero_of(zero_point: Array | None, codes: Array) -> Array:
 
 
 def fitted(parameter: Array, data: Array) -> Array:
-    """Return a parameter if it broadcasts to the shape of ``data``.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Return a parameter; raise a ValueError unless it broadcasts to the shape of ``data``."""
     if np.broadcast_shapes(parameter.shape, data.shape) != data.shape:
         raise ValueError(
             f"a parameter has shape {list(parameter.shape)}, expected one that broadcasts to "

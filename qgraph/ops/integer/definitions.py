@@ -74,15 +74,9 @@ def is_defined(node: ir.Node) -> bool:
 
 
 def define(models: Sequence[ir.Model]) -> frozenset[OpKey]:
-    """Replace operators on codes by their definitions, in place, if the models differ in them.
+    """Write operators on codes by their definitions, in place; return those in which models differ.
 
-    Nodes that the definition does not describe stay.
-
-    Args:
-        models: the models; their values have types and shapes.
-
-    Returns:
-        The operators in which the models differ.
+    Values have types and shapes. Nodes that the definition does not describe stay.
     """
     keys = differing(models, is_defined)
     for model in models:
@@ -227,9 +221,7 @@ def read_windows(
 ) -> tuple[int, Callable[[Draft], Operand]]:
     """Return how many elements the windows of a node have, and what drafts its definition.
 
-    Args:
-        node: the node.
-        states_zeros: whether a DequantizeLinear has a zero point of 0, too.
+    ``states_zeros`` says whether a DequantizeLinear has a zero point of 0, too.
 
     Raises:
         OperatorError: a parameter or a size is unknown.
@@ -274,11 +266,7 @@ def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
 
 
 def read_joined(node: ir.Node, *, states_zeros: bool = False) -> Callable[[Draft], Operand]:
-    """Return what drafts the definition of a QLinearConcat or QLinearWhere.
-
-    Args:
-        node: the node.
-        states_zeros: see :func:`read_windows`.
+    """Return what drafts the definition of a QLinearConcat or QLinearWhere: :func:`read_windows`.
 
     Raises:
         OperatorError: a parameter is unknown, or a condition is missing.

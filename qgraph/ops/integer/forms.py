@@ -193,13 +193,7 @@ def compare_sums(
 
 
 def compare_tables(candidate: Array, reference: Array, inputs: str) -> Verdict:
-    """Return how equal two tables of results are.
-
-    Args:
-        candidate: results of what is written.
-        reference: results of what was read, for the same inputs.
-        inputs: what the tables are indexed by, in the plural.
-    """
+    """Return how equal two tables of results for the same ``inputs``, a noun in the plural, are."""
     wrong = np.flatnonzero(candidate != reference)
     if not wrong.size:
         return Verdict(Exactness.BITS, Method.EXHAUSTIVE)

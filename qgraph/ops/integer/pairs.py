@@ -44,12 +44,9 @@ def read_pair(node: ir.Node) -> Pair | None:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A sum or product of two tensors of codes.
+    """A sum or product (Add or Mul) of two tensors of codes.
 
-    Attributes:
-        operation: Add or Mul.
-        a, b: the tensors.
-        scale, zero: of the result; the zero point is of the type of all codes.
+    The zero point of the result is of the type of all codes.
     """
 
     operation: str

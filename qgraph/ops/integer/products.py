@@ -121,13 +121,7 @@ class Signature:
     def align(self, node: ir.Node, name: str, parameter: Array, rank: int) -> Array:
         """Return a scale or zero point, shaped so that it broadcasts to what it applies to.
 
-        That is a factor for its zero point, else the sums.
-
-        Args:
-            node: the operator.
-            name: of the input.
-            parameter: what the input holds.
-            rank: number of axes of the weights.
+        That is a factor for its zero point, else the sums. ``rank`` is that of the weights.
 
         Raises:
             ValueError: it has several elements, and the operator allows one.
@@ -320,12 +314,7 @@ def read_single(
 ) -> Factor:
     """Return codes with a constant scale and zero point for the whole tensor; none is 0.
 
-    Args:
-        node: the operator.
-        codes: an input.
-        scale: of the codes.
-        zero: their zero point.
-        others: inputs of the same type as the codes, whose type may be unknown.
+    ``others`` are inputs of the same type as the codes, whose type may be unknown.
 
     Raises:
         OperatorError: a parameter or the type is not known, or has another form.

@@ -131,7 +131,6 @@ class Sum:
     Attributes:
         node: a Conv, MatMul or Gemm, or an operator on codes that stands for one.
         kind: which of the three.
-        a, b: the factors, data and weights.
         bias: int32, added to the sums.
     """
 

@@ -82,13 +82,7 @@ def mat_mul_n_bits(node: ir.Node) -> Kernel:
 
 @dataclass(frozen=True)
 class Weights:
-    """How a MatMulNBits stores its weights.
-
-    Attributes:
-        k, n: rows and columns of the matrix that the data is multiplied by.
-        bits: of a code.
-        size: rows that share a scale.
-    """
+    """How a MatMulNBits stores a matrix ``[k, n]``: bits of a code, and rows that share a scale."""
 
     k: int
     n: int
