@@ -52,12 +52,10 @@ class Option:
     """One option of a pass.
 
     Attributes:
-        name: as in the specification.
         type: bool, int, float, str or an enumeration.
         optional: whether None is allowed.
         registry: the registry whose entries a str names; None for free text.
         value: the default; MISSING if the option is required.
-        help: help text.
     """
 
     name: str
@@ -299,7 +297,6 @@ class PassInfo:
     """Name, description and options of a pass, for the help.
 
     Attributes:
-        name: as in the specification.
         summary: what it does, in a sentence.
         preserves: minimum level of equality that it accepts by default; "bounded" if its changes
             have a bound.

@@ -90,7 +90,6 @@ class _Line:
         offset: None if it is left out.
         left_out: the largest of the offsets that are left out, in output units and in steps.
         clamped: whether x is clamped to the input range.
-        draft: the line.
     """
 
     fake: FakeQuantize

@@ -15,7 +15,7 @@ from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.quantizer import Affine, Floating, Ranged
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import FAULTY_SCALE
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, option, selects, transform
@@ -52,8 +52,7 @@ class FloatProducts(Transform):
         """Insert a Max before the second operand of each product, and report it."""
         editor = Editor(model.ir)
         einsums = [] if self.data else quantized_einsums(model.ir)
-        found = (site for site in sites(model.ir) if isinstance(site, Site))
-        finite = {site.y for site in found if _is_finite(site)}
+        finite = {site.y for site in readable_sites(model.ir) if _is_finite(site)}
         for node in [*_products(model, has_weights=self.data), *einsums]:
             if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
                 continue

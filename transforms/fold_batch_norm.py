@@ -18,9 +18,8 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import nodes_of, owners, producer_of
 from qgraph.model import Model
 from qgraph.ops.known_values import KnownValues
-from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Quantizer, Ranged
-from qgraph.quantizers.sites import PLAIN, parts, sites
+from qgraph.quantizers.sites import PLAIN, parts, readable_sites
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
@@ -107,9 +106,7 @@ class _Fold(OfDraft):
     """An operator with the chains before and after it, and the draft that replaces them.
 
     Attributes:
-        layer: the operator.
         head, tail: the chains; at least one has nodes.
-        scaled: the new operator.
         scaling: the multiplication of the weights.
     """
 
@@ -142,11 +139,7 @@ class _Fold(OfDraft):
 
 
 class _Planner:
-    """Finds and drafts the folds of one graph or function.
-
-    Attributes:
-        folds: the drafted folds.
-    """
+    """Finds and drafts the folds of one graph or function."""
 
     def __init__(
         self,
@@ -282,8 +275,8 @@ def _quantizer_nodes(model: Model) -> Iterator[ir.Node]:
     A product or sum next to the operators of a quantizer belongs to it only if both together map
     real values to values of the same scale.
     """
-    for site in sites(model.ir):
-        if isinstance(site, Site) and site.weight is None:
+    for site in readable_sites(model.ir):
+        if site.weight is None:
             inner = () if site.dialect == PLAIN or _is_whole(site.quantizer) else parts(site)
             yield from (node for part in inner or (site,) for node in part.nodes)
 

@@ -119,9 +119,10 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
             is_bias = node.op_type in OPERATORS and index == 2 and value in moved
             if (is_coder and value not in decoded) or is_bias:
                 yield value
-        if not is_linear(node, "QuantizeLinear") and (
-            _decodes(node) or not decoded.isdisjoint(node.inputs)
-        ):
+        # Operators of other dialects decode, too.
+        decodes = node.op_type == _DECODER or node.domain not in LINEAR_DOMAINS
+        is_decoded = decodes or not decoded.isdisjoint(node.inputs)
+        if is_decoded and not is_linear(node, "QuantizeLinear"):
             decoded.update(node.outputs)
         elif node.op_type in _MOVES and not node.domain:
             source = node.inputs[0]
@@ -134,11 +135,6 @@ def _is_bias(node: ir.Node) -> bool:
     codes, uses = node.inputs[0], list(node.outputs[0].uses())
     is_wide = codes is not None and codes.dtype is ir.DataType.INT32
     return is_wide or all(use.node.op_type in LAYERS and use.idx == 2 for use in uses)
-
-
-def _decodes(node: ir.Node) -> bool:
-    """Return whether a node is a DequantizeLinear, or an operator of another dialect."""
-    return node.op_type == _DECODER or node.domain not in LINEAR_DOMAINS
 
 
 def _moved_decoder(node: ir.Node) -> ir.Node | None:
@@ -174,9 +170,8 @@ def _put_before(
             )
         changes["axis"] = axes[0]
     draft = editor.draft(Region(codes, y, (decode, node)))
-    array = constant_expression(
-        draft.node(node.op_type, [codes, *node.inputs[1:]], dict(node.attributes))
-    )
+    moved = draft.node(node.op_type, [codes, *node.inputs[1:]], dict(node.attributes))
+    array = constant_expression(moved)
     if array is None:
         draft.discard()
         raise Stuck(f"what {title(node)} gives depends on data")

@@ -149,7 +149,6 @@ class _QuantizeOnly:
         factor: 1 / scale of its input range.
         inner: zero point of its input range, in unsigned codes.
         outer: zero point of its output range; the lowest code is ``-outer``.
-        levels: number of codes.
     """
 
     factor: Float64

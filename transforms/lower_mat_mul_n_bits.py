@@ -70,9 +70,7 @@ class _Weights:
     """The weights of a MatMulNBits. Data in files are read when the model is saved.
 
     Attributes:
-        node: the operator.
         form: layout of the stored weights.
-        codes, scale: stored codes and scales.
         points: stored zero points, or None.
         groups: block of each row if they are not in order, ``[K]``.
     """

@@ -287,7 +287,6 @@ class _Portable:
 
     Args:
         op: onnxscript's builder of the body.
-        opset: of the body.
     """
 
     def __init__(self, op: Any, opset: int) -> None:

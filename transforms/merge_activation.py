@@ -98,12 +98,9 @@ class _Limited:
     """A QuantizeLinear with the operators that limit its data and its codes.
 
     Attributes:
-        site: all of them.
-        encode: the QuantizeLinear.
         kind: the type of its codes.
         before, behind: the nodes that limit its data and its codes.
         lo, hi: the lowest and the highest resulting code, one for all or one per channel.
-        scale, zero_point: of the QuantizeLinear.
     """
 
     site: Site

@@ -86,7 +86,6 @@ class _Bias(OfDraft):
     """A bias as codes.
 
     Attributes:
-        layer: the operator.
         node: the node that adds the bias.
         bias: before, ``[channels]``.
         codes, scale: after, the scale also of one element.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import onnx_ir as ir
 from qgraph.deprecated import grouped
 from qgraph.errors import OptionError, meant, shown
 from qgraph.model import Model, load
-from qgraph.quantizers.dialects.dialect import Site
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import readable_sites
 from qgraph.reports import Report
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
@@ -150,12 +148,15 @@ def expect_names(model: Model, steps: Iterable[ir.passes.PassBase]) -> None:
     Raises:
         OptionError: one fits none.
     """
-    nodes, results = list(model.nodes()), partial(_results, model.ir)
+    nodes = list(model.nodes())
     known: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
         "nodes": ("node", lambda: map(label, nodes)),
         "layers": ("node", lambda: map(label, nodes)),
         "operators": ("operator", lambda: (node.op_type for node in nodes)),
-        "values": ("result of a quantizer", results),
+        "values": (
+            "result of a quantizer",
+            lambda: (str(site.y.name) for site in readable_sites(model.ir)),
+        ),
     }
     for step in steps:
         for each in options_of(type(step)) if isinstance(step, Transform) else ():
@@ -171,10 +172,6 @@ def expect_names(model: Model, steps: Iterable[ir.passes.PassBase]) -> None:
                     f"the name of one{example}; * and ? stand for any characters."
                     f"{meant(patterns, names)}"
                 )
-
-
-def _results(model: ir.Model) -> Iterator[str]:
-    return (str(site.y.name) for site in sites(model) if isinstance(site, Site))
 
 
 def described(path: Path, file: Path) -> dict[str, Any]:

@@ -81,10 +81,13 @@ def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
         operands: list[Operand | None] = [value]
         for old, array in zip(node.inputs[1:], arrays, strict=True):
             is_one = array is None or array.size == 1 or (is_linear and array.ndim < _ROWS)
-            operands.append(old if is_one or array is None else _spread(draft, array))
-        changes = None
-        if is_linear:
-            changes = {"axis": _other(node.attributes.get_int("axis", 1) % rank, rank)}
+            if array is not None and not is_one:
+                matrix = array.reshape(1, -1) if array.ndim == 1 else array
+                old = draft.constant(_swapped(matrix), "turned")
+            operands.append(old)
+        axis = node.attributes.get_int("axis", 1) % rank
+        exchanged = {rank - 1: rank - 2, rank - 2: rank - 1}.get(axis, axis)
+        changes = {"axis": exchanged} if is_linear else None
         value = draft.copy(node, operands, changes)
         if len(node.outputs[0].uses()) == 1:
             carry_over(node, draft.nodes[-1])
@@ -93,13 +96,3 @@ def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
 
 def _swapped(array: Array) -> Array:
     return np.ascontiguousarray(np.swapaxes(array, -1, -2))
-
-
-def _spread(draft: Draft, array: Array) -> ir.Value:
-    """Return parameters of an elementwise operator for exchanged axes."""
-    return draft.constant(_swapped(array.reshape(1, -1) if array.ndim == 1 else array), "turned")
-
-
-def _other(axis: int, rank: int) -> int:
-    """Return where an axis is after the exchange."""
-    return {rank - 1: rank - 2, rank - 2: rank - 1}.get(axis, axis)

@@ -100,7 +100,6 @@ class _Maximum(OfDraft):
     """A layer, and what takes its place.
 
     Attributes:
-        layer: the operator.
         first: the one that takes its place; another one has scales that are multiplied.
         slopes: of the function behind it.
     """

@@ -76,7 +76,6 @@ class _Split(OfDraft):
     """A layer and its replacement.
 
     Attributes:
-        layer: the operator.
         factor: factors of the sums of the data, one per output channel.
         index: index of the operator without zero points in the draft.
     """

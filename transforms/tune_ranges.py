@@ -22,7 +22,7 @@ from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import ABOVE_LIMIT, UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
-from qgraph.transforms.drafts.choice import Decision, entry, readable, refused, settle
+from qgraph.transforms.drafts.choice import Decision, Figure, entry, readable, refused, settle
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
@@ -138,11 +138,8 @@ class TuneRanges(Transform):
             zero_point = span_text(np.rint(CodeGrid.of(*inner, levels).zero_point))
             return entry(node, SiteStatus.KEPT, f"its zero point is already {zero_point}")
         if inner_after is not None and not _is_done(*inner_after, levels):
-            reason = (
-                f"no float32 range with an integer zero point and {levels} levels is near "
-                f"{range_text(*inner)}; scale the "
-                "data to another order of magnitude"
-            )
+            reason = f"no float32 range with an integer zero point and {levels} levels is near "
+            reason += f"{range_text(*inner)}; scale the data to another order of magnitude"
             return refused(node, UNSUITED_RANGE(reason))
         ranged = Ranged(*(inner_after or inner), *(outer_after or outer), levels)
         draft = editor.draft(fake.site)
@@ -225,10 +222,10 @@ class _Tuned:
             float(steps.flat[at]), float(size.max()), int(channels.flat[at]), *values
         )
 
-    def figures(self, change: LargestChange) -> dict[str, float | int | str]:
+    def figures(self, change: LargestChange) -> dict[str, Figure]:
         """Return range and zero point, before and after, of the channel with the largest change."""
         row = self._parameters[change.channel]
-        figures: dict[str, float | int | str] = {"channels": len(self._parameters)}
+        figures: dict[str, Figure] = {"channels": len(self._parameters)}
         for when, ends in (("before", row[:4]), ("after", row[4:])):
             for first, side in ((0, "input"), (2, "output")):
                 grid = CodeGrid.of(ends[first], ends[first + 1], self.ranged.levels)
@@ -236,13 +233,12 @@ class _Tuned:
                 if np.isfinite(grid.zero_point):
                     figures[f"{side}_zero_point_{when}"] = float(grid.zero_point)
         is_data = self.fake.site.weight is None
+        over = "all float32 inputs" if is_data else "the elements of the constant"
         return figures | {
             "largest_change_steps": change.steps,
             "largest_change": change.size,
             "largest_change_input": change.input,
-            "largest_change_over": (
-                "all float32 inputs" if is_data else "the elements of the constant"
-            ),
+            "largest_change_over": over,
         }
 
     def text(self) -> str:

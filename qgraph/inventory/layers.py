@@ -19,7 +19,7 @@ from qgraph.inventory.operands import OperandReader, is_decode
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import readable_sites
 from qgraph.targets.layer import (
     LAYERS,
     BehindLayer,
@@ -59,7 +59,7 @@ def quantized_layers(
     ``read_sites`` and the inferred ``facts`` of the model are found if they are None.
     """
     if read_sites is None:
-        read_sites = [site for site in sites(model) if isinstance(site, Site)]
+        read_sites = readable_sites(model)
     reader = OperandReader(model, read_sites, facts)
     for owner in owners(model):
         for node in nodes_of(owner):
@@ -242,7 +242,7 @@ def quantized_einsums(model: ir.Model, read_sites: Sequence[Site] | None = None)
         if node.op_type == "Einsum" and not node.domain
     ]
     if nodes and read_sites is None:
-        read_sites = [site for site in sites(model) if isinstance(site, Site)]
+        read_sites = readable_sites(model)
     coded = {site.y for site in read_sites or ()}
     return [
         node

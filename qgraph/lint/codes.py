@@ -21,9 +21,6 @@ class CodeCounts:
     """Counts of the codes of a constant.
 
     Attributes:
-        kind: their ONNX type.
-        size: number of elements.
-        low, high: smallest and largest code.
         histogram: ``[256]`` number of occurrences of each code from ``first`` on; None above 8
             bits.
         first: smallest code of the type.

@@ -134,7 +134,8 @@ def wrong_axis(facts: ModelFacts) -> Iterator[Found]:
             decoder = facts.decoder_of(layer.node.inputs[1])
             nodes = (layer.node,) if decoder is None else (layer.node, decoder.node)
             text = f"the scales of the weights of {layer.node.op_type} differ along the inputs"
-            is_square = decoder is not None and _is_square(facts, decoder.node)
+            shape = None if decoder is None else facts.shape(decoder.node.outputs[0])
+            is_square = shape is not None and len(shape) > 1 and shape[0] == shape[1]
             more = "; both axes have one size, so that it goes unnoticed" if is_square else ""
             yield Found(nodes, f"{text} that are added up{more}", {"square": is_square})
 
@@ -267,9 +268,8 @@ def trunc_version(facts: ModelFacts) -> Iterator[Found]:
         version = facts.original.opset_imports.get(node.domain)
         number = len(node.inputs)
         if version is not None and ((number == 6) != (version >= 2)):
-            effect = (
-                "out_scale is taken for the bit width" if number == 6 else "an input is missing"
-            )
+            taken, missing = "out_scale is taken for the bit width", "an input is missing"
+            effect = taken if number == 6 else missing
             text = f"{number} inputs under version {version} of {node.domain}: {effect}"
             yield Found((node,), text, {"inputs": number, "version": version})
 
@@ -339,10 +339,8 @@ def codes_as_numbers(facts: ModelFacts) -> Iterator[Found]:
     for node in facts.of(QUANTIZE):
         wrong = [n for n in facts.readers(node.outputs[0]) if n.op_type in numeric and not n.domain]
         if wrong:
-            name = wrong[0].op_type
-            text = (
-                f"{name} reads the codes without scale and zero point: DequantizeLinear is missing"
-            )
+            text = f"{wrong[0].op_type} reads the codes without scale and zero point: "
+            text += "DequantizeLinear is missing"
             yield Found((node, wrong[0]), text, {"reader": node_name(wrong[0])})
 
 
@@ -366,11 +364,9 @@ def sum_not_exact(facts: ModelFacts) -> Iterator[Found]:
     for layer in bias_facts(facts, all_layers=True):
         reach = layer.largest_sums
         if reach is not None and _EXACT_SUM < float(reach.max()) < _INT32:
-            many = int(np.count_nonzero(reach > _EXACT_SUM))
-            text = (
-                f"sums reach {float(reach.max()):.3g} (channels: {many}), float32 is exact to 2**24"
-            )
-            yield Found((layer.node,), text, {"largest_sum": float(reach.max()), "channels": many})
+            largest, many = float(reach.max()), int(np.count_nonzero(reach > _EXACT_SUM))
+            text = f"sums reach {largest:.3g} (channels: {many}), float32 is exact to 2**24"
+            yield Found((layer.node,), text, {"largest_sum": largest, "channels": many})
 
 
 def _reals(array: Array) -> Array:
@@ -380,17 +376,7 @@ def _reals(array: Array) -> Array:
 def _ends(quantizer: object) -> tuple[Array, Array] | None:
     if isinstance(quantizer, Affine):
         zero, scale = (_reals(a) for a in (quantizer.to_real.zero_point, quantizer.to_real.scale))
-        ends = np.sort(
-            np.stack(
-                np.broadcast_arrays((quantizer.lo - zero) * scale, (quantizer.hi - zero) * scale)
-            ),
-            axis=0,
-        )
-        return ends[0], ends[1]
+        ends = (quantizer.lo - zero) * scale, (quantizer.hi - zero) * scale
+        return np.minimum(*ends), np.maximum(*ends)
     low, high = (getattr(quantizer, name, None) for name in ("input_low", "input_high"))
     return None if low is None or high is None else (_reals(low), _reals(high))
-
-
-def _is_square(facts: ModelFacts, node: object) -> bool:
-    shape = facts.shape(node.outputs[0])  # type: ignore[attr-defined]
-    return shape is not None and len(shape) > 1 and shape[0] == shape[1]

@@ -33,10 +33,8 @@ class LintFinding(Fields):
     """One finding of a rule in a model.
 
     Attributes:
-        rule: the rule.
         nodes: names of the nodes, the most important first; none for the model as a whole.
         message: a sentence about this case.
-        severity: its severity.
         figures: numbers about this case, by name.
         fix: the pass that removes it; None if there is none.
     """

@@ -45,7 +45,6 @@ class Coder:
     """A QuantizeLinear or DequantizeLinear.
 
     Attributes:
-        node: the node.
         scale: its scales; None if they are computed, or if their array is empty.
         zero: its zero points; None if there are none, or they are computed.
         has_zero: whether an input states zero points.

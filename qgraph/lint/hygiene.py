@@ -46,9 +46,8 @@ def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
         if earlier_site is None or node is None or site.dialect == "qdq":
             continue
         if _same_parameters(site.nodes, earlier_site.nodes) and site.weight is None:
-            yield Found(
-                nodes_of_site(site, earlier_site.root), "the second quantizer changes nothing"
-            )
+            nodes = nodes_of_site(site, earlier_site.root)
+            yield Found(nodes, "the second quantizer changes nothing")
 
 
 @rule("QG702", "duplicate-quantizer", INFO)
@@ -61,8 +60,8 @@ def duplicate_quantizer(facts: ModelFacts) -> Iterator[Found]:
             groups.setdefault(source, []).append(encoder)
     for encoders in groups.values():
         for index, encoder in enumerate(encoders[1:], 1):
-            same = next((e for e in encoders[:index] if _is_same(e, encoder)), None)
-            if same is not None:
+            same = next((e for e in encoders[:index] if e.is_like(encoder)), None)
+            if same is not None and encoder.scale is not None:
                 yield Found((encoder.node, same.node), "both give the same codes: one is enough")
     others: dict[ir.Value | None, list[ir.Node]] = {}
     for node in facts.of_qonnx("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
@@ -227,10 +226,9 @@ def signed_codes_of_positive_data(facts: ModelFacts) -> Iterator[Found]:
             continue
         negative = min(negative, levels)  # the zero point may be beyond the codes
         if negative >= levels / 4:
+            figures = {"unused": int(negative), "levels": int(levels)}
             text = f"{int(negative)} of {int(levels)} codes stand for negative numbers"
-            yield Found(
-                nodes_of_site(site, maker), text, {"unused": int(negative), "levels": int(levels)}
-            )
+            yield Found(nodes_of_site(site, maker), text, figures)
 
 
 @rule("QG715", "unreachable-codes", INFO)
@@ -283,22 +281,15 @@ def _elementwise_from_codes(facts: ModelFacts, encoder: Coder) -> Iterator[ir.No
         value = data[0]
 
 
-def _is_same(one: Coder, other: Coder) -> bool:
-    return one.scale is not None and one.is_like(other)
-
-
 def _same_parameters(one: tuple[ir.Node, ...], other: tuple[ir.Node, ...]) -> bool:
     """Return whether two quantizers of one node each have the same operator and constants."""
     if len(one) != 1 or len(other) != 1 or one[0].op_type != other[0].op_type:
         return False
     a, b = one[0], other[0]
-    if {k: str(v.value) for k, v in a.attributes.items()} != {
-        k: str(v.value) for k, v in b.attributes.items()
-    }:
+    values = ({k: str(v.value) for k, v in node.attributes.items()} for node in (a, b))
+    if len(a.inputs) != len(b.inputs) or next(values) != next(values):
         return False
-    return len(a.inputs) == len(b.inputs) and all(
-        _same_constant(x, y) for x, y in zip(a.inputs[1:], b.inputs[1:], strict=True)
-    )
+    return all(map(_same_constant, a.inputs[1:], b.inputs[1:]))
 
 
 def _same_constant(one: ir.Value | None, other: ir.Value | None) -> bool:

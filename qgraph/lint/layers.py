@@ -27,7 +27,6 @@ class BiasFacts:
     """The bias of a layer, and the figures of the products that it is added to.
 
     Attributes:
-        node: the layer.
         reals: ``[channels]`` the bias in real numbers; None without a constant one.
         decoder: its DequantizeLinear; None for a float bias.
         codes: ``[channels]`` its codes; for a float bias, unrounded codes with scale ``product``.

@@ -219,7 +219,8 @@ def ir_version_too_low(facts: ModelFacts) -> Iterator[Found]:
     version = facts.original.ir_version or 0
     needed = next((ir_ for opset, ir_ in _IR_OF_OPSET.items() if facts.opset >= opset), 0)
     used = {coder.kind for coder in facts.coders}
-    types = max((_ir_of(dtype) for dtype in used), default=0)
+    since = max((QDQ_SINCE.get(dtype, 0) for dtype in used), default=0)
+    types = next((ir_ for opset, ir_ in _IR_OF_OPSET.items() if since >= opset), 0)
     if 0 < version < types:
         text = f"IR version {version} lacks a type of the codes, which came with {types}"
         figures = {"ir_version": version, "needed": types, "of_opset": needed}
@@ -307,8 +308,3 @@ _ONE_SCALE = {
     "Where": _EARLY,
 }
 """Operators whose kernels accept one scale, and the effect of several scales."""
-
-
-def _ir_of(dtype: str) -> int:
-    since = QDQ_SINCE.get(dtype, 0)
-    return next((version for opset, version in _IR_OF_OPSET.items() if since >= opset), 0)

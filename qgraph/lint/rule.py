@@ -88,10 +88,7 @@ class LintRule:
 
     Attributes:
         id: stable id; never given to another rule.
-        name: short name.
         severity: severity of its findings, unless a finding has its own.
-        summary: one-line summary.
-        check: function that yields findings.
         fix: the pass that fixes its findings; None if there is none.
         targets: patterns of targets to which it applies; empty for all models.
         needs_target: whether it is applied only if a target is given.

@@ -40,13 +40,9 @@ class SeenQuantizer:
     """Statistics of the data of a quantizer, over all batches.
 
     Attributes:
-        site: the quantizer.
-        levels: number of its codes.
-        values: number of values.
         not_finite: number of NaN and infinite values.
         below, above: numbers of values clipped at each limit.
         ties: number of values exactly between two codes.
-        codes: the codes that occurred.
         low, high: ``[channels]`` range of each channel of axis 1; None for data with one axis.
     """
 
@@ -100,7 +96,6 @@ class Observation:
     """Statistics of a model over some batches.
 
     Attributes:
-        batches: number of batches.
         quantizers: statistics of each quantizer of data in the main graph.
         saturated: products of codes that saturate, by their layer.
     """

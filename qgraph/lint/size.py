@@ -16,7 +16,7 @@ from qgraph.inventory.weight_steps import step_range
 from qgraph.lint.facts import ModelFacts, nodes_of_site
 from qgraph.lint.layers import listed
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
-from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.numerics.formats import FORMATS, IntFormat, holding
 from qgraph.quantizers.quantizer import Affine
 from qgraph.text import size as bytes_text
 
@@ -38,9 +38,8 @@ def unpacked_weights(facts: ModelFacts) -> Iterator[Found]:
         packing = packing_of(site, opset)
         before = weight_size(site)
         if packing is not None and packing.bytes < before:
-            text = (
-                f"{bytes_text(before)} of floats are {bytes_text(packing.bytes)} of {packing.type}"
-            )
+            packed = f"{bytes_text(packing.bytes)} of {packing.type}"
+            text = f"{bytes_text(before)} of floats are {packed}"
             figures = {"bytes": before, "packed_bytes": packing.bytes, "type": packing.type}
             yield Found(nodes_of_site(site), text, figures)
 
@@ -59,15 +58,11 @@ def wide_storage(facts: ModelFacts) -> Iterator[Found]:
             continue
         if form.bits > 16:
             continue  # biases are int32 for kernels
-        fitting = (FORMATS[name] for name in _TYPES)
-        least = next((f for f in fitting if isinstance(f, IntFormat) and f.lo <= counts.low
-                      and counts.high <= f.hi), None)  # fmt: skip
-        if least is not None and least.bits < form.bits:
-            saved = counts.size * (form.bits - least.bits) // 8
-            text = (
-                f"codes from {counts.low} to {counts.high} fit in {least.name.upper()}: "
-                f"{bytes_text(saved)} less"
-            )
+        least = holding(counts.low, counts.high, _TYPES)
+        if least is not None and FORMATS[least].bits < form.bits:
+            saved = counts.size * (form.bits - FORMATS[least].bits) // 8
+            text = f"codes from {counts.low} to {counts.high} fit in {least}: "
+            text += f"{bytes_text(saved)} less"
             figures = {"low": counts.low, "high": counts.high, "saved_bytes": saved}
             # The smallest type is not the one that layers on codes want.
             yield Found(
@@ -86,12 +81,8 @@ def unused_codes(facts: ModelFacts) -> Iterator[Found]:
         extent = counts.high - counts.low + 1
         if counts.used and 4 * extent <= 3 * levels and decoder.axis is None and not decoder.block:
             text = f"{counts.used} of {levels} codes are used, from {counts.low} to {counts.high}"
-            figures = {
-                "used": counts.used,
-                "levels": levels,
-                "low": counts.low,
-                "high": counts.high,
-            }
+            figures = {"used": counts.used, "levels": levels}
+            figures |= {"low": counts.low, "high": counts.high}
             yield Found((decoder.node,), text, figures)
     for site in facts.sites:
         quantizer = site.quantizer if site.weight is not None else None

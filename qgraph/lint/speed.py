@@ -11,7 +11,6 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.layers import FoundLayer, product_role
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
-from qgraph.numerics import Array
 from qgraph.quantizers.movement import unmoved
 from qgraph.targets.engine import KernelMatch, NoKernel
 from qgraph.targets.layer import LAYERS, Granularity, ProductAxis, ZeroPoint
@@ -126,11 +125,10 @@ def unsigned_weights(facts: ModelFacts) -> Iterator[Found]:
         if description.zero is ZeroPoint.MIDDLE and description.codes not in _exact_weights(facts):
             decoder = facts.decoder_of(layer.node.inputs[1])
             if decoder is not None and facts.is_stored(decoder):
-                text = (
-                    f"weights of {decoder.kind} around the middle: signed codes need no zero point"
-                )
+                text = f"weights of {decoder.kind} around the middle"
                 figures = {"type": decoder.kind, "measured_slowdown": 3.3}
-                yield Found((decoder.node, layer.node), text, figures)
+                nodes = decoder.node, layer.node
+                yield Found(nodes, f"{text}: signed codes need no zero point", figures)
 
 
 @rule("QG409", "weights-with-zero-points", WARNING)
@@ -171,7 +169,8 @@ def result_not_quantized(facts: ModelFacts) -> Iterator[Found]:
 def unequal_scales(facts: ModelFacts) -> Iterator[Found]:
     """Operands of a Concat have different scales."""
     for node in facts.of("Concat"):
-        scales = [_scale_of(facts, value) for value in node.inputs]
+        decoders = filter(None, map(facts.decoder_of, node.inputs))
+        scales = (decoder.scale for decoder in decoders)
         single = [scale for scale in scales if scale is not None and scale.size == 1]
         if len(single) == len(node.inputs) > 1:
             values = sorted({float(scale.flat[0]) for scale in single})
@@ -213,9 +212,8 @@ def quantizer_inside_unit(facts: ModelFacts) -> Iterator[Found]:
         if after is not None and after.op_type in ("Relu", "Clip", "BatchNormalization"):
             again = facts.quantizer_behind(after.outputs[0])
             if again is not None and site is not None and not after.domain:
-                text = (
-                    f"{layer.node.op_type} and {after.op_type} have a quantizer between and behind"
-                )
+                both = f"{layer.node.op_type} and {after.op_type}"
+                text = f"{both} have a quantizer between and behind"
                 yield Found(nodes_of_site(site, layer.node, after), text)
 
 
@@ -336,11 +334,6 @@ def _behind(facts: ModelFacts, *names: str) -> Iterator[tuple[FoundLayer, ir.Nod
         for node in layer.follows[:number]:
             if node.op_type in names and not node.domain:
                 yield layer, node
-
-
-def _scale_of(facts: ModelFacts, value: ir.Value | None) -> Array | None:
-    decoder = facts.decoder_of(value)
-    return None if decoder is None else decoder.scale
 
 
 def _has_constants(facts: ModelFacts, node: ir.Node) -> bool:

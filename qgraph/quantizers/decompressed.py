@@ -49,7 +49,6 @@ class Decompressed(Region):
     Attributes:
         codes: unpacked codes; None to use the codes of ``x``.
         scale, zero_point: inputs of DequantizeLinear; no zero point is 0.
-        layout: their granularity.
         opset: the lowest opset in which DequantizeLinear accepts them.
     """
 

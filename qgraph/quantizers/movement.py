@@ -145,7 +145,8 @@ def _decoded(
         return None
     is_encoded = node is not None and is_linear(node, "QuantizeLinear")
     if is_encoded or constant_stream(codes) is not None:
-        return lambda draft: _decode(draft, decode, codes, axis, dtype)
+        operands, changes = [codes, *decode.inputs[1:]], {"axis": axis}
+        return lambda draft: draft.copy(decode, operands, changes, dtype=dtype)
     parts = [] if node is None else moved_operands(node)
     if node is None or not parts:
         return None
@@ -207,9 +208,3 @@ def _sizes(facts: Facts, value: ir.Value | None) -> tuple[Dim, ...] | None:
 
 def _product(sizes: tuple[Dim, ...]) -> int:
     return math.prod(size for size in sizes if isinstance(size, int))
-
-
-def _decode(
-    draft: Draft, decode: ir.Node, codes: ir.Value, axis: _Axis, dtype: ir.DataType
-) -> ir.Value:
-    return draft.copy(decode, [codes, *decode.inputs[1:]], {"axis": axis}, dtype=dtype)

@@ -57,13 +57,10 @@ class CodedTensor:
     """A tensor of codes that is a weight or the result of an operator.
 
     Attributes:
-        node: the operator.
         format: number format of the codes; None if it is not known.
-        bits: width of a code.
         is_weight: whether the codes are constant.
         is_dynamic: whether scale and zero point are computed from the data.
         scale, zero_point: constant parameters; None if they are not known, or there are none.
-        granularity: granularity of the scale.
         stored: bytes of the codes with their parameters; None for data.
     """
 

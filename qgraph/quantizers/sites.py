@@ -11,19 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import (
-    constant,
-    constant_expression,
-    constant_stream,
-    is_constant,
-)
+from qgraph.graph.constants import constant, constant_expression, constant_stream, is_constant
 from qgraph.graph.inference.walk import Facts, inferred
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
@@ -42,11 +36,7 @@ from qgraph.quantizers.recognition.searched import (
     is_elementwise,
     searched,
 )
-from qgraph.quantizers.recognition.steps import (
-    Kinds,
-    Notation,
-    Step,
-)
+from qgraph.quantizers.recognition.steps import Kinds, Notation, Step
 from qgraph.quantizers.recognition.wrapping import wraps_around
 from qgraph.reasons import NO_OPERATOR
 
@@ -288,7 +278,11 @@ def sites(
         yield from (Refusal(n, NO_OPERATOR(_FOREIGN)) for n in calls if OpKey.of(n) in readers)
         listed = [[n for n in nodes if n.op_identifier() not in foreign] for nodes in listed]
     if around_constants:
-        connects = partial(_connects, readers)
+
+        def connects(node: ir.Node) -> bool:
+            """Return whether a quantizer may contain a node."""
+            return node.op_type in _CORES or OpKey.of(node) in readers or is_elementwise(node)
+
         listed = [connected_to_constants(nodes, connects) for nodes in listed]
     if any(listed):
         with _inferred(model, facts):
@@ -296,9 +290,9 @@ def sites(
                 yield from _of_graph(nodes, readers)
 
 
-def _connects(readers: Readers, node: ir.Node) -> bool:
-    """Return whether a quantizer may contain a node."""
-    return node.op_type in _CORES or OpKey.of(node) in readers or is_elementwise(node)
+def readable_sites(model: ir.Model) -> list[Site]:
+    """Return the quantizers of a model that can be read; see :func:`sites`."""
+    return [site for site in sites(model) if isinstance(site, Site)]
 
 
 def _of_graph(nodes: list[ir.Node], readers: Readers) -> Iterator[Site | Refusal]:

@@ -26,7 +26,6 @@ class KernelMatch:
     """A kernel takes the layer.
 
     Attributes:
-        kernel: the kernel.
         unknown: conditions that the profile does not decide for the layer; the
             kernel takes the layer for certain if there are none.
         slower: forms like this one that were measured to be slower than others.
@@ -294,9 +293,7 @@ class Reason:
 
     Attributes:
         loads: the verdict for this reason; ``yes`` for a remark.
-        text: what it is.
         nodes: number of nodes with this reason; 0 for the model as a whole.
-        example: the first of them.
     """
 
     loads: Loads

@@ -55,16 +55,13 @@ class OperandRule:
     """Conditions of a kernel for an operand or the result: ``x``, ``w`` and ``y``.
 
     Attributes:
-        granularity: of the scale.
         axis: along which scales per axis may differ.
         blocks: which blocks it takes.
-        zero: zero points.
         zero_input: whether the zero point must be stated.
         written: forms of the quantizer, such as ``QuantizeLinear+DequantizeLinear``; an asterisk
             stands for any operators.
         levels: numbers of levels of FakeQuantize.
         before: operators that may stand between quantizer and kernel.
-        scale_types: types of the scales.
         scale: what scales must be: ``constant``, ``positive``, ``power-of-two``.
         constant: whether codes must be constant: ``yes``, ``no`` or ``any``.
     """

@@ -59,9 +59,7 @@ class CodedOperand:
     Attributes:
         codes: ONNX type of the codes, such as ``UINT8``; the narrowest one where no type is stated.
         written: operators of the quantizer, such as ``QuantizeLinear+DequantizeLinear``.
-        levels: number of different codes.
         granularity, axis, block: over which elements a scale reaches; elements of a block.
-        zero: its zero points.
         has_zero_input: whether an input states the zero point.
         scale: ONNX type of the scales.
         is_constant_scale, is_positive, is_power_of_two: of the scales.
@@ -122,11 +120,7 @@ class QuantizedLayer:
     """A layer whose operands are codes of 16 bits or fewer.
 
     Attributes:
-        node: its name.
-        op: its operator.
-        x, w: its operands.
         y: quantizer of its result; None without one.
-        bias: its summand.
         group: ``dense``, ``grouped`` or ``depthwise``.
         rank: of the data; None if it is not known.
         attributes: numbers among its attributes, with defaults.

@@ -17,8 +17,7 @@ from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import certified
-from qgraph.quantizers.dialects.dialect import Site
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import AT_RUN_TIME, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
@@ -65,10 +64,6 @@ class Attempt:
     """One way to rewrite the model.
 
     Attributes:
-        model: the result.
-        report: of the passes.
-        reference: the input.
-        request: the limits.
         decoded: descriptions of layers before their weights became floats, by name.
         obstacle: why not all rewrites were done, if a wider limit would allow them.
         unmet: why layers have no kernel in the best form, by name, if this is another form.
@@ -115,10 +110,8 @@ class _Tried:
     """An attempt that was made, and what failed in it.
 
     Attributes:
-        steps: its passes.
         fixed: names of layers, results of quantizers, and passes, that it left out.
         changing: names of the passes that changed something.
-        failing: regions beyond the limits.
     """
 
     steps: list[Transform]
@@ -227,7 +220,7 @@ def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
 def _quantized(reference: Model, regions: Sequence[RegionVerdict]) -> list[str]:
     """Return the results of the quantizers at the ends of regions."""
     ends = {region.reference_value for region in regions}
-    results = (str(site.y.name) for site in sites(reference.ir) if isinstance(site, Site))
+    results = (str(site.y.name) for site in readable_sites(reference.ir))
     return [escaped(name) for name in results if name in ends]
 
 
@@ -249,17 +242,14 @@ def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:
 
 def _of_floats(model: Model) -> list[str]:
     """Return the products whose data no quantizer computes, directly or through other operators."""
-    coded = {site.y for site in sites(model.ir) if isinstance(site, Site)}
+    coded = {site.y for site in readable_sites(model.ir)}
     labels = []
     for node in model.nodes(*LAYERS):
         data = node.inputs[0]
         while data is not None and data not in coded:
             maker = data.producer()
-            data = (
-                None
-                if maker is None or maker.op_type in LAYERS or not maker.inputs
-                else maker.inputs[0]
-            )
+            ends = maker is None or maker.op_type in LAYERS or not maker.inputs
+            data = None if maker is None or ends else maker.inputs[0]
         if data is None:
             labels.append(label(node))
     return labels
@@ -318,8 +308,8 @@ def portable(
         names = refused_nodes(model.ir, profile)
         refused = [
             escaped(str(site.y.name))
-            for site in sites(model.ir)
-            if isinstance(site, Site) and names & {label(node) for node in site.nodes}
+            for site in readable_sites(model.ir)
+            if names & {label(node) for node in site.nodes}
         ]
         report = replace(attempt.report, sites=[*attempt.report.sites])
         report.extend(model.apply(replace(every, values="|".join(refused) or "!*")))
@@ -339,9 +329,7 @@ def float_network(model: Model) -> Model:
     plain = model.clone()
     plain.apply(as_pairs())
     graph = plain.ir.graph
-    for site in list(sites(plain.ir)):
-        if not isinstance(site, Site) or site.x is None:
-            continue
+    for site in readable_sites(plain.ir):
         value = site.x
         if (stored := site.values) is not None:
             value = ir.Value(name=f"{site.y.name}_float", const_value=ir.tensor(stored))

@@ -80,7 +80,6 @@ class LintFixes:
 
     Attributes:
         steps: the passes that were tried, in order.
-        before, after: the findings.
         listing: lines of a unified diff of both graphs.
     """
 

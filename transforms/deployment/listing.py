@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -13,8 +13,7 @@ from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import ExecutedGraph, executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
-from qgraph.quantizers.dialects.dialect import Site
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
@@ -51,11 +50,7 @@ class _Taken:
 
 
 class TargetRuntime:
-    """The runtime of a target. It loads each model once, to save memory.
-
-    Args:
-        profile: of the target.
-    """
+    """The runtime of a target. It loads each model once, to save memory."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -147,7 +142,7 @@ def listed(
     result = attempt.model if attempt.report.count(SiteStatus.CHANGED) else reference
     plain = reference.clone()
     plain.apply(as_pairs())
-    read = [site for site in sites(plain.ir) if isinstance(site, Site)]
+    read = readable_sites(plain.ir)
     layers = list(quantized_layers(plain.ir, read))
     floats = unquantized(plain, read, {layer.description.node for layer in layers})
     ends = paired_layers(layers, list(quantized_layers(result.ir)))
@@ -164,7 +159,7 @@ def listed(
         before, _ = _kernels(reference, runtime, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
-    readable = {label(n) for s in sites(attempt.model.ir) if isinstance(s, Site) for n in s.nodes}
+    readable = {label(node) for site in readable_sites(attempt.model.ir) for node in site.nodes}
     rows = []
     for layer in layers:
         name = layer.description.node
@@ -281,7 +276,8 @@ def _row(
     rewrites = dict.fromkeys(
         site.pass_name
         for site in attempt.report
-        if site.outcome is SiteStatus.CHANGED and names & {site.node, *_named(site.figures)}
+        if site.outcome is SiteStatus.CHANGED
+        and names & {site.node, *", ".join(map(str, site.figures.values())).split(", ")}
     )
     reason = taken.reason
     if reason is not None:
@@ -309,8 +305,3 @@ def _row(
         max(bounds, key=lambda bound: bound.deviation_steps, default=None),
         before,
     )
-
-
-def _named(figures: Mapping[str, object]) -> set[str]:
-    """Return the names of nodes among the figures of a site."""
-    return {part for text in figures.values() for part in str(text).split(", ")}

@@ -38,7 +38,6 @@ class DeployedLayer:
 
     Attributes:
         node: its name in the input.
-        op: its operator.
         kernel: its integer kernel; None if there is none.
         reason: why it has no integer kernel, or a remark.
         reason_id: stable id of the reason; None if there is none.
@@ -69,7 +68,6 @@ class Deployment(Displayed):
     """The result of :func:`qgraph.deploy`.
 
     Attributes:
-        target: name of the profile.
         profile: its SHA-256.
         runtime: module of the runtime; None if there is none.
         layers: the quantized layers of the input, in order.
@@ -78,7 +76,6 @@ class Deployment(Displayed):
         certificate: certificate of the input and the result.
         weight_bytes_before, weight_bytes_after: sizes of all weights.
         session_options: options that a session must set for the result.
-        notes: remarks.
         accuracy: comparison on data; None without data.
         tuning: the measured forms of layers; None if none were measured.
         measured: times; None if not measured.

@@ -20,7 +20,6 @@ from qgraph.inventory.layers import FoundLayer, quantized_einsums, quantized_lay
 from qgraph.inventory.saturation import saturates
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
-from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import ZeroPoint
@@ -52,22 +51,18 @@ def for_this_processor(profile: Profile) -> Profile:
 
 def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers whose sums may saturate on the processor of a profile, and why."""
-    text = "sums of its products exceed 16 bits: {} has no VNNI, and its {} beyond {}"
-    return {
-        label(layer.node): SATURATES(text.format(profile.processor, what, f"-{most}..{most}"))
-        for rule in profile.saturating
-        for most in [rule.largest]
-        for layer in _wide(model, rule, profile)
-        for is_data in [not layer.description.w.is_constant]
-        for what in ["second operand can be" if is_data else "weights are"]
-    } | {
-        label(node): SATURATES(
-            text.format(profile.processor, "operands can be", f"-{most}..{most}")
-        )
-        for rule in profile.saturating
-        for most in [rule.largest]
-        for node in _einsums(model, rule)
-    }
+    reasons = {}
+    for rule in profile.saturating:
+        layers = [
+            (each.node, each.description.w.is_constant) for each in _wide(model, rule, profile)
+        ]
+        whats = [(node, "weights are" if c else "second operand can be") for node, c in layers]
+        for node, what in [*whats, *((n, "operands can be") for n in _einsums(model, rule))]:
+            reasons[label(node)] = SATURATES(
+                f"sums of its products exceed 16 bits: {profile.processor} has no VNNI, and its "
+                f"{what} beyond -{rule.largest}..{rule.largest}"
+            )
+    return reasons
 
 
 def unsaturated(model: Model, profile: Profile) -> list[Transform]:
@@ -143,7 +138,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
         for stored in stored_codes(model)
         if stored.stream.kind in rule.w
     }
-    narrow = {decode for decode, span in spans.items() if not _is_wide(span, rule.largest)}
+    narrow = {d for d, span in spans.items() if max(-span.low, span.high) <= rule.largest}
     is_stored = all(layer.description.w.is_constant for layer in layers)
     others = set[ir.Value]()
     if not is_stored or _unstored(layers, spans):
@@ -176,12 +171,5 @@ def unstored(model: Model, profile: Profile) -> bool:
 
 def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:
     """Return whether a quantizer computes the weights of a layer, not a DequantizeLinear alone."""
-    return any(
-        layer.description.w.is_constant
-        and producer_of(unmoved(layer.node.inputs[1])) not in decodes
-        for layer in layers
-    )
-
-
-def _is_wide(span: NumberRange, largest: int) -> bool:
-    return max(-span.low, span.high) > largest
+    constant = [layer.node for layer in layers if layer.description.w.is_constant]
+    return any(producer_of(unmoved(node.inputs[1])) not in decodes for node in constant)

@@ -36,9 +36,6 @@ class TunedForm:
     """Both forms of layers with equal operator, shapes, attributes and types.
 
     Attributes:
-        layers: names of the layers.
-        op: their operator.
-        shapes: shapes of their data.
         integer_ms, float_ms: median times of the layer and the operators up to the next codes.
         ratio: median over the rounds of the ratio of the integer to the float time.
     """
@@ -65,9 +62,6 @@ class Tuning:
     """Measured times of layers and of whole models.
 
     Attributes:
-        runtime: name and version.
-        timing: options of the measurement.
-        forms: of layers.
         networks: median times of the ``float`` network without quantizers, and of the whole model
             as ``input``, ``untuned``, ``tuned``, and ``all in float``.
         ratios: medians over the rounds of their ratios to the float network.

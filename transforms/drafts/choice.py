@@ -299,11 +299,7 @@ class Drafted(Planned, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class OfDraft:
-    """The part of a plan that its draft determines.
-
-    Attributes:
-        draft: the new nodes.
-    """
+    """The part of a plan that its draft determines."""
 
     draft: Draft = field(kw_only=True)
 

@@ -17,6 +17,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.opset.versions import ceiling, raise_ir_version
+from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
@@ -136,7 +137,8 @@ def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
     trial = Report()
     LowerIntegerOperators(form=SumForm.QDQ, exact=exact).apply(Model(model.ir.clone()), trial)
     # Of operators without scales, the exact form is as short.
-    has_scales = any(is_on_codes(node) and not _is_sum(node) for node in model.nodes())
+    without = {OpKey("", "ConvInteger"), OpKey("", "MatMulInteger")}
+    has_scales = any(is_on_codes(n) and OpKey.of(n) not in without for n in model.nodes())
     is_equal = has_scales and not trial.count(SiteStatus.REFUSED)
     form = SumForm.QDQ if is_equal else SumForm.EXACT
     step = Report()
@@ -147,10 +149,6 @@ def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
     report.notes += step.notes
     editor = Editor(model.ir)
     editor.replace_all([_decoded(editor, *numbers) for numbers in _numbers(model)])
-
-
-def _is_sum(node: ir.Node) -> bool:
-    return not node.domain and node.op_type in ("ConvInteger", "MatMulInteger")
 
 
 _Numbers = tuple[ir.Node, tuple[ir.Node, ...], int, ir.DataType]
@@ -193,19 +191,11 @@ def _decoded(
 ) -> Draft:
     """Return a DequantizeLinear of scale 1, plus ``added``: exact, as all are whole numbers."""
     draft = editor.draft(Region(ir.Value(name=""), nodes[-1].outputs[0], nodes))
-    zero = input_of(encode, 2)
-    y: ir.Value = draft.node(
-        "DequantizeLinear",
-        without_trailing_none([nodes[0].inputs[0], np.ones(_ones(encode), np.float32), zero]),
-        dtype=ir.DataType.FLOAT,
-    )
+    scale = constant_expression(encode.inputs[1])
+    ones = np.ones(() if scale is None else (1,) * scale.ndim, np.float32)
+    operands = without_trailing_none([nodes[0].inputs[0], ones, input_of(encode, 2)])
+    y = draft.node("DequantizeLinear", operands, dtype=ir.DataType.FLOAT)
     y = cast(draft, y, dtype)
     if added:
         y = draft.node("Add", [y, draft.constant(np.asarray(added, dtype.numpy()))], dtype=dtype)
     return draft.giving(y)
-
-
-def _ones(encode: ir.Node) -> tuple[int, ...]:
-    """Return the shape of the parameters of a QuantizeLinear, which have one element."""
-    scale = constant_expression(encode.inputs[1])
-    return () if scale is None else (1,) * scale.ndim

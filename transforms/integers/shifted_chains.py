@@ -53,7 +53,6 @@ class CodeChain:
     """Values of codes that are connected by operators that move them.
 
     Attributes:
-        values: the codes.
         encoders, movers, decoders: the nodes that compute, move and decode them.
         kind: the type of the codes.
         obstacle: why they cannot be shifted; None if they can.
@@ -68,11 +67,8 @@ class CodeChain:
 
     def blocked(self, type_name: str, opset: int) -> ExplainedReason | None:
         """Return why the codes cannot be stored in another type of the same width, or None."""
-        if (
-            self.obstacle is not None
-            or not FORMATS[type_name].lo
-            or opset < versions.SIGNED_CODES_SINCE
-        ):
+        may_copy = FORMATS[type_name].lo and opset >= versions.SIGNED_CODES_SINCE
+        if self.obstacle is not None or not may_copy:
             return self.obstacle
         copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
         return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
@@ -210,13 +206,13 @@ def _chain(encode: ir.Node) -> CodeChain:
         maker = value.producer()
         role = None if maker is None else _role(maker, 0)
         if maker is None or role is None or value.is_graph_output():
-            what = (
-                "an output of the graph" if value.is_graph_output() else "no QuantizeLinear gives"
-            )
+            is_output = value.is_graph_output()
+            what = "an output of the graph" if is_output else "no QuantizeLinear gives"
             obstacle = obstacle or USED_ELSEWHERE(f"its codes meet {value.name!r}, which {what}")
         elif role == "movers":
             members[role][maker] = None
-            pending += _moved_operands(maker)
+            operands = maker.inputs if maker.op_type == "Concat" else maker.inputs[:1]
+            pending += filter(None, operands)
         elif role == "encoders":
             members[role][maker] = None
         for use in value.uses():
@@ -230,9 +226,8 @@ def _chain(encode: ir.Node) -> CodeChain:
                     "write that with -p lower-integer-operators first"
                 )
     encoders, movers, decoders = (tuple(nodes) for nodes in members.values())
-    if not _are_constant((*encoders, *decoders), range(1, 3)) or not _are_constant(
-        (node for node in movers if node.op_type == "Clip"), range(1, 3)
-    ):
+    clips = (node for node in movers if node.op_type == "Clip")
+    if not _are_constant((*encoders, *decoders, *clips)):
         obstacle = obstacle or AT_RUN_TIME(
             "a scale, a zero point or a limit of its codes is computed at run time"
         )
@@ -249,13 +244,8 @@ def _role(node: ir.Node, index: int) -> str | None:
     return None if index and node.op_type != "Concat" else "movers"
 
 
-def _moved_operands(node: ir.Node) -> list[ir.Value]:
-    operands = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-    return [value for value in operands if value is not None]
-
-
-def _are_constant(nodes: Iterable[ir.Node], indices: range) -> bool:
-    operands = [input_of(node, index) for node in nodes for index in indices]
+def _are_constant(nodes: Iterable[ir.Node]) -> bool:
+    operands = [input_of(node, index) for node in nodes for index in (1, 2)]
     return all(value is None or constant_expression(value) is not None for value in operands)
 
 
@@ -278,10 +268,9 @@ def _put(
 
 def is_same_width(one: str, other: str) -> bool:
     """Return whether one of two integer types of equal width is signed and the other is not."""
-    forms = FORMATS.get(one), FORMATS.get(other)
-    if not all(isinstance(form, IntFormat) for form in forms):
+    first, second = FORMATS.get(one), FORMATS.get(other)
+    if not (isinstance(first, IntFormat) and isinstance(second, IntFormat)):
         return False
-    first, second = (form for form in forms if isinstance(form, IntFormat))
     return first.bits == second.bits and first.signed != second.signed
 
 

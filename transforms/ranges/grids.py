@@ -33,7 +33,6 @@ class FakeQuantize:
 
     Attributes:
         site: the node alone, as a site.
-        ranged: its ranges and levels.
     """
 
     site: Site
@@ -201,7 +200,6 @@ class LargestChange:
     Attributes:
         steps: the largest distance, in steps of the output of the first function.
         size: the largest distance in real units; if steps differ, possibly in another channel.
-        channel: the channel of ``steps``.
         input, before, after: that input, and the results of the two functions.
     """
 

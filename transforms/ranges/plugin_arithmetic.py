@@ -71,14 +71,8 @@ class PluginSite(Site):
 def as_plugin(site: Site, editor: Editor) -> Site | Refusal:
     """Return the site with the plugin's arithmetic; the same site if it has no FakeQuantize."""
     if site.x.dtype not in (None, ir.DataType.FLOAT):
-        type_name = site.x.dtype.name
-        return Refusal(
-            site.root,
-            UNSUPPORTED_TYPE(
-                f"its data is {type_name}; the plugin's arithmetic is known for float32 only; "
-                "use fake_quantize=reference"
-            ),
-        )
+        text = f"its data is {site.x.dtype.name}; the plugin's arithmetic is known for float32 only"
+        return Refusal(site.root, UNSUPPORTED_TYPE(f"{text}; use fake_quantize=reference"))
     try:
         computed = _computed(site.nodes, site.x, site.y, editor.draft(site), _array(site))
     except ValueError as error:
@@ -109,7 +103,10 @@ class PluginComparer(Comparer):
         verdicts: list[Verdict | None] = []
         for site, draft in drafts:
             try:
-                pair = _meant(site), self._meaning(site, draft)
+                meaning = self._editor.draft(Region(draft.x, draft.y, tuple(draft.nodes)))
+                computed = _computed(draft.nodes, draft.x, draft.y, meaning, _array(site))
+                own = site.of_plugin if isinstance(site, PluginSite) else site
+                pair = own, computed or draft
             except ValueError as error:
                 verdicts.append(Verdict(None, Method.NONE, reason=str(error)))
                 continue
@@ -118,17 +115,9 @@ class PluginComparer(Comparer):
         compared = iter(super().compare_all(pairs, at_least=at_least))
         return [verdict or next(compared) for verdict in verdicts]
 
-    def _meaning(self, site: Site, draft: Draft) -> Draft:
-        meaning = self._editor.draft(Region(draft.x, draft.y, tuple(draft.nodes)))
-        return _computed(draft.nodes, draft.x, draft.y, meaning, _array(site)) or draft
-
 
 def _array(site: Site) -> Array | None:
     return None if site.weight is None else site.weight.array()
-
-
-def _meant(site: Site) -> Site:
-    return site.of_plugin if isinstance(site, PluginSite) else site
 
 
 def _computed(
@@ -249,21 +238,15 @@ def _decoding(draft: Draft, steps: PluginSteps, *, fused: bool) -> Decode:
     levels = steps.levels(fused=fused)
     codes = np.arange(steps.first, steps.last + 1, dtype=np.float32)
     codes = codes.reshape(-1, *(1 for _ in levels.shape[1:]))
-    for decode in (_scaled, _from_zero_point, _from_bottom):
+    zero_point = np.rint(-steps.bottom / steps.step)
+    decodings: tuple[Decode, ...] = (
+        lambda op, q, steps: op.Mul(q, steps.step),
+        lambda op, q, steps: op.Mul(op.Sub(q, zero_point), steps.step),
+        lambda op, q, steps: op.Add(op.Mul(q, steps.step), steps.bottom),
+    )
+    for decode in decodings:
         with np.errstate(all="ignore"):
             values = np.asarray(decode(draft.op, codes, steps))
         if np.array_equal(np.broadcast_to(values, levels.shape), levels):
             return decode
     return level_of
-
-
-def _scaled(op: Any, q: Any, steps: PluginSteps) -> Any:
-    return op.Mul(q, steps.step)
-
-
-def _from_zero_point(op: Any, q: Any, steps: PluginSteps) -> Any:
-    return op.Mul(op.Sub(q, np.rint(-steps.bottom / steps.step)), steps.step)
-
-
-def _from_bottom(op: Any, q: Any, steps: PluginSteps) -> Any:
-    return op.Add(op.Mul(q, steps.step), steps.bottom)

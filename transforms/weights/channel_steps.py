@@ -24,7 +24,6 @@ class ChannelAxis:
     Attributes:
         rank: number of dimensions of the value.
         axis: index of the axis, from 0.
-        size: number of channels.
     """
 
     rank: int
@@ -84,8 +83,6 @@ class ChannelReader:
     """Reads the operators of one graph or function.
 
     Attributes:
-        known: the constants.
-        version: of the standard operators.
         closed: nodes that must not be part of a chain.
         reasons: why visited nodes are not part of a chain.
     """

@@ -47,7 +47,6 @@ class WeightUse:
     """A node that uses a weight, and the role of the axes of the stored weight.
 
     Attributes:
-        node: the node.
         reduced: the axis over which products are summed, or whose elements are read together;
             blocks lie along it. None if ``channel`` is the only axis.
         channel: the axis of independent entries, such as output channels; None if there is none.
@@ -64,8 +63,6 @@ class FloatWeight:
 
     Attributes:
         value: an initializer, or the output of a Constant node.
-        tensor: its tensor.
-        uses: the selected nodes.
         others: names of other nodes that use it.
     """
 
@@ -90,7 +87,6 @@ class Wanted:
     """Selection of nodes by type and name.
 
     Attributes:
-        types: operators.
         nodes: patterns of node names, like those of file names (``*``, ``?``, ``[abc]``).
         exclude: patterns of nodes that are excluded although ``nodes`` selects them.
     """
@@ -239,7 +235,6 @@ class WeightPlan:
 
     Attributes:
         weight, scheme, groups: the weight, and its quantization.
-        sizes: shape of the scales.
         axis, block_size: of the DequantizeLinear; no axis per tensor.
     """
 

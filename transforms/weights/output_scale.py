@@ -7,6 +7,7 @@ absorbs the factor.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -40,7 +41,6 @@ class Scaling:
         constants: for each node and index of an input, the new constant.
         absorbers: the nodes that absorb the factor.
         exact: whether each constant is the product without rounding, by powers of two.
-        facts: inferred types and shapes.
     """
 
     constants: dict[ir.Node, dict[int, Float32]] = field(default_factory=dict)
@@ -279,10 +279,10 @@ def _terms(node: ir.Node, factor: Float64, moved: Scaling) -> None:
     constant = [constant_expression(value) is not None for value in node.inputs]
     if all(constant):
         raise Stuck(f"{title(node)} is constant")
-    _each(node, [i for i, value in enumerate(node.inputs) if value is not None], factor, moved)
+    _each([i for i, value in enumerate(node.inputs) if value is not None], node, factor, moved)
 
 
-def _each(node: ir.Node, indices: Iterable[int], factor: Float64, moved: Scaling) -> None:
+def _each(indices: Iterable[int], node: ir.Node, factor: Float64, moved: Scaling) -> None:
     """Multiply some inputs: constants directly, others where they are computed."""
     for index in indices:
         if constant_expression(node.inputs[index]) is not None:
@@ -323,11 +323,6 @@ def _quotient(node: ir.Node, factor: Float64, moved: Scaling) -> None:
         _through(node, factor, moved)
 
 
-def _branches(node: ir.Node, factor: Float64, moved: Scaling) -> None:
-    """Multiply both values that a Where chooses from."""
-    _each(node, (1, 2), factor, moved)
-
-
 def _batch_norm(node: ir.Node, factor: Float64, moved: Scaling) -> None:
     if node.attributes.get_int("training_mode", 0):
         raise Stuck(f"{title(node)} is in training mode")
@@ -350,7 +345,7 @@ _RULES: dict[str, Rule] = {
     "Concat": _single(_terms, "joins channels"),
     "Mul": _product,
     "Div": _quotient,
-    "Where": _branches,
+    "Where": functools.partial(_each, (1, 2)),
     "BatchNormalization": _batch_norm,
     "MatMul": _mat_mul,
     "Gemm": _gemm,

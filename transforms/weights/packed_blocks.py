@@ -185,7 +185,6 @@ class BlockCodes(_PackedJob):
 
     Attributes:
         form: layout of the stored weights.
-        codes, scale: stored codes and scales.
         points: stored zero points, or None.
         kind: ONNX type of the codes and zero points to write.
         middle: number that is subtracted from both.

@@ -52,7 +52,6 @@ class WeightScaling:
     Attributes:
         draft: gets the new nodes and constants.
         known: the constants of the model.
-        facts: inferred types and shapes.
         negative: whether negative factors make scales negative, or negate the codes.
         copies: the old node of each new one.
         sources: the operators before and around the constants that were multiplied.

@@ -20,8 +20,11 @@ from qgraph.numerics import Array, Int32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, packed_size
 from qgraph.numerics.minifloat import MINIFLOATS, cast
 from qgraph.ops.operator import operator_of
+from qgraph.quantizers.movement import is_linear
 from qgraph.quantizers.weights.job import NumberRange, Source
 from qgraph.quantizers.weights.piecewise import Parameter
+
+_DECODER = "DequantizeLinear"
 
 Move = tuple[Parameter | None, float]
 """Number to subtract, and power of two to multiply by."""
@@ -32,8 +35,6 @@ class Stored:
     """A DequantizeLinear on constant codes, with an optional Clip between them.
 
     Attributes:
-        nodes: the nodes, in order.
-        value: the codes.
         source: the stream of codes after the Clip, shifted by the zero points.
         scale: stored scales, in the rank of the codes; None if they are computed.
         zero_point: likewise, as whole numbers; None for 0.
@@ -122,11 +123,11 @@ def _read(node: ir.Node) -> Stored | None:
     bounds = None
     clip = producer_of(value, "Clip")
     if clip is not None:
-        bounds = _bounds(clip)
-        value = clip.inputs[0]
-        nodes = (clip, node)
-        if bounds is None:
+        ends, most = clip_limits(clip), 2**31 - 1
+        if ends is None:
             return None
+        bounds = max(ends[0], -most), min(ends[1], most)
+        value, nodes = clip.inputs[0], (clip, node)
     stream, operator = constant_stream(value), operator_of(node)
     if value is None or stream is None or stream.kind not in FORMATS or not stream.size:
         return None
@@ -151,18 +152,9 @@ def _read(node: ir.Node) -> Stored | None:
 
 def _others(value: ir.Value) -> list[str]:
     """Return the users of codes other than Clip and DequantizeLinear."""
-    names = [use.node.op_type for use in value.uses() if use.idx or not _reads(use.node)]
+    readers = [n for n, index in value.uses() if index or not is_linear(n, "Clip", _DECODER)]
+    names = [reader.op_type for reader in readers]
     return names + (["the outputs of the graph"] if value.is_graph_output() else [])
-
-
-def _reads(node: ir.Node) -> bool:
-    return node.op_type in ("Clip", "DequantizeLinear") and node.domain in LINEAR_DOMAINS
-
-
-def _bounds(clip: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a Clip on codes; None if they are computed."""
-    bounds, limit = clip_limits(clip), 2**31 - 1
-    return bounds and (max(bounds[0], -limit), min(bounds[1], limit))
 
 
 def _aligned(parameter: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
@@ -190,13 +182,10 @@ class Recoding:
     """Another storage of codes: ``(number - shift) * factor`` in ``kind``.
 
     Attributes:
-        kind: ONNX type.
         shift: the zero points, or one number for all; None for 0.
-        factor: a power of two.
         scale: as it will be stored; None if it does not change.
         zero_point: as it will be stored; None for 0.
         axis: of the new DequantizeLinear; None per tensor.
-        block_size: of the new DequantizeLinear.
         is_merged: whether equal scales were merged.
     """
 

@@ -40,10 +40,7 @@ class WeightedSum:
 
     Attributes:
         node: Conv, ConvTranspose, Gemm or MatMul.
-        data, weights: indices of its inputs.
-        shape: shape of the weights.
         ranks: ranks of the data and of the output.
-        dtype: type of the output.
     """
 
     node: ir.Node

@@ -85,8 +85,6 @@ class Refusal:
     """A node of a dialect that cannot be read as a quantizer, and why.
 
     Attributes:
-        root: the node.
-        reason: why not.
         is_dynamic: whether its parameters are computed from the data.
     """
 
@@ -248,8 +246,6 @@ class SiteWriter:
     """Starts and ends the drafts of one site.
 
     Args:
-        site: the quantizer.
-        editor: makes the drafts.
         decoded: computes the data from stored codes when the model is saved.
     """
 

@@ -95,8 +95,6 @@ class _Packer:
     """Drafts the forms of one site.
 
     Attributes:
-        site: the quantizer.
-        editor: makes the drafts.
         layout: layout of its parameters along the codes.
         scales: types that scales may be stored in.
         later: whether codes are computed when the model is saved, in the smallest type for all

@@ -33,9 +33,7 @@ from qgraph.quantizers.recognition.steps import (
     same,
     simplified,
 )
-from qgraph.quantizers.recognition.taken import (
-    close,
-)
+from qgraph.quantizers.recognition.taken import close, is_step
 
 LONGEST = 40
 """Maximum number of steps of a chain."""
@@ -102,16 +100,12 @@ def chain_of(
         starts += [[] for _ in new]
         if starts:
             starts[-1].append(expression)
-        if ends is not None and new and _divides(new[0]) and ends(steps[::-1]):
+        if ends is not None and new and is_step(new[0], "Div") and ends(steps[::-1]):
             break
     steps.reverse()
     starts.reverse()
     _move_ends(steps, starts)
     return Chain(tuple(steps), tuple(map(tuple, starts)))
-
-
-def _divides(step: Step) -> bool:
-    return isinstance(step, ArithmeticStep) and step.name == "Div"
 
 
 def _of_sign(whole: Expr, sign: Expr) -> Signed | None:

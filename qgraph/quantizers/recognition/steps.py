@@ -47,7 +47,6 @@ class Notation:
     """The operators in which a region is written.
 
     Attributes:
-        dialect: dialect of the operators.
         is_pair: whether they are only QuantizeLinear, Clip and DequantizeLinear.
         codes: type of the stored codes that the region decodes; None for one that rounds.
     """

@@ -51,7 +51,6 @@ class BeforeRounding(_StepsTaken):
     Attributes:
         scale: None if nothing divides.
         is_reciprocal: whether the data is multiplied by ``1 / scale``.
-        offset: the added number.
         real, codes: bounds of the data, and of the codes.
         range: bounds between which ``ends`` do not apply.
         ends: values for data outside of them.

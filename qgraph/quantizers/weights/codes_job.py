@@ -126,11 +126,9 @@ class CodesPlan:
 
     Attributes:
         label: name of the quantizer in messages.
-        weight: the elements.
         quantize: the function of the quantizer's operators.
         coding: the mapping from values to codes.
         dequantize: the function of the drafted operators.
-        shape: shape of the codes.
         same_zeros: whether signs of zeros must equal those of the quantizer.
         table: proves all levels, so that elements need not be compared; None if there is none.
     """

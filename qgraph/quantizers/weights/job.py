@@ -46,7 +46,6 @@ class JobPart:
     Attributes:
         compute: ``compute(span, sinks)`` does the work; the method of an object without a model.
         span: the elements of this part.
-        reads: their size in bytes.
     """
 
     compute: Callable[[Any, Sequence[Sink]], Any]
@@ -64,11 +63,8 @@ def flat_parts(
     """Return parts of consecutive elements of a stream, from ``start`` to before ``stop`` each."""
     step = max(PART_BYTES // max(stream.dtype.itemsize, 4) // _ALIGNED, 1) * _ALIGNED
     spans = [(at, min(at + step, stream.size)) for at in range(0, stream.size, step)]
-    return [JobPart(compute, span, _bytes_of(stream, *span)) for span in spans]
-
-
-def _bytes_of(stream: Stream, start: int, stop: int) -> int:
-    return stream.nbytes * (stop - start) // max(stream.size, 1)
+    each = stream.nbytes, max(stream.size, 1)
+    return [JobPart(compute, span, each[0] * (span[1] - span[0]) // each[1]) for span in spans]
 
 
 def run_now(job: Job, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
@@ -258,7 +254,6 @@ class Source:
     """The stored codes.
 
     Attributes:
-        stream: the codes.
         bounds: of a Clip that follows, or None.
         shift: the subtracted zero points, or one number for all; None for 0.
     """
@@ -314,7 +309,6 @@ class Recoder:
     Attributes:
         source: the codes now, with the shift.
         kind: ONNX type of the new codes.
-        factor: a power of two.
     """
 
     source: Source
@@ -340,7 +334,6 @@ class RepackJob:
 
     Attributes:
         name: name of the tensor, for messages.
-        recoder: writes the codes.
         listeners: called with the counts when all elements are done.
     """
 

@@ -266,16 +266,13 @@ def pieces(shapes: Sequence[Shape], start: int, stop: int, most: int) -> Iterabl
         count = min(most, stop - start)
         while True:
             # Each shape may shorten the piece, which then has to fit the others again.
-            shorter = min((_fitting(shape, start, count) for shape in shapes), default=count)
+            boxes = (box_at(shape, start, count)[1] for shape in shapes)
+            shorter = min(map(math.prod, boxes), default=count)
             if shorter == count:
                 break
             count = shorter
         yield start, start + count
         start += count
-
-
-def _fitting(shape: Shape, start: int, most: int) -> int:
-    return math.prod(box_at(shape, start, most)[1])
 
 
 class _Numpy:

@@ -48,7 +48,6 @@ class Scheme:
         codes: ONNX type of the codes.
         symmetric: whether the code of real zero is the middle code: 0, or 2**(bits - 1) if
             unsigned.
-        search: method to choose scales.
         scales: ONNX type of stored scales. FLOAT8E8M0 is a power of two as the microscaling
             formats choose it, FLOAT8E4M3FN counts in units of one float32 number per tensor.
         result: ONNX type of the decoded values.

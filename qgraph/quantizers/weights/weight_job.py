@@ -38,7 +38,6 @@ class WeightJob:
         name: of the weight, for messages.
         stream: its elements: float32, float16 or bfloat16.
         groups: the groups that share a scale.
-        scheme: the quantization scheme.
         on_losses: called with the losses when all parts are done.
     """
 
@@ -103,7 +102,6 @@ class _WeightQuantizer:
     """Quantizes boxes of a weight.
 
     Attributes:
-        unit: of E4M3 scales.
         shared: parameters of all parts, which the first part writes; None if each piece has its
             own.
     """
@@ -255,8 +253,6 @@ class _ParameterWriter:
 
     Args:
         sinks: the second one takes scales, the third one zero points.
-        scheme: their types.
-        unit: of E4M3 scales.
         start: index of the first group.
     """
 
