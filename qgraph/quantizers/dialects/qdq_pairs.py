@@ -12,6 +12,7 @@ From the shortest to the most general form; each is exact under certain conditio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,12 @@ def _truncating(site: Site, editor: Editor, meaning: Truncating) -> Iterator[Dra
     ratio, decoding = meaning.ratio, Decoding(meaning.out_scale, meaning.out_zero_point)
     inner = _layout(site, ratio)
     half = (ratio - ONE) / np.float32(2)
+    if site.shape[-1:] == (1,):
+        # ONNX Runtime is 15 times as slow with [n, c, 1, 1] and a constant of a lower rank.
+        rank = len(site.shape)
+        half = half.reshape((1,) * (rank - half.ndim) + half.shape)
+        scale = meaning.scale.reshape((1,) * (rank - meaning.scale.ndim) + meaning.scale.shape)
+        meaning = replace(meaning, scale=scale)
     moves = {Rounding.FLOOR: half, Rounding.CEIL: -half, Rounding.ROUND: ZERO}
     for layout in _layouts(site, decoding, codes.kind):
         if inner is not None and meaning.rounding in moves:
