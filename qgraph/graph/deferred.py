@@ -128,6 +128,7 @@ class DeferredTensor(ir.LazyTensor):
         sinks[self.place] = sink
         self.job.conclude([part(sinks) for part in self.job.parts()])
         _COMPUTED[self] = ref(sink.data)
+        _LAST[:] = [sink.data] if sink.data.nbytes <= _MOST_KEPT else []
         return sink.data
 
 
@@ -146,6 +147,10 @@ def deferred_form(array: Array) -> DeferredTensor | None:
 
 LARGE = 1 << 20
 """Least bytes of an array that is not kept in memory if it can be computed again."""
+
+_MOST_KEPT = 1 << 26
+_LAST: list[npt.NDArray[np.uint8]] = []
+"""The bytes computed last: parts of a job and pieces of a survey read one tensor many times."""
 
 _COMPUTED: WeakKeyDictionary[DeferredTensor, ref[npt.NDArray[np.uint8]]] = WeakKeyDictionary()
 """Bytes of tensors that were computed in memory and are still in use."""

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -166,6 +166,11 @@ class Stream:
             return self.read().reshape(self.shape)
         return self.stored.numpy() if isinstance(self.stored, ir.LazyTensor) else self.stored
 
+    def in_memory(self) -> Stream:
+        """Return the stream with its elements computed, where each access computes them all."""
+        is_lazy = isinstance(self.stored, ir.LazyTensor)
+        return replace(self, stored=self.array()) if is_lazy else self
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         array = self.array()
         return array if dtype is None else array.astype(dtype)
@@ -184,10 +189,10 @@ class Stream:
         """
         first, last = between or (0, self.size)
         step = max(elements // multiple, 1) * multiple
-        buffer = np.empty(min(step, last - first), self.dtype)
+        buffer, whole = np.empty(min(step, last - first), self.dtype), self.in_memory()
         for start in range(first, last, step):
             count = min(step, last - start)
-            yield start, self.read(start, start + count, buffer[:count])
+            yield start, whole.read(start, start + count, buffer[:count])
 
     def reshaped(self, shape: Sequence[int]) -> Stream | None:
         """Return the same elements, in C order, in another shape; None if the number differs.

@@ -87,7 +87,7 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     _mark(copy, layers)
     with tempfile.TemporaryDirectory(prefix="qgraph-") as folder:
         path = Path(folder) / "model.onnx"
-        save(copy, path)
+        save(copy, path, external_data=True)  # the runtime maps them
         try:
             version, nodes = _READERS[name](path)
         except subprocess.TimeoutExpired as error:
@@ -185,12 +185,16 @@ def _depth(node: ir.Node) -> int:
     return max((1 + max(map(_depth, graph), default=0) for graph in graphs_of(node)), default=0)
 
 
+_DATA_FILE = "session.optimized_model_external_initializers_file_name"
+
+
 def _of_onnxruntime(path: Path) -> tuple[str, list[RunKernel]]:
     module = importlib.import_module("onnxruntime")
     options = module.SessionOptions()
     options.log_severity_level = 4
     # The graph is the same, and no copy of the weights is made for kernels that never run.
     options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry(_DATA_FILE, "optimized.data")
     optimized = path.with_name("optimized.onnx")
     options.optimized_model_filepath = str(optimized)
     module.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -267,9 +267,9 @@ class Source:
 
         ``index`` is that of the first element. Pieces are boxes of the codes.
         """
-        shape = self.stream.shape
+        stream, shape = self.stream.in_memory(), self.stream.shape
         for first, last in pieces([shape], start, stop, job.PIECE):
-            numbers = numbers_of(self.stream.read(first, last), self.stream.kind)
+            numbers = numbers_of(stream.read(first, last), stream.kind)
             if self.bounds is not None:
                 low, high = (numbers.dtype.type(bound) for bound in self.bounds)
                 np.clip(numbers, low, high, out=numbers)

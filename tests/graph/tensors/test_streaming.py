@@ -15,6 +15,7 @@ import pytest
 
 from qgraph.errors import ModelError
 from qgraph.graph.constants import constant_elements, constant_expression, constant_stream
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.streaming import FileRange, Stream, box_at, stream_of
 
 
@@ -163,3 +164,31 @@ def test_elements_in_memory_are_streamed_too():
     stream = constant_elements(value)
     assert isinstance(stream, Stream)
     np.testing.assert_array_equal(stream.transposed((1, 0)).read(2, 7), array.T.ravel()[2:7])
+
+
+class Doubling:
+    """A job of eight parts that doubles the elements of another constant."""
+
+    def __init__(self, source: Stream) -> None:
+        self.source = source
+        self.runs = 0
+
+    def parts(self):
+        self.runs += 1
+        return [lambda sinks, at=at: self._part(at, sinks[0]) for at in range(0, 64, 8)]
+
+    def _part(self, at, sink):
+        sink.write(at, 2 * self.source.read(at, at + 8))
+
+    def conclude(self, results):
+        """Accept all results."""
+
+
+def test_a_tensor_that_is_read_in_parts_is_computed_once():
+    array = np.arange(64, dtype=np.uint8)
+    first = Doubling(Stream("UINT8", (64,), array))
+    second = Doubling(Stream("UINT8", (64,), DeferredTensor(first, 0, ir.DataType.UINT8, [64])))
+    stream = Stream("UINT8", (64,), DeferredTensor(second, 0, ir.DataType.UINT8, [64]))
+    read = np.concatenate([piece.copy() for _, piece in stream.pieces(4)])
+    np.testing.assert_array_equal(read, 4 * array)
+    assert (first.runs, second.runs) == (1, 1)
