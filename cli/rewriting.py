@@ -15,8 +15,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.cli.several import output_folder, several_models
 from qgraph.reporting.view import Tone
 from qgraph.text import counted

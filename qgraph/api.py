@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from qgraph.certificate import Certificate
 from qgraph.comparison.prove import read, replay
-from qgraph.display import Displayed
 from qgraph.errors import Choice, OptionError, QGraphError, member, require
 from qgraph.exactness import Exactness, Verification
 from qgraph.graph.array_files import Arrays, NamedArrays, arrays_by_name
@@ -30,6 +29,7 @@ from qgraph.reasons import Cause
 from qgraph.reports import Report
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of, profiles
+from qgraph.text import Displayed
 from qgraph.transforms.base import TRANSFORMS, PassInfo, describe, parse_spec
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.rewriting import expect_names, rewrite

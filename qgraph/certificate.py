@@ -12,13 +12,12 @@ from qgraph import conditions as kinds
 from qgraph.bound import Bound, Bounding, is_within
 from qgraph.conditions import Condition
 from qgraph.deprecated import renamed
-from qgraph.display import Displayed, Fields
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Demonstration, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
-from qgraph.text import counted, read_fields, read_json
+from qgraph.text import Displayed, Fields, counted, read_fields, read_json
 from qgraph.version import SEMANTICS, head
 
 if not TYPE_CHECKING:

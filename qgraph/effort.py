@@ -21,6 +21,11 @@ Progress = Callable[[str, int, int], None]
 """Called with the current step, the number of its finished parts, and the number of all parts."""
 
 
+LOADING_SECONDS = 300
+"""After so long, a runtime is taken not to return: some passes of OpenVINO take twice as long for
+each If inside another."""
+
+
 @dataclass(frozen=True)
 class Watch:
     """Progress callback and time limit of a computation, in seconds and by ``time.monotonic``."""

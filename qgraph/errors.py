@@ -17,12 +17,15 @@ Every message has four parts: location, actual value, expected value, what to do
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from types import UnionType
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import onnx_ir as ir
 
 
@@ -93,6 +96,19 @@ def plain_message(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def runtime_message(error: Exception, folder: Path) -> str:
+    """Return the message of a runtime's error, without places in its source, or in a folder."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    causes = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    text = " ".join((causes or lines or [type(error).__name__])[:3])
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    return text.replace(f"{folder}/", "")[:_LONGEST]
+
+
+_LONGEST = 300
+"""Maximum length of an error message of a runtime, in characters."""
 
 
 def unexpected(error: BaseException) -> str:

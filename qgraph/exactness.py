@@ -8,9 +8,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
 
-from qgraph.display import Fields
 from qgraph.errors import Choice, member
-from qgraph.text import amount, counted, example
+from qgraph.text import Fields, amount, counted, example
 
 UNCHECKED_ID = "QG071"
 """Id of :data:`qgraph.reasons.NOT_CHECKED`, for reasons without one of their own."""

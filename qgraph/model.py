@@ -15,7 +15,6 @@ import onnx
 import onnx_ir
 import onnx_ir as ir
 
-from qgraph.display import Displayed
 from qgraph.effort import require_time
 from qgraph.errors import OptionError, QGraphError, require, unexpected
 from qgraph.graph.array_files import Arrays, arrays_by_name
@@ -31,7 +30,7 @@ from qgraph.storage.identity import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
-from qgraph.text import counted
+from qgraph.text import Displayed, counted
 
 if TYPE_CHECKING:
     from qgraph.certificate import Identity

@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from qgraph.display import Displayed
 from qgraph.errors import OptionError
 from qgraph.inventory.overview import Overview, overview
 from qgraph.model import Model
 from qgraph.reporting.pages import html_page
 from qgraph.reports import Report
+from qgraph.text import Displayed
 from qgraph.version import head
 
 _HEIGHT = 480

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
-from qgraph.display import Fields
 from qgraph.errors import OptionError, closest, shown
+from qgraph.text import Fields
 
 
 class ExplainedReason(str):

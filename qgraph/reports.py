@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from qgraph.deprecated import renamed
-from qgraph.display import Displayed, Fields
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
-from qgraph.graph.size_summary import SizeSummary
+from qgraph.graph.draft_parts import SizeSummary
 from qgraph.reasons import OTHER, explained
+from qgraph.text import Displayed, Fields
 
 if TYPE_CHECKING:
     from qgraph.bound import Bound

@@ -1,17 +1,20 @@
-"""Texts for terminals, Markdown, XML and JSON. Names of a model may have any character."""
+"""Texts for terminals, Markdown, XML and JSON, and of objects. Names may have any character."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
 import re
+import sys
 import types
 import typing
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from types import ModuleType
 from typing import Any, TypeVar
 
 _MARKDOWN = re.compile(
@@ -224,3 +227,58 @@ def example(witness: Mapping[str, Any] | None) -> str:
         return ""
     x, y, z = (amount(witness[name], 9) for name in ("input", "reference", "candidate"))
     return f", such as {x}: reference {y}, candidate {z}"
+
+
+class Displayed:
+    """Object with a one-line ``repr`` from ``summary``, and a page in notebooks."""
+
+    @property
+    def summary(self) -> str:
+        """Short description."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Its JSON report."""
+        plain: dict[str, Any] = importlib.import_module("qgraph.notebook").document_of(self)
+        return plain
+
+    def _repr_html_(self) -> str | None:
+        """Return a page for notebooks; None if the libraries that draw are not installed."""
+        page: str | None = importlib.import_module("qgraph.notebook").page_in_frame(self)
+        return page
+
+
+class Fields:
+    """Object that notebooks show as a table of the fields of its report."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a report."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """Return a table with a row for each field that has a value."""
+        import html
+
+        rows = (
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self.to_json().items()
+            if value is not None
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+
+class _CallablePackage(ModuleType):
+    """A package that has the name of a function in ``qgraph``, and hides it once imported."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module("qgraph.api"), name)(*arguments, **options)
+
+
+def let_call(package: str) -> None:
+    """Make a package callable, as the function of its name in :mod:`qgraph.api`."""
+    sys.modules[package].__class__ = _CallablePackage

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 ORDER = (
-    ("errors", "version", "deprecated", "display"),
-    ("effort", "text", "reasons"),
+    ("errors", "version", "deprecated", "text"),
+    ("effort", "reasons"),
     ("exactness", "evidence", "bound", "conditions"),
     ("numerics", "registry", "certificate", "reporting"),
     ("graph",),

@@ -20,7 +20,6 @@ ALLOWED = {
     "exactness",
     "reports",
     "registry",
-    "display",
     "text",
     "version",
     "bound",

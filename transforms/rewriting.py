@@ -119,7 +119,7 @@ def rewrite(
         if prove:
             tell("proving", 0, 0)
             # The provers, and networkx with them, are loaded only where they are needed.
-            from qgraph.execution.continuation import ModelRuns
+            from qgraph.execution.demonstration import ModelRuns
             from qgraph.proof.certify import certify
 
             proof = certify(original, model.ir, keep_inputs=keep_inputs, runs=ModelRuns())

@@ -8,8 +8,7 @@ import click
 
 from qgraph.cli import options
 from qgraph.cli.files import Views, deliver, planned, view_options
-from qgraph.cli.output import Talk
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk
 
 _RUNTIMES = ["onnxruntime", "openvino", "numpy"]
 

@@ -13,8 +13,7 @@ from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, bounding_options, input_options, probes_option
-from qgraph.cli.output import Talk
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk
 from qgraph.cli.several import pairs_of_models
 
 _BATCHES = 4

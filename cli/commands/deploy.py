@@ -11,8 +11,7 @@ from qgraph.cli import completion, options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, range_option
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.cli.several import output_folder, several_models
 
 

@@ -4,25 +4,271 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qgraph.cli import options
+from qgraph.cli import completion, options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options
-from qgraph.cli.linting import FixOptions, LintOptions, fix_options, lint_options
-from qgraph.cli.output import DIFFERENT, UNUSABLE, Talk, print_failure
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import DIFFERENT, UNUSABLE, ProgressBar, Talk, print_failure, show
 from qgraph.cli.several import found_models
-from qgraph.errors import OptionError, QGraphError
+from qgraph.errors import OptionError, QGraphError, meant, plain_message, shown
 
 if TYPE_CHECKING:
+    from qgraph.lint.baseline import LintBaseline
     from qgraph.lint.engine import LintReport
     from qgraph.model import Model
+    from qgraph.storage.outputs import Outputs
+
+
+_FILES = (("qgraph.toml", ("lint",)), ("pyproject.toml", ("tool", "qgraph", "lint")))
+"""Settings files and the names of their tables; the first existing file of a folder is used."""
+
+_LISTS = ("select", "ignore")
+_WORDS = ("target", "fail-on", "baseline")
+_LEVELS = ("error", "warning", "info", "never")
+
+
+@dataclass(frozen=True)
+class LintOptions:
+    """Options that select rules, and the severity that is a failure.
+
+    Attributes:
+        target: name or path of a profile; None for none.
+        select, ignore: ids of rules.
+        fail_on: the least severity that is a failure; ``never`` for none.
+        baseline, write_baseline: file with known findings, and where to write one; None for none.
+    """
+
+    target: str | None
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fail_on: str
+    baseline: Path | None
+    write_baseline: Path | None
+
+    def check(self) -> None:
+        """Raise an OptionError if a rule or the target is not known, before models are read."""
+        from qgraph.lint.engine import chosen_rules
+        from qgraph.targets.reader import profile_of
+
+        if not chosen_rules(self.select, self.ignore):
+            raise OptionError(
+                "--select and --ignore, with the settings of the project, leave no rule to apply. "
+                "Select others, or ignore fewer."
+            )
+        if self.target is not None:
+            profile_of(self.target)
+
+    def fails(self, results: Sequence[LintReport]) -> bool:
+        """Return whether a finding is at least as severe as ``fail_on``."""
+        from qgraph.lint.rule import LintLevel
+
+        if self.fail_on == "never" or self.write_baseline is not None:
+            return False
+        least = LintLevel(self.fail_on).rank
+        return any(result.worst is not None and result.worst.rank <= least for result in results)
+
+
+@dataclass(frozen=True)
+class FixOptions:
+    """Whether findings are to be fixed, and where the result goes.
+
+    Attributes:
+        diff: show what would change; nothing is written.
+        out: the model to write; None for none.
+        in_place: replace the models.
+        within: limits of passes that are not equal.
+    """
+
+    fix: bool
+    diff: bool
+    out: Path | None
+    in_place: bool
+    within: tuple[str, ...]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether passes are to be tried."""
+        return self.fix or self.diff
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """Raise if options contradict each other."""
+        if self.is_wanted and not self.diff and self.out is None and not self.in_place:
+            raise click.UsageError("--fix needs an output. Add -o OUT, --in-place, or --diff.")
+        if (self.out or self.in_place or self.within) and not self.is_wanted:
+            raise click.UsageError("-o, --in-place and --within need --fix. Add it.")
+        if self.out is not None and (self.in_place or len(paths) > 1):
+            raise click.UsageError("-o names one model, expected --in-place for several.")
+
+    def apply(
+        self,
+        talk: Talk,
+        path: Path,
+        lint: LintOptions,
+        outputs: Outputs,
+        known: LintBaseline | None,
+    ) -> LintReport:
+        """Fix the new findings of a model, show the changes, and return the remaining findings."""
+        from qgraph.model import load
+        from qgraph.transforms import Writing, rewrite
+        from qgraph.transforms.deployment.lint_fixes import fix
+
+        model = load(path)
+        fixed = fix(
+            model,
+            lint.target,
+            select=lint.select,
+            ignore=lint.ignore,
+            within=self.within,
+            known=known,
+        )
+        # Programs read the other forms.
+        tell = show if talk.form in ("table", "text") else talk.note
+        for line in fixed.listing if self.diff else ():
+            tell(line)
+        for step in fixed.steps:
+            talk.note(f"{path}: {step}")
+        target = self.out or path
+        if not self.diff and (self.out is not None or fixed.passes):
+            writing = Writing(in_place=self.in_place, outputs=outputs)
+            rewrite(path, target, *fixed.passes, command="lint", writing=writing)
+            talk.note(f"wrote {target}")
+        return fixed.before if self.diff else fixed.after
+
+
+fix_options = options.gathered(
+    "fixing",
+    FixOptions,
+    options.flag("--fix", text="Apply the passes that findings name; needs -o."),
+    options.flag("--diff", text="Show what --fix would change; write no model."),
+    options.output_option,
+    options.flag("--in-place", text="Replace each MODEL."),
+    options.repeated(
+        "--within",
+        metavar="LIMIT",
+        text="Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable.",
+    ),
+)
+
+
+def _lint_options(
+    target: str | None,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    fail_on: str | None,
+    baseline: Path | None,
+    write_baseline: Path | None,
+) -> LintOptions:
+    settings = project_settings(Path.cwd())
+    stated = settings.get("baseline") if write_baseline is None else None
+    return LintOptions(
+        settings.get("target") if target is None else target,
+        select or tuple(settings.get("select", ())),
+        (*settings.get("ignore", ()), *ignore),
+        fail_on or str(settings.get("fail-on", "warning")),
+        baseline or (None if stated is None else Path(stated)),
+        write_baseline,
+    )
+
+
+lint_options = options.gathered(
+    "lint",
+    _lint_options,
+    click.option(
+        "--target",
+        metavar="TARGET",
+        shell_complete=completion.targets,
+        help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
+    ),
+    options.repeated(
+        "--select",
+        metavar="IDS",
+        text="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
+        "QG4, or names.",
+        shell_complete=completion.rules,
+    ),
+    options.repeated(
+        "--ignore", metavar="IDS", text="Not these rules.", shell_complete=completion.rules
+    ),
+    options.word_option(
+        "--fail-on",
+        _LEVELS,
+        "Minimum severity for exit status 1: error, warning, info or never [warning].",
+        None,
+    ),
+    options.file_option("--baseline", text="Ignore the findings in FILE."),
+    options.file_option(
+        "--write-baseline",
+        text="Write all findings to FILE, for --baseline; the exit status is 0 then.",
+    ),
+)
+
+
+def project_settings(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of the project that contains a folder; empty if there are none.
+
+    Paths are relative to the settings file.
+
+    Raises:
+        OptionError: a setting is not known, or has another type.
+    """
+    for parent in (folder, *folder.parents):
+        for name, keys in _FILES:
+            file = parent / name
+            if file.is_file():
+                table = _table(file, keys)
+                if table is not None:
+                    return _checked(file, table)
+    return {}
+
+
+def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
+    try:
+        table: Any = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"{file}: cannot be read ({plain_message(error)}), expected TOML. Correct it."
+        ) from error
+    others = [key for key in table if key not in keys] if len(keys) == 1 else []
+    if others:  # the file has nothing else
+        raise OptionError(
+            f"{file}: there is {shown(others[0])}, expected the table [{keys[0]}]. Correct it."
+        )
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None
+
+
+def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = dict(table)
+    for key, value in table.items():
+        if key not in (*_LISTS, *_WORDS):
+            keys = (*_LISTS, *_WORDS)
+            raise OptionError(
+                f"{file}: there is no setting {shown(key)} of lint, expected one of "
+                f"{', '.join(keys)}.{meant(key, keys)}"
+            )
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (is_list if key in _LISTS else isinstance(value, str)):
+            wanted = "a list of strings" if key in _LISTS else "a string"
+            raise OptionError(f"{file}: {key} is {shown(value)}, expected {wanted}. Correct it.")
+    if settings.get("fail-on", "warning") not in _LEVELS:
+        raise OptionError(
+            f"{file}: fail-on is {shown(settings['fail-on'])}, expected one of "
+            f"{', '.join(_LEVELS)}. Correct it."
+        )
+    if "baseline" in settings:
+        settings["baseline"] = str(file.parent / settings["baseline"])
+    if str(settings.get("target", "")).endswith(".toml"):
+        settings["target"] = str(file.parent / settings["target"])
+    return settings
 
 
 @click.command(name="lint")

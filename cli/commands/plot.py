@@ -9,8 +9,7 @@ import click
 from qgraph.cli import completion, options
 from qgraph.cli.documents import advise
 from qgraph.cli.files import planned
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 
 _FORMATS = (".svg", ".png")
 

@@ -12,8 +12,7 @@ from qgraph.cli import options
 from qgraph.cli.documents import advise, show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import bounding_options
-from qgraph.cli.output import Talk, show, show_paragraph
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk, show, show_paragraph
 from qgraph.cli.several import pairs_of_models
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.reporting.view import Tone

@@ -13,8 +13,7 @@ from qgraph.cli import options
 from qgraph.cli.documents import advise
 from qgraph.cli.files import planned, protect_models
 from qgraph.cli.inputs import InputOptions, input_options, probes_option
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.effort import is_over
 from qgraph.text import amount, counted
 

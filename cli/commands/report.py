@@ -12,8 +12,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.documents import advise
 from qgraph.cli.files import Views, planned, protect_models, view_options
-from qgraph.cli.output import Talk, show_paragraph
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.errors import QGraphError, plain_message
 from qgraph.version import READABLE
 

@@ -12,8 +12,7 @@ from qgraph.cli import completion, options
 from qgraph.cli.documents import advise, show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options
-from qgraph.cli.output import Talk
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import ProgressBar, Talk
 
 
 @click.command(name="run")

@@ -10,8 +10,7 @@ from qgraph.bound import Bounding
 from qgraph.cli import options
 from qgraph.cli.files import Views, deliver, planned, view_options
 from qgraph.cli.inputs import InputOptions, bounding_options, input_options
-from qgraph.cli.output import UNDECIDED, Talk
-from qgraph.cli.progress import ProgressBar
+from qgraph.cli.output import UNDECIDED, ProgressBar, Talk
 
 
 @click.command(name="why")

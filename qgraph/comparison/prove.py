@@ -23,7 +23,7 @@ from qgraph.errors import (
     plain_message,
 )
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
-from qgraph.execution.continuation import ModelRuns
+from qgraph.execution.demonstration import ModelRuns
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
 from qgraph.graph.interface import names

@@ -10,13 +10,13 @@ from typing import Any
 from qgraph.certificate import Identity
 from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.metrics import OutputComparison, finite
-from qgraph.display import Displayed
 from qgraph.errors import EquivalenceError
 from qgraph.reporting.bounds_view import bounds_sentence
 from qgraph.reporting.check_view import origin
 from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
 from qgraph.reporting.runtimes_view import runtime_sentence
+from qgraph.text import Displayed
 from qgraph.version import head
 
 

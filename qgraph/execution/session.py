@@ -1,4 +1,4 @@
-"""A session of ONNX Runtime for some nodes of a graph, or for a whole graph."""
+"""A session of ONNX Runtime for some nodes, and for which it follows the definitions of ONNX."""
 
 from __future__ import annotations
 

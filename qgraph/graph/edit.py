@@ -14,15 +14,13 @@ import onnx_ir as ir
 
 from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, deferred_form
+from qgraph.graph.draft_parts import Operand as Operand
+from qgraph.graph.draft_parts import Region as Region
+from qgraph.graph.draft_parts import SizeSummary, Tracer
 from qgraph.graph.opset.history import first_opset
 from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
-from qgraph.graph.size_summary import SizeSummary
-from qgraph.graph.tracer import Operand as Operand
-from qgraph.graph.tracer import Region as Region
-from qgraph.graph.tracer import Tracer
 from qgraph.numerics import Array
-from qgraph.numerics.open_scale import OpenScale
-from qgraph.numerics.values import fingerprint
+from qgraph.numerics.values import OpenScale, fingerprint
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """16-bit float types, in which drafts compute if the data or the result has this type."""

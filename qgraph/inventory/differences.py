@@ -15,14 +15,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.display import Displayed
 from qgraph.errors import ModelError
 from qgraph.inventory.alike import pairs_of_alike
 from qgraph.inventory.description import Described, Description, coded_descriptions, descriptions
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
-from qgraph.text import one_line
+from qgraph.text import Displayed, one_line
 from qgraph.version import head
 
 Pair = tuple[Described | None, Described | None]

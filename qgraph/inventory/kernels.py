@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qgraph.execution.loading import reason
+from qgraph.errors import runtime_message
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -129,7 +129,7 @@ def main(model: Path, answer: Path) -> None:
         kernels = of_openvino(runtime.Core().compile_model(str(model), "CPU"))
         content["kernels"] = [dataclasses.asdict(each) for each in kernels]
     except Exception as error:  # the runtimes' exceptions have no common base class
-        content["failure"] = reason(error, model.parent)
+        content["failure"] = runtime_message(error, model.parent)
     answer.write_text(json.dumps(content))
 
 

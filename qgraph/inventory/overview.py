@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.display import Displayed
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.execution.alone import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
@@ -28,7 +27,7 @@ from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.engine import RuntimeVerdict, runtimes_of
 from qgraph.targets.reader import profiles
-from qgraph.text import counted
+from qgraph.text import Displayed, counted
 
 __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from qgraph.errors import OptionError, QGraphError, UnsupportedError, require
-from qgraph.execution.continuation import ModelRuns
+from qgraph.execution.demonstration import ModelRuns
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import fixed_sizes

@@ -1,5 +1,5 @@
 """Rules about quantized models, a file for each family."""
 
-from qgraph.display import let_call
+from qgraph.text import let_call
 
 let_call(__name__)

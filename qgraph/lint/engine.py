@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from qgraph.certificate import Identity
-from qgraph.display import Displayed, Fields
 from qgraph.errors import OptionError, QGraphError, meant, require, shown, unexpected
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.observation import Batch, observe
@@ -21,7 +20,7 @@ from qgraph.lint.rule_pages import page_of_rule
 from qgraph.model import Source, load
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
-from qgraph.text import counted
+from qgraph.text import Displayed, Fields, counted
 from qgraph.version import head
 
 Ids = str | Iterable[str]

@@ -1,10 +1,14 @@
-"""Elementwise operations on big tensors, in pieces that fit in the cache, on all cores."""
+"""Elementwise operations on big tensors, in pieces that fit in the cache, on all cores.
+
+numba compiles loops to vector instructions, if it is installed.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import functools
 import itertools
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -175,3 +179,17 @@ def _threads() -> ThreadPoolExecutor:
 if hasattr(os, "register_at_fork"):
     # A forked process has none of its parent's threads.
     os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def find_numba() -> Any:
+    """Return the module numba; None if it is not installed, or does not compile."""
+    try:
+        import numba
+    except ImportError as error:
+        logger.debug("NumPy is used alone: %s", error)
+        return None
+    return None if getattr(numba.config, "DISABLE_JIT", False) else numba

@@ -11,7 +11,7 @@ from qgraph.evidence import Demonstration
 from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.graph.scopes import graphs_of
-from qgraph.ops.determined import is_exact, is_random
+from qgraph.ops.known_values import is_exact, is_random
 from qgraph.proof.discharge import Shown, discharge
 from qgraph.proof.forced import Runner, Search, demonstrations, forced
 from qgraph.proof.functions.decide import undecided

@@ -43,7 +43,7 @@ _MOST = 32
 
 
 class Runner(Protocol):
-    """Runs two models, see :class:`qgraph.execution.continuation.ModelRuns`."""
+    """Runs two models, see :class:`qgraph.execution.demonstration.ModelRuns`."""
 
     def demonstrate(
         self,

@@ -15,8 +15,8 @@ from qgraph.graph.interface import Pair, fixed_sizes
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
-from qgraph.ops.determined import meets_both_zeros
 from qgraph.ops.dispatch import compute
+from qgraph.ops.known_values import meets_both_zeros
 from qgraph.proof.functions.decide import (
     PairOutcome,
     check_shapes,

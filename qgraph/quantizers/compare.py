@@ -18,10 +18,9 @@ from qgraph.graph.edit import HALF_TYPES, Draft
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
 from qgraph.numerics import Array
-from qgraph.numerics.open_scale import OpenScale
-from qgraph.numerics.values import compare_values
-from qgraph.ops.determined import CHOOSING, meets_both_zeros
+from qgraph.numerics.values import OpenScale, compare_values
 from qgraph.ops.dispatch import evaluate
+from qgraph.ops.known_values import CHOOSING, meets_both_zeros
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
 from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Expr

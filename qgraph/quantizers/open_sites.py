@@ -12,7 +12,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import array_of, constant_tensor
 from qgraph.graph.edit import Draft, Region
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.open_scale import OpenScale, ScaleReadError
+from qgraph.numerics.values import OpenScale, ScaleReadError
 from qgraph.proof.functions.lowering import Forms
 from qgraph.proof.functions.pair import scale_of
 from qgraph.quantizers.dialects.dialect import Site

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.numerics import Float32
-from qgraph.numerics.open_scale import ScaleReadError
 from qgraph.numerics.rounding import Rounding
+from qgraph.numerics.values import ScaleReadError
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.proof.functions.lowering import Forms

@@ -6,9 +6,9 @@ UnsupportedError if the checker cannot decide it.
 
 from __future__ import annotations
 
-from qgraph.display import let_call
 from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
 from qgraph.reasons import Undecidable
+from qgraph.text import let_call
 
 FAILURES = (UnsupportedError, Undecidable, OperatorError, ValueError, TypeError, IndexError)
 """What is raised about models that the checker does not know enough of."""

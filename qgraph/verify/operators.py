@@ -12,7 +12,7 @@ from qgraph.graph.constants import constant
 from qgraph.graph.opset.versions import OLDEST, changes
 from qgraph.graph.schema import attribute_values
 from qgraph.graph.scopes import subgraphs
-from qgraph.ops.determined import is_random
+from qgraph.ops.known_values import is_random
 from qgraph.ops.operator import operator_of
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from qgraph.cli import progress
+from qgraph.cli import output
 from qgraph.cli.documents import common_prefix, csv_text, shortened, show_table
 from qgraph.cli.output import Talk, show_paragraph
 from qgraph.reporting.view import Cell, Column, Table, Tone
@@ -123,10 +123,10 @@ def until(capsys, text: str, *, tries: int = 600) -> str:
 
 
 def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
 
     def work(talk: Talk, tries: int) -> str:
-        with progress.ProgressBar(talk) as bar:
+        with output.ProgressBar(talk) as bar:
             bar.tell("reading", 0, 0)
             shown = until(capsys, "reading", tries=tries)
             bar.tell("writing \x1b[2J", 1, 2)
@@ -141,9 +141,9 @@ def test_progress_shows_on_terminals_when_work_takes_long(capsys, terminal, monk
 
 
 def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(output, "_DELAY_SECONDS", 0.01)
     terminal(120)
-    with progress.ProgressBar(Talk()) as bar:
+    with output.ProgressBar(Talk()) as bar:
         bar.tell_bytes("writing", 0, 0)
         until(capsys, "writing")
         bar.tell_bytes("writing", 1 << 30, 4 << 30)
@@ -155,7 +155,7 @@ def test_progress_in_bytes_tells_the_rate_and_the_time_left(capsys, terminal, mo
 
 def test_progress_is_not_shown_for_short_work(capsys, terminal):
     terminal(80)
-    with progress.ProgressBar(Talk()) as bar:
+    with output.ProgressBar(Talk()) as bar:
         bar.tell("reading", 0, 0)
     assert capsys.readouterr().err == ""
 

@@ -207,7 +207,7 @@ def test_bars_show_everything_that_occurs():
 def test_progress_tells_the_batch(qgraph, model, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(
-        "qgraph.cli.progress.ProgressBar.tell", lambda self, *state: told.append(state)
+        "qgraph.cli.output.ProgressBar.tell", lambda self, *state: told.append(state)
     )
     np.save(tmp_path / "x.npy", np.zeros((5, 4), np.float32))
     source = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "numpy"]

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qgraph.ops.determined import is_random
+from qgraph.ops.known_values import is_random
 
 SEEDED = {s.name for s in onnx.defs.get_all_schemas_with_history() if "seed" in s.attributes}
 """Standard operators that take a seed of random numbers."""

@@ -10,7 +10,7 @@ import pytest
 
 import qgraph
 from qgraph import transforms
-from qgraph.ops.expanded_parameters import expanded_parameters
+from qgraph.ops.static_parameters import expanded_parameters
 
 # As Keras exports a layer of HGQ2 that saturates: the limits are computed behind the Expand.
 SATURATED = """<ir_version: 9, opset_import: ["": 20]>

@@ -10,8 +10,7 @@ import pytest
 
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.definitions import fake_quantize, quant, quantize_linear
-from qgraph.ops.linear_stages import linear_stages
-from qgraph.ops.steps import Stages
+from qgraph.ops.steps import Stages, linear_stages
 
 OP = SimpleNamespace(
     **{

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.graph.edit import Editor
-from qgraph.numerics.open_scale import OpenScale, ScaleReadError
+from qgraph.numerics.values import OpenScale, ScaleReadError
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.open_sites import opened, spelled_once

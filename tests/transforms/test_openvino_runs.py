@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qgraph.inventory.saturation import saturates
+from qgraph.inventory.executed import saturates
 from qgraph.model import Model, load
 from qgraph.numerics.formats import IntFormat
 from qgraph.reports import SiteStatus

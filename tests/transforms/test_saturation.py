@@ -13,7 +13,7 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.errors import OptionError
-from qgraph.inventory.saturation import saturates
+from qgraph.inventory.executed import saturates
 from qgraph.reporting.pages import page_of
 from qgraph.reporting.view import Tone
 from qgraph.targets.reader import profile_of

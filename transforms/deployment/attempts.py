@@ -12,7 +12,7 @@ from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.effort import require_time
 from qgraph.exactness import Exactness, ProofVerdict
-from qgraph.execution.continuation import ModelRuns
+from qgraph.execution.demonstration import ModelRuns
 from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
 from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model

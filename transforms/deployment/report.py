@@ -16,7 +16,6 @@ from qgraph.certificate import Certificate
 from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.tolerance import Scoring, Tolerances
-from qgraph.display import Displayed
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError, meant, shown
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import node_name
@@ -27,7 +26,7 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
 from qgraph.reporting.deploy_view import not_loaded
 from qgraph.targets.layer import LAYERS
-from qgraph.text import counted
+from qgraph.text import Displayed, counted
 from qgraph.transforms.deployment.tuning import Tuning
 from qgraph.version import head
 

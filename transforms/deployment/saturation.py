@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.description import descriptions
+from qgraph.inventory.executed import saturates
 from qgraph.inventory.layers import FoundLayer, quantized_einsums, quantized_layers
-from qgraph.inventory.saturation import saturates
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.deferred import DeferredTensor
+from qgraph.graph.draft_parts import SizeSummary
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.size_summary import SizeSummary
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, packed_size

@@ -23,8 +23,7 @@ from typing import Any, NoReturn, Self, TextIO, cast
 
 import numpy as np
 
-from qgraph.display import Displayed
-from qgraph.effort import seconds_left
+from qgraph.effort import LOADING_SECONDS, seconds_left
 from qgraph.errors import (
     Choice,
     ExecutionError,
@@ -34,12 +33,12 @@ from qgraph.errors import (
     member,
     require,
 )
-from qgraph.execution.loading import LOADING_SECONDS
 from qgraph.execution.prepare import RandomBatches
 from qgraph.graph.interface import static
 from qgraph.inventory.kernels import Kernels
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.text import Displayed
 from qgraph.version import head
 
 _WORKER = "qgraph.comparison.bench.worker"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qgraph.execution.loading import reason
+from qgraph.errors import runtime_message
 from qgraph.inventory.kernels import Kernels, of_graph, of_onnxruntime, of_openvino
 from qgraph.numerics import Array
 
@@ -54,7 +54,7 @@ def main(path: Path) -> None:
         peak = _peak()
         kernels = dataclasses.asdict(loaded.kernels())
     except Exception as error:  # the runtimes' exceptions have no common base class
-        answer(failure=reason(error, Path(job["model"]).parent))
+        answer(failure=runtime_message(error, Path(job["model"]).parent))
         return
     answer(version=loaded.version, load=loading, first=first, peak=peak, kernels=kernels)
     for line in sys.stdin:

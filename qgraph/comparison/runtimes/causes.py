@@ -17,9 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from qgraph.effort import seconds_left
+from qgraph.effort import LOADING_SECONDS, seconds_left
 from qgraph.errors import QGraphError
-from qgraph.execution.loading import LOADING_SECONDS
 from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
 from qgraph.model import Model
 from qgraph.numerics import Array

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from qgraph.execution.loading import reason
+from qgraph.errors import runtime_message
 from qgraph.numerics import Array
 
 Feeds = Mapping[str, Array]
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
                     np.savez(file, **arrays)
             results.append(None)
         except Exception as error:  # the runtimes' exceptions have no common base class
-            results.append(reason(error, folder))
+            results.append(runtime_message(error, folder))
     version = str(getattr(module, "__version__", ""))
     answer = {"version": version, "failures": results}
     (folder / "answer.json").write_text(json.dumps(answer))

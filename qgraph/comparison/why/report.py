@@ -13,13 +13,12 @@ from qgraph.certificate import Identity
 from qgraph.comparison.metrics import Comparing, finite
 from qgraph.comparison.tolerance import Metric
 from qgraph.comparison.why.pairing import SELECTED
-from qgraph.display import Displayed
 from qgraph.execution.executor import Executor
 from qgraph.inventory.statistics import codes_of, is_clipped, levels_of
 from qgraph.numerics import Array
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating, Unnamed, arrays_of
-from qgraph.text import counted
+from qgraph.text import Displayed, counted
 from qgraph.version import head
 
 

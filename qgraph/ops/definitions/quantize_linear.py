@@ -16,8 +16,8 @@ from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array, blocks, chunks, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, container, numpy_dtype
 from qgraph.ops import steps
-from qgraph.ops.linear_stages import linear_stages
 from qgraph.ops.operator import operator
+from qgraph.ops.steps import linear_stages
 
 SCHEMA = OpSchema(
     name="QuantizeLinear",

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Float32, Mask
-from qgraph.numerics.jit import find_numba
+from qgraph.numerics.chunks import find_numba
 from qgraph.proof.functions.blocks import NUMPY_SIZE, NumpyBlocks, PairBlocks, Results, Same
 from qgraph.proof.functions.expression import BOOL, FLOAT, INPUT, TABLE, Expr, integer_range
 from qgraph.proof.functions.finding import special_inputs

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.open_scale import OpenScale
+from qgraph.numerics.values import OpenScale
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.expression import (
     CONSTANT,

@@ -21,8 +21,7 @@ import onnx_ir as ir
 from qgraph.graph.interface import Pair, interface
 from qgraph.graph.scopes import graphs_of, subgraphs
 from qgraph.numerics.values import fingerprint
-from qgraph.ops.determined import is_random
-from qgraph.ops.known_values import KnownValues
+from qgraph.ops.known_values import KnownValues, is_random
 from qgraph.proof.matching.label import (
     OperatorForm,
     common_form,

@@ -14,8 +14,8 @@ from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.history import is_known
 from qgraph.graph.opset.versions import OLDEST, changes_of
 from qgraph.graph.schema import attribute_values
-from qgraph.ops.determined import is_random
 from qgraph.ops.dispatch import Imports
+from qgraph.ops.known_values import is_random
 from qgraph.ops.operator import operator_of
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr"})

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.exactness import Method, Verdict
+from qgraph.graph.draft_parts import Tracer
 from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
-from qgraph.graph.tracer import Tracer
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.lowering import laid_out, parameter_array

@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.deferred import DeferredTensor
+from qgraph.graph.draft_parts import SizeSummary, Tally
 from qgraph.graph.edit import Draft, Editor, Operand
-from qgraph.graph.size_summary import SizeSummary, Tally
 from qgraph.graph.streaming import FileRange
 from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array, Float32

@@ -23,8 +23,8 @@ import onnx_ir as ir
 from qgraph.graph.edit import HALF_TYPES, Draft, Operand
 from qgraph.numerics import Float32
 from qgraph.numerics.minifloat import binary_exponent
-from qgraph.numerics.open_scale import OpenScale
 from qgraph.numerics.rounding import Rounding
+from qgraph.numerics.values import OpenScale
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.quantizers.dialects.dialect import SiteWriter, Writers, node

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from qgraph.errors import ModelError
-from qgraph.graph.size_summary import SizeSummary, Tally
+from qgraph.graph.draft_parts import SizeSummary, Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat, container

@@ -23,7 +23,7 @@ from qgraph.graph.streaming import FileRange, Sink, Stream
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, container, unpack
 from qgraph.numerics.values import compare_values
-from qgraph.ops.determined import CHOOSING
+from qgraph.ops.known_values import CHOOSING
 from qgraph.quantizers.weights import codes_job, job
 from qgraph.quantizers.weights.job import JobPart, flat_parts
 from qgraph.quantizers.weights.level_table import aligned, distinct, numbers_of

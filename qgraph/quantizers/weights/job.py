@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import PART_BYTES, Job, MemorySink
-from qgraph.graph.size_summary import Tally
+from qgraph.graph.draft_parts import Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, pack, packed_size, unpack

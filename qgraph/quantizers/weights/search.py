@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from qgraph.numerics import Array, Float32
+from qgraph.numerics.chunks import find_numba
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.numerics.jit import find_numba
 from qgraph.numerics.minifloat import MINIFLOATS, cast
 from qgraph.quantizers.weights.scheme import (
     E8M0,

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from qgraph.numerics.open_scale import OpenScale
+from qgraph.numerics.values import OpenScale
 from qgraph.proof.functions.decide import decide, decide_all, decide_pairs
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.finding import PairFinding, Runs

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.graph.deferred import DeferredTensor, MemorySink
-from qgraph.graph.size_summary import Tally
+from qgraph.graph.draft_parts import Tally
 from qgraph.graph.streaming import Sink
 from qgraph.model import Model, load
 from qgraph.numerics.float32 import look_up

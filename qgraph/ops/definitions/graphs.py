@@ -1,6 +1,8 @@
-"""Operators of QONNX that are defined by graphs: Im2Col, MultiThreshold, QuantAvgPool2d."""
+"""Operators of QONNX and TensorFlow defined by graphs, and those without a known graph."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -130,3 +132,81 @@ def quant_avg_pool(draft: Draft, node: ir.Node) -> Operand:
     if is_last and isinstance(codes, ir.Value):
         return pieces.moved(draft, codes, [0, 2, 3, 1])
     return codes
+
+
+_MOST_BITS = 16
+
+
+_REMARK = (
+    "an empty range gives NaN here, and zeros in TensorFlow; a build of TensorFlow may fuse a "
+    "product with the difference after it, which moves results next to ties"
+)
+
+
+@composite("FakeQuantWithMinMaxVarsPerChannel", "", remark=_REMARK)
+@composite("FakeQuantWithMinMaxVars", "", remark=_REMARK)
+def fake_quant_with_min_max_vars(draft: Draft, node: ir.Node) -> Operand:
+    """Write ``floor((clip(x, low, high) - low) / scale - origin + 0.5) * scale``.
+
+    Codes are ``first = narrow_range`` to ``last = 2**num_bits - 1``. The range from ``min`` to
+    ``max`` is moved first, so that 0 is one of its levels::
+
+        scale = (max - min) / (last - first)
+        z = round(clip(first - min / scale, first, last))        halves up
+        low, high = (first - z) * scale, (last - z) * scale
+
+    The quotient is a product with ``1 / scale``, and ``origin`` is ``floor(-low / scale + 0.5)``.
+    Ranges of channels are those of the last axis.
+
+    Source: TensorFlow 2.21, by reading and running its CPU kernels.
+    """
+    bits = node.attributes.get_int("num_bits", 8)
+    if not 2 <= bits <= _MOST_BITS:
+        raise ValueError(f"num_bits is {bits}, expected 2 to {_MOST_BITS}. Correct the exporter")
+    x, least, most = (pieces.operand(node, index) for index in range(3))
+    op, first = draft.op, float(bool(node.attributes.get_int("narrow_range", 0)))
+    last = 2.0**bits - 1
+    scale = op.Div(op.Sub(most, least), last - first)
+    z = op.Min(op.Max(op.Sub(first, op.Div(least, scale)), first), last)
+    whole = op.Floor(z)
+    z = op.Where(op.GreaterOrEqual(op.Sub(z, whole), 0.5), op.Add(whole, 1.0), whole)
+    low, high = (op.Mul(op.Sub(end, z), scale) for end in (first, last))
+    inverse = op.Div(1.0, scale)
+    origin = op.Floor(op.Add(op.Mul(op.Neg(low), inverse), 0.5))
+    steps = op.Mul(op.Sub(op.Max(op.Min(x, high), low), low), inverse)
+    return op.Mul(op.Floor(op.Add(op.Sub(steps, origin), 0.5)), scale)
+
+
+_NO_GRAPH = "so that no graph is known to be equal. "
+_DYNAMIC = (
+    "it computes scales of blocks at run time, and NVIDIA does not publish where it rounds, "
+    f"{_NO_GRAPH}Run the model in TensorRT, or export it with static scales"
+)
+_CELL = (
+    "it stands for a whole quantized LSTM, and neither Brevitas nor QONNX says where it rounds, "
+    f"{_NO_GRAPH}Run the model in Brevitas, or export its steps as separate operators"
+)
+_QUARK = (
+    f"AMD documents no formula for it, {_NO_GRAPH}Run the model with Quark's library, or quantize "
+    "it without extended operators"
+)
+
+UNDEFINED = {
+    "TRT_FP4DynamicQuantize": (("trt",), _DYNAMIC),
+    "TRT_MXFP8DynamicQuantize": (("trt",), _DYNAMIC),
+    "QuantLSTMCell": (("qonnx.custom_op.general", "onnx.brevitas"), _CELL),
+    "ExtendedLSTM": (("com.amd.quark",), _QUARK),
+    "ExtendedInstanceNormalization": (("com.amd.quark",), _QUARK),
+}
+"""The domains of each operator, and why it has no graph."""
+
+
+def _refusal(reason: str) -> Callable[[Draft, ir.Node], Operand]:
+    def refuse(draft: Draft, node: ir.Node) -> Operand:
+        raise ValueError(reason)
+
+    return refuse
+
+
+for _name, (_domains, _reason) in UNDEFINED.items():
+    composite(_name, *_domains, is_defined=False)(_refusal(_reason))
