@@ -167,8 +167,8 @@ class Comparing:
         return equal
 
     def _add_piece(self, x: Array, y: Array, step: npt.NDArray[np.float32] | None) -> bool:
-        differs = ~same(x, y)
-        wrong = int(np.count_nonzero(differs))
+        equal = same(x, y)
+        wrong = equal.size - int(np.count_nonzero(equal))
         self._mismatches += wrong
         if not self._is_numeric:
             return not wrong
@@ -177,7 +177,12 @@ class Comparing:
         with np.errstate(all="ignore"):
             self._correlate(a, b)
             if wrong:
-                self._measure(x, y, np.where(differs, np.abs(a - b), 0.0), differs, step)
+                apart = np.subtract(a, b, out=b)
+                np.abs(apart, out=apart)
+                # A mask of everything would copy everything.
+                differs = ... if wrong == equal.size else ~equal
+                np.copyto(apart, 0.0, where=equal)
+                self._measure(x, y, apart, differs, step)
         return not wrong
 
     def result(self) -> OutputComparison:
@@ -235,11 +240,17 @@ class Comparing:
             self._agreeing += int(np.count_nonzero(is_same))
 
     def _correlate(self, a: Float64, b: Float64) -> None:
-        self._signal += _square_sum(a)
+        signal = _square_sum(a)
+        self._signal += signal
+        if a is b:
+            self._dot, self._ours, self._theirs = (
+                total + signal for total in (self._dot, self._ours, self._theirs)
+            )
+            return
         is_finite = np.isfinite(a) & np.isfinite(b)
         x, y = (a, b) if is_finite.all() else (a[is_finite], b[is_finite])
         self._dot += float(np.sum(x * y))
-        self._ours += float(np.sum(x * x))
+        self._ours += signal if x is a else float(np.sum(x * x))
         self._theirs += float(np.sum(y * y))
 
     def _measure(
@@ -247,7 +258,7 @@ class Comparing:
         x: Array,
         y: Array,
         apart: Float64,
-        differs: npt.NDArray[np.bool_],
+        differs: npt.NDArray[np.bool_] | EllipsisType,
         step: npt.NDArray[np.float32] | None,
     ) -> None:
         apart[np.isnan(apart)] = np.inf
@@ -260,9 +271,13 @@ class Comparing:
         else:
             unit = step[differs].astype(np.float64)
             self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
-        buckets = apart[differs].astype(np.float32).view(np.int32) >> _DROPPED_BITS
-        counts = np.bincount(buckets, minlength=1 << (31 - _DROPPED_BITS))
-        self._bins = counts if self._bins is None else self._bins + counts
+        buckets = apart[differs].astype(np.float32).reshape(-1).view(np.int32) >> _DROPPED_BITS
+        if self._bins is None:
+            self._bins = np.zeros(1 << (31 - _DROPPED_BITS), np.int64)
+        # Differences of one piece fill a few of the bins.
+        least = buckets.min()
+        counts = np.bincount(buckets - least)
+        self._bins[least : least + counts.size] += counts
 
     def _quantiles(self) -> tuple[float, ...]:
         """Return the quantiles of the differences; values without one count as 0."""
@@ -354,20 +369,25 @@ def _square_sum(numbers: Float64) -> float:
 
 
 def _ulps(x: Array, y: Array) -> int:
-    if not _is_float(x.dtype):
-        first, second = (side.astype(np.int64) for side in (x, y))
-    else:
-        first, second = (_ordered(side) for side in (x, y))
+    first, second = (
+        _ordered(side) if _is_float(side.dtype) else side.astype(np.int64) for side in (x, y)
+    )
     high, low = np.maximum(first, second), np.minimum(first, second)
-    # Modulo 2**64 the difference of two int64 is right when taken as unsigned.
-    return int((high.view(np.uint64) - low.view(np.uint64)).max())
+    # Modulo 2**n the difference of two integers of n bits is right when taken as unsigned.
+    unsigned = np.dtype(f"u{high.itemsize}")
+    return int((high.view(unsigned) - low.view(unsigned)).max())
 
 
-def _ordered(x: Array) -> npt.NDArray[np.int64]:
+def _ordered(x: Array) -> Array:
     """Return integers that count floats from 0 upward and downward; NaN comes after infinity."""
     if x.dtype not in _BITS:
         x = x.astype(np.float32)
-    bits = x.view(_BITS[x.dtype])
+    bits = x.reshape(-1).view(_BITS[x.dtype])
+    sign = bits >> (8 * bits.itemsize - 1)
+    # With the other bits flipped, negative numbers are in order; -0 becomes -1, and then 0.
+    keys = sign & np.iinfo(bits.dtype).max
+    keys ^= bits
+    keys -= sign
     top = np.asarray(np.inf).astype(x.dtype).view(bits.dtype)
-    keys = np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)
-    return np.where(np.isnan(x), np.int64(top) + 1, keys)
+    np.copyto(keys, top + 1, where=np.isnan(x.reshape(-1)))
+    return keys

@@ -41,6 +41,9 @@ _THREADED = 1 << 19
 _LITTLE = 1 << 10
 """Elements up to which the number of calls matters, not what they do."""
 
+_RARE = 16
+"""A masked copy is faster if it changes one element of so many at most."""
+
 _SHORT = 64
 """Elements below which a parameter is spread out: loops over so few of them are slow."""
 
@@ -88,7 +91,7 @@ def put(y: Array, value: Array, mask: Mask) -> None:
 
     On the bits, as a masked copy takes several times as long, unless there is little to copy.
     """
-    if y.size <= _LITTLE:
+    if y.size <= _LITTLE or np.count_nonzero(mask) * _RARE <= y.size:
         np.copyto(y, value, where=mask)
         return
     integer = np.dtype(f"i{y.itemsize}")

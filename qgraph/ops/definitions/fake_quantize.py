@@ -275,13 +275,12 @@ class RangeStages:
         np.multiply(y, y.dtype.type(self.last), out=y)
         if above is not None:
             # Data within the range is at the last level at most.
-            np.add(y, above + above, out=y)
+            np.add(y, above, out=y)
 
     def level(self, y: Array, *arrays: Array) -> None:
         """Round and clamp."""
         np.rint(y, out=y)
-        np.maximum(y, y.dtype.type(0), out=y)
-        np.minimum(y, y.dtype.type(self.last + self.has_top), out=y)
+        np.clip(y, 0, self.last + self.has_top, out=y)
 
     def value(self, y: Array, *arrays: Array) -> None:
         """Write the value of a level in the output range."""

@@ -182,7 +182,7 @@ class CodesPlan:
         tally.elements += codes.size
         tally.unchanged += codes.size
         tally.clipped += clipped
-        _note_used(codes, self.coding.bits, tally.used)
+        _note_used(codes, tally.used)
         return codes
 
     def _by_element(self, data: Array, start: int, tally: Tally) -> Array:
@@ -197,7 +197,7 @@ class CodesPlan:
             self._compare(data, values, decoded, start, tally)
             tally.clipped += coding.clipped(codes, seen, scale, box)
         flat = codes.reshape(-1)
-        _note_used(flat, coding.bits, tally.used)
+        _note_used(flat, tally.used)
         return flat
 
     def _compare(
@@ -276,7 +276,7 @@ def tally_of(
     """Return the counts of elements whose values and codes are all in memory, in one shape."""
     tally = _no_elements(coding.bits)
     tally.elements, tally.unchanged = values.size, int(np.count_nonzero(values == decoded))
-    _note_used(codes.reshape(-1), coding.bits, tally.used)
+    _note_used(codes.reshape(-1), tally.used)
     with np.errstate(all="ignore"):
         tally.clipped = coding.clipped(codes, data, coding.scale.at(*box), box)
     return tally
@@ -286,17 +286,17 @@ def _no_elements(bits: int) -> Tally:
     return Tally(used=np.zeros(1 << bits if bits <= _MOST_COUNTED_BITS else 0, bool))
 
 
-def _note_used(codes: Array, bits: int, used: Mask) -> None:
+def _note_used(codes: Array, used: Mask) -> None:
     """Mark the used codes; most pieces contain no new ones."""
-    if used.all():
+    if not codes.size or used.all():
         return
-    if bits > 8:
-        used[np.unique(codes.view(np.uint16))] = True
+    mask = used.size - 1
+    if used[np.arange(int(codes.min()), int(codes.max()) + 1) & mask].all():
         return
-    plain = codes.view(np.uint8)
-    if bits < 8:
-        plain = plain & np.uint8((1 << bits) - 1)
-    missing = np.flatnonzero(~used).astype(np.uint8)
+    plain = codes.view(f"u{codes.itemsize}")
+    if mask < np.iinfo(plain.dtype).max:
+        plain = plain & plain.dtype.type(mask)
+    missing = np.flatnonzero(~used)
     if missing.size <= _FEW:
         for code in missing:
             used[code] = (plain == code).any()

@@ -55,37 +55,38 @@ class Parameter:
     @property
     def array(self) -> Array:
         """The values; those of quantizers along an axis are float32."""
-        if not isinstance(self.held, DeferredTensor):
+        if isinstance(self.held, np.ndarray | np.generic):  # not LazyTensor, which takes long
             return self.held
         array = self.held.numpy()
         return array if self.axis is None else as_float32(array)
 
     def at(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
         """Return the values for a box of the data, so that they broadcast to it."""
-        if self.array.size == 1:
-            return self.array.reshape(())
+        array = self.array
+        if array.size == 1:
+            return array.reshape(())
         if self.axis is None:
-            missing = len(sizes) - self.array.ndim
-            axes = zip(self.array.shape, corner[missing:], sizes[missing:], strict=True)
-            cut = self.array[tuple(slice(0 if n == 1 else c, c + k) for n, c, k in axes)]
+            missing = len(sizes) - array.ndim
+            axes = zip(array.shape, corner[missing:], sizes[missing:], strict=True)
+            cut = array[tuple(slice(0 if n == 1 else c, c + k) for n, c, k in axes)]
         elif self.block_size == 0:
             start, length = corner[self.axis], sizes[self.axis]
-            cut = self.array[start : start + length]
+            cut = array[start : start + length]
             cut = cut.reshape([-1 if axis == self.axis else 1 for axis in range(len(sizes))])
         else:
-            cut = self._blocks(corner, sizes)
+            cut = self._blocks(array, corner, sizes)
         if cut.size > 1 and sizes and sizes[-1] < _SHORT:
             return np.array(np.broadcast_to(cut, sizes))
         return cut
 
-    def _blocks(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
-        ends = zip(self.array.shape, corner, sizes, strict=True)
+    def _blocks(self, array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
+        ends = zip(array.shape, corner, sizes, strict=True)
         cuts = [slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in ends]
         axis, size = self.axis or 0, self.block_size
         start, length = corner[axis], sizes[axis]
         first = start // size
         cuts[axis] = slice(first, -(-(start + length) // size))
-        spread = np.repeat(self.array[tuple(cuts)], size, axis=axis)
+        spread = np.repeat(array[tuple(cuts)], size, axis=axis)
         inside = [slice(None)] * len(sizes)
         inside[axis] = slice(start - first * size, start - first * size + length)
         return spread[tuple(inside)]
