@@ -25,6 +25,7 @@ from qgraph.comparison.bound_report import SegmentMeasure
 from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint, moved_point
 from qgraph.comparison.ideal import ideal
 from qgraph.errors import ExecutionError
+from qgraph.graph.scopes import node_name
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
 from qgraph.proof.bounds.paired_models import paired
@@ -243,14 +244,11 @@ def _tally(segment: Segment, request: Bounding) -> SegmentMeasure:
     bound = None
     if segment.reason is None and np.isfinite(segment.deviation).all():
         bound = bound_of(segment, request)
-    names = [
-        "" if node is None else node.name or str(node.outputs[0].name)
-        for node in (segment.reference, segment.candidate)
-    ]
+    ends = segment.reference, segment.candidate
+    names = ("" if node is None else node_name(node) for node in ends)
     value = segment.values[0]
     return SegmentMeasure(
-        names[0],
-        names[1],
+        *names,
         "" if value is None else str(value.name),
         segment.is_output,
         bound,

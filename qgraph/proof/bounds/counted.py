@@ -54,12 +54,12 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class _Model:
+class Finished:
     """A program, a function from its values to results, and the arrays that the function reads."""
 
     program: Program
-    finish: Callable[[Array, Pick], Array]
-    arrays: tuple[Array, ...]
+    finish: Callable[[Array, Pick], Array] = lambda values, _: values
+    arrays: tuple[Array, ...] = ()
 
     def __call__(self, points: Mapping[Hashable, Float64], pick: Pick) -> Float64:
         """Return the results for some whole numbers."""
@@ -68,16 +68,7 @@ class _Model:
             return np.asarray(self.finish(values, pick), np.float64)
 
 
-def finished(
-    program: Program,
-    finish: Callable[[Array, Pick], Array] = lambda values, _: values,
-    arrays: tuple[Array, ...] = (),
-) -> _Model:
-    """Return a model whose results are a function of the values of a program."""
-    return _Model(program, finish, arrays)
-
-
-def compare(ours: _Model, theirs: _Model, *, has_steps: bool = True) -> Counted | None:
+def compare(ours: Finished, theirs: Finished, *, has_steps: bool = True) -> Counted | None:
     """Return where the results of two models differ; None if there are too many numbers to compare.
 
     Both are functions of the same whole numbers. If ``has_steps``, their results are codes: few
@@ -120,7 +111,9 @@ def _picking(shape: tuple[int, ...], channels: Array) -> Pick:
     return pick
 
 
-def _halved(models: tuple[_Model, _Model], whole: Whole, shape: tuple[int, ...]) -> Counted | None:
+def _halved(
+    models: tuple[Finished, Finished], whole: Whole, shape: tuple[int, ...]
+) -> Counted | None:
     low, high = _ends(whole, shape)
     channels = np.arange(low.size)
 
@@ -173,7 +166,7 @@ def _tallied(
 
 
 def _enumerated(
-    models: tuple[_Model, _Model], wholes: list[Whole], shape: tuple[int, ...]
+    models: tuple[Finished, Finished], wholes: list[Whole], shape: tuple[int, ...]
 ) -> Counted | None:
     ends = [_ends(whole, shape) for whole in wholes]
     sizes = [int((high - low).max()) + 1 for low, high in ends]

@@ -35,10 +35,11 @@ class Event:
 
     def rounded(self, numbers: Float64) -> Float64:
         """Return the codes of exact numbers."""
+        round_to_whole = _ROUNDINGS.get(self.kind, np.rint)
         if self.mantissa is None:
-            return np.asarray(_round(self.kind, numbers))
+            return np.asarray(round_to_whole(numbers))
         step = self.spacing(numbers)
-        return np.asarray(_round(self.kind, numbers / step) * step)
+        return np.asarray(round_to_whole(numbers / step) * step)
 
     def spacing(self, numbers: Float64) -> Float64:
         """Return the distance of codes around each number; the larger one at a power of two."""
@@ -61,17 +62,13 @@ class Event:
         return np.asarray(np.where(np.isfinite(numbers), np.sign(numbers) * steps, numbers))
 
 
-def _round(rounding: str, numbers: Float64) -> Float64:
-    match rounding:
-        case "Floor":
-            return np.floor(numbers)
-        case "Ceil":
-            return np.ceil(numbers)
-        case "Down":
-            return np.trunc(numbers)
-        case "Up":
-            return np.asarray(np.sign(numbers) * np.ceil(np.abs(numbers)))
-    return np.rint(numbers)
+_ROUNDINGS: dict[str, Callable[[Float64], Float64]] = {
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Down": np.trunc,
+    "Up": lambda numbers: np.asarray(np.sign(numbers) * np.ceil(np.abs(numbers))),
+}
+"""Roundings that are not to nearest, by kind."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,12 @@ the moved function is a single atom, with one range and one error for all elemen
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.sums_of_products import Taps
 from qgraph.ops.windows import RIGHT, pointwise_taps
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity, of_constant
@@ -27,38 +26,127 @@ Shape = tuple[Any, ...]
 """Sizes, and texts for open ones."""
 
 
-def changed(
-    atoms: Atoms,
-    x: Quantity,
-    attributes: Hashable,
-    change: Change,
-    *,
-    has_zeros: bool = False,
-    again: Callable[[Quantity], Quantity] | None = None,
-) -> Quantity:
-    """Return a quantity with all arrays moved by ``change``; zeros may be inserted.
+@dataclass(frozen=True)
+class ElementMove:
+    """A movement of the elements of data, possibly with inserted zeros.
 
-    ``attributes`` describe the movement. ``change`` raises :class:`Undecidable` for an array that
-    it cannot move; ``again`` moves another quantity in the same way, by default by this function.
+    Attributes:
+        atoms: makes the atoms.
+        attributes: describe the movement.
+        change: moves an array that broadcasts to the data.
+        has_zeros: whether zeros are inserted.
+        again: moves another quantity in the same way; None for this movement itself.
     """
-    if again is None:
-        again = partial(_changed, atoms, attributes, change, has_zeros)
-    if x.value is not None:
-        shape = x.value.shape
-        parts = [np.broadcast_to(part, shape) for part in (x.value, x.meant.offset)]
-        return of_constant(change(parts[0]), change(parts[1]), _factors(x, shape, change))
-    try:
-        meant = Combination((), change(x.meant.offset), change(x.meant.size))
-        for c, atom in x.meant.terms:
-            moved = _moved(atoms, atom, attributes, change, has_zeros, again)
-            meant = meant.plus(atoms.carried(atom, moved, change, again).times(change(c)))
-    except Undecidable:
-        return as_one(atoms, x, attributes, has_zeros=has_zeros)
-    absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
-    low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
-    unit = None if x.unit is None else _widest(np.min, change, x.unit)
-    low, high = _with_zeros(low, high, has_zeros)
-    return Quantity(meant, low, high, absolute, relative, unit)
+
+    atoms: Atoms
+    attributes: Hashable
+    change: Change
+    has_zeros: bool = False
+    again: Callable[[Quantity], Quantity] | None = None
+
+    def of(self, x: Quantity) -> Quantity:
+        """Return a quantity with all its arrays moved."""
+        change, again = self.change, self.again or self.of
+        if x.value is not None:
+            shape = x.value.shape
+            parts = [np.broadcast_to(part, shape) for part in (x.value, x.meant.offset)]
+            return of_constant(change(parts[0]), change(parts[1]), _factors(x, shape, change))
+        try:
+            meant = Combination((), change(x.meant.offset), change(x.meant.size))
+            for c, atom in x.meant.terms:
+                moved = self.atoms.carried(atom, self._moved(atom), change, again)
+                meant = meant.plus(moved.times(change(c)))
+        except Undecidable:
+            return self.as_one(x)
+        absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
+        low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
+        unit = None if x.unit is None else _widest(np.min, change, x.unit)
+        return Quantity(meant, *self._with_zeros(low, high), absolute, relative, unit)
+
+    def as_one(self, x: Quantity) -> Quantity:
+        """Return moved data as a single atom, with one range and one error."""
+        ends = self._with_zeros(np.asarray(x.low.min()), np.asarray(x.high.max()))
+        atom = self.atoms.make("moved as one", self.attributes, (x.meant,), ends)
+        unit = None if x.unit is None else np.asarray(x.unit.min())
+        return Quantity(Combination.of(atom), *ends, np.asarray(np.max(x.error)), unit=unit)
+
+    def _moved(self, atom: Atom) -> Atom:
+        """Return an atom of moved elements; two movements of one kind are composed.
+
+        Limits are written after movements, so that both orders of a Relu give the same atom.
+        """
+        attributes = self.attributes
+        limits = _widest(np.min, self.change, atom.low), _widest(np.max, self.change, atom.high)
+        if atom.kind == "clip" and not self.has_zeros and all(n.size == 1 for n in atom.numbers):
+            numbers = [number.reshape(()) for number in atom.numbers]
+            return self.atoms.make("clip", None, (self._again(atom),), limits, numbers)
+        if atom.kind == "moved" and isinstance(attributes, tuple):
+            first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
+            ((_, inner),) = atom.arguments[0].terms
+            names = attributes[0], first[0]
+            # Between two movements, elements may be broadcast to a larger shape.
+            if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
+                if first[1] == attributes[2]:
+                    return inner
+                return self._once(inner, limits, ("Reshape", first[1], attributes[2]))
+            if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
+                axes = tuple(first[1][axis] for axis in attributes[1])
+                if axes == tuple(range(len(axes))):
+                    return inner
+                return self._once(inner, limits, ("Transpose", axes))
+        is_product = atom.kind == "sum" and atom.attributes == (RIGHT.geometry, RIGHT.trailing)
+        if is_product and isinstance(attributes, tuple):
+            layout = pointwise_taps(attributes[1]) if attributes[0] == "Transpose" else None
+            if layout is not None:
+                # rows of a matrix product, transposed to channels first, are a 1 x 1 Conv
+                places, key = (1,) * layout.trailing, (layout.geometry, layout.trailing)
+                numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
+                return self.atoms.make("sum", key, (self._again(atom),), limits, numbers)
+            if attributes[0] == "Reshape":
+                product = self._reshaped_product(atom, *attributes[1:], limits)
+                if product is not None:
+                    return product
+        return self._once(atom, limits, attributes)
+
+    def _again(self, atom: Atom) -> Combination:
+        """Return the moved argument of an atom."""
+        data = atom.arguments[0]
+        return (self.again or self.of)(Quantity(data, *data.range)).meant
+
+    def _reshaped_product(
+        self, atom: Atom, before: Shape, after: Shape, limits: tuple[Float64, Float64]
+    ) -> Atom | None:
+        """Return reshaped rows of a matrix product, as a product of reshaped data.
+
+        If the last axis is kept, the data is reshaped instead. If the data was reshaped already,
+        both Reshapes become one Reshape of the product. None in other cases. ``before`` and
+        ``after`` are the shapes of its rows.
+        """
+        data, (weights, _) = atom.arguments[0], atom.numbers
+        rows, taps = weights.shape
+        if _kept_last(before, after):
+            whole = Quantity(data, *data.range)
+            moved = reshaped(self.atoms, whole, (*before[:-1], taps), (*after[:-1], taps)).meant
+            return self.atoms.make("sum", atom.attributes, (moved,), limits, atom.numbers)
+        if data.key != Combination.of(data.terms[0][1]).key:
+            return None
+        inner = data.terms[0][1]
+        match inner.kind, inner.attributes:
+            case "moved", ("Reshape", (*first, last), (*middle, _)):
+                if last != taps or tuple(middle) != before[:-1]:
+                    return None
+                ends, key = (atom.low, atom.high), atom.attributes
+                own = self.atoms.make("sum", key, inner.arguments, ends, atom.numbers)
+                shape = (*first, rows)
+                return own if shape == after else self._once(own, limits, ("Reshape", shape, after))
+        return None
+
+    def _once(self, atom: Atom, limits: tuple[Float64, Float64], attributes: Hashable) -> Atom:
+        ends = self._with_zeros(*limits)
+        return self.atoms.make("moved", attributes, (Combination.of(atom),), ends)
+
+    def _with_zeros(self, low: Float64, high: Float64) -> tuple[Float64, Float64]:
+        return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if self.has_zeros else (low, high)
 
 
 def reshaped(atoms: Atoms, x: Quantity, before: Shape, after: Shape) -> Quantity:
@@ -69,15 +157,7 @@ def reshaped(atoms: Atoms, x: Quantity, before: Shape, after: Shape) -> Quantity
     def change(array: Float64) -> Float64:
         return array.reshape(_known(after)) if x.is_constant else _reshaped(array, before, after)
 
-    return changed(atoms, x, ("Reshape", before, after), change)
-
-
-def as_one(atoms: Atoms, x: Quantity, attributes: Hashable, *, has_zeros: bool = False) -> Quantity:
-    """Return moved data as a single atom, with one range and one error."""
-    ends = _with_zeros(np.asarray(x.low.min()), np.asarray(x.high.max()), has_zeros)
-    atom = atoms.make("moved as one", attributes, (x.meant,), ends)
-    unit = None if x.unit is None else np.asarray(x.unit.min())
-    return Quantity(Combination.of(atom), *ends, np.asarray(np.max(x.error)), unit=unit)
+    return ElementMove(atoms, ("Reshape", before, after), change).of(x)
 
 
 def _widest(extreme: Callable[[Float64], Any], change: Change, array: Float64) -> Float64:
@@ -93,113 +173,6 @@ def _factors(x: Quantity, shape: tuple[int, ...], change: Change) -> tuple[Float
         return None
     scales, codes = (change(np.broadcast_to(part, shape)) for part in x.factors)
     return scales, codes
-
-
-def _changed(
-    atoms: Atoms, attributes: Hashable, change: Change, has_zeros: bool, x: Quantity
-) -> Quantity:
-    return changed(atoms, x, attributes, change, has_zeros=has_zeros)
-
-
-def _moved(
-    atoms: Atoms,
-    atom: Atom,
-    attributes: Hashable,
-    change: Change,
-    has_zeros: bool,
-    again: Callable[[Quantity], Quantity],
-) -> Atom:
-    """Return an atom of moved elements; two movements of one kind are composed.
-
-    Limits are written after movements, so that both orders of a Relu give the same atom.
-    """
-    limits = _widest(np.min, change, atom.low), _widest(np.max, change, atom.high)
-    if atom.kind == "clip" and not has_zeros and all(end.size == 1 for end in atom.numbers):
-        limited = atom.arguments[0]
-        moved = again(Quantity(limited, *limited.range)).meant
-        return atoms.make("clip", None, (moved,), limits, [n.reshape(()) for n in atom.numbers])
-    if atom.kind == "moved" and isinstance(attributes, tuple):
-        first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
-        ((_, inner),) = atom.arguments[0].terms
-        names = attributes[0], first[0]
-        # Between two movements, elements may be broadcast to a larger shape.
-        if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
-            if first[1] == attributes[2]:
-                return inner
-            merged = "Reshape", first[1], attributes[2]
-            return _moved_once(atoms, inner, merged, limits, has_zeros)
-        if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
-            axes = tuple(first[1][axis] for axis in attributes[1])
-            if axes == tuple(range(len(axes))):
-                return inner
-            return _moved_once(atoms, inner, ("Transpose", axes), limits, has_zeros)
-    is_product = atom.kind == "sum" and atom.attributes == (RIGHT.geometry, RIGHT.trailing)
-    if is_product and isinstance(attributes, tuple):
-        layout = pointwise_taps(attributes[1]) if attributes[0] == "Transpose" else None
-        if layout is not None:
-            return _pointwise(atoms, atom, layout, limits, again)
-        if attributes[0] == "Reshape":
-            _, before, after = attributes
-            product = _reshaped_product(atoms, atom, before, after, limits)
-            if product is not None:
-                return product
-    return _moved_once(atoms, atom, attributes, limits, has_zeros)
-
-
-def _reshaped_product(
-    atoms: Atoms, atom: Atom, before: Shape, after: Shape, limits: tuple[Float64, Float64]
-) -> Atom | None:
-    """Return reshaped rows of a matrix product, as a product of reshaped data.
-
-    If the last axis is kept, the data is reshaped instead. If the data was reshaped already, both
-    Reshapes become one Reshape of the product. None in other cases. ``before`` and ``after`` are
-    the shapes of its rows.
-    """
-    data, (weights, _) = atom.arguments[0], atom.numbers
-    rows, taps = weights.shape
-    if _kept_last(before, after):
-        whole = Quantity(data, *data.range)
-        moved = reshaped(atoms, whole, (*before[:-1], taps), (*after[:-1], taps)).meant
-        return atoms.make("sum", atom.attributes, (moved,), limits, atom.numbers)
-    if data.key != Combination.of(data.terms[0][1]).key:
-        return None
-    inner = data.terms[0][1]
-    match inner.kind, inner.attributes:
-        case "moved", ("Reshape", (*first, last), (*middle, _)):
-            if last != taps or tuple(middle) != before[:-1]:
-                return None
-            ends = atom.low, atom.high
-            own = atoms.make("sum", atom.attributes, inner.arguments, ends, atom.numbers)
-            shape = (*first, rows)
-            if shape == after:
-                return own
-            return _moved_once(atoms, own, ("Reshape", shape, after), limits, False)
-    return None
-
-
-def _pointwise(
-    atoms: Atoms,
-    atom: Atom,
-    layout: Taps,
-    limits: tuple[Float64, Float64],
-    again: Callable[[Quantity], Quantity],
-) -> Atom:
-    """Return rows of a matrix product, transposed to channels first, as a 1 x 1 Conv."""
-    data, places = atom.arguments[0], (1,) * layout.trailing
-    moved = again(Quantity(data, *data.range)).meant
-    numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
-    return atoms.make("sum", (layout.geometry, layout.trailing), (moved,), limits, numbers)
-
-
-def _moved_once(
-    atoms: Atoms, atom: Atom, attributes: Hashable, limits: tuple[Float64, Float64], has_zeros: bool
-) -> Atom:
-    ends = _with_zeros(*limits, has_zeros)
-    return atoms.make("moved", attributes, (Combination.of(atom),), ends)
-
-
-def _with_zeros(low: Float64, high: Float64, has_zeros: bool) -> tuple[Float64, Float64]:
-    return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if has_zeros else (low, high)
 
 
 def _reshaped(array: Float64, before: Shape, after: Shape) -> Float64:

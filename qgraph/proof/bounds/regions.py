@@ -26,7 +26,7 @@ from qgraph.conditions import (
 from qgraph.effort import is_over
 from qgraph.errors import QGraphError, member
 from qgraph.exactness import Exactness, Method, Witness
-from qgraph.graph.scopes import operands
+from qgraph.graph.scopes import node_name, operands
 from qgraph.graph.slices import ancestors, reached, sources
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
@@ -36,6 +36,7 @@ from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof, certify
+from qgraph.proof.discharge import names
 from qgraph.proof.forced import Runner, fact_of
 from qgraph.proof.regions import Decided
 from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
@@ -48,20 +49,16 @@ _MARGIN = 2.0**-13
 """Factor that exceeds the error of rounding a number to five digits."""
 
 
-def bounded_regions(
+def _bounded_regions(
     models: tuple[ir.Model, ir.Model],
     request: Bounding,
     proof: Proof,
     level: Exactness,
     *,
-    keep_inputs: bool = False,
-    evidence: bool = False,
+    keep_inputs: bool,
+    evidence: bool,
 ) -> tuple[list[RegionVerdict], list[Condition]]:
-    """Return a region for each segment of two models, and the conditions of the bounds.
-
-    Segments that reach ``level`` are proved. Options are those of :func:`certified`. Raises
-    OptionError if a range or a limit names no input or output.
-    """
+    """Return a region for each segment of two models, and the conditions of the bounds."""
     facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
     show = partial(EqualEnds, proof.matching, facts)
     pairing = paired(models, request, keep_inputs=keep_inputs, ends=show)
@@ -72,7 +69,8 @@ def bounded_regions(
         )
         for s, entries in zip(pairing.segments, _entries(pairing), strict=True)
     ]
-    return regions, _conditions(regions, request, pairing.conditions)
+    is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
+    return regions, bound_conditions(request, pairing.conditions, has_any=is_bounded)
 
 
 def certified(
@@ -145,7 +143,7 @@ def with_bounds(
     if certificate.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return certificate
     try:
-        regions, conditions = bounded_regions(
+        regions, conditions = _bounded_regions(
             models, request, proof, level, keep_inputs=keep_inputs, evidence=evidence
         )
     except (Undecidable, ValueError, IndexError) as error:
@@ -173,16 +171,11 @@ def with_bounds(
 _WORST_FIRST = ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED, ProofVerdict.PROVED
 
 
-def _conditions(
-    regions: Iterable[RegionVerdict], request: Bounding, others: Iterable[Condition]
+def bound_conditions(
+    request: Bounding, others: Iterable[Condition], *, has_any: bool = True
 ) -> list[Condition]:
-    is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
-    return of_bounds(request.chunk, request.accumulate, others, has_any=is_bounded)
-
-
-def bound_conditions(request: Bounding, others: Iterable[Condition]) -> list[Condition]:
-    """Return the conditions of all bounds, and those that single operators add."""
-    return of_bounds(request.chunk, request.accumulate, others)
+    """Return the conditions of all bounds, if there are any, and those that operators add."""
+    return of_bounds(request.chunk, request.accumulate, others, has_any=has_any)
 
 
 def _entries(pairing: Pairing) -> list[tuple[tuple[str, str], ...]]:
@@ -213,22 +206,16 @@ def _starts(
 def _region(
     segment: Segment, request: Bounding, level: Exactness, *, is_shown: bool, evidence: bool
 ) -> RegionVerdict:
-    nodes = segment.reference, segment.candidate
     region = RegionVerdict(
-        reference_nodes=tuple(_name(node) for node in nodes[:1] if node is not None),
-        candidate_nodes=tuple(_name(node) for node in nodes[1:] if node is not None),
+        reference_nodes=names([] if segment.reference is None else [segment.reference]),
+        candidate_nodes=names([] if segment.candidate is None else [segment.candidate]),
         reference_value=_value(segment.values[0]),
         candidate_value=_value(segment.values[1]),
         reason=segment.reason,
     )
     if is_shown:
-        return replace(
-            region,
-            verdict=ProofVerdict.PROVED,
-            exactness=level,
-            method=Method.BOUND,
-            reason=None,
-        )
+        region = replace(region, exactness=level, method=Method.BOUND, reason=None)
+        return replace(region, verdict=ProofVerdict.PROVED)
     if segment.reason is not None:
         return region
     if not np.isfinite(segment.deviation).all():
@@ -236,15 +223,10 @@ def _region(
     bound = bound_of(segment, request, evidence=evidence)
     if segment.counted is not None:
         region = replace(region, **_counts(segment.counted))
+    region = replace(region, method=Method.BOUND, bound=bound)
     if segment.is_equal:
-        return replace(
-            region,
-            verdict=ProofVerdict.PROVED,
-            exactness=Exactness.VALUES,
-            method=Method.BOUND,
-            bound=bound,
-        )
-    return replace(region, verdict=ProofVerdict.BOUNDED, method=Method.BOUND, bound=bound)
+        return replace(region, verdict=ProofVerdict.PROVED, exactness=Exactness.VALUES)
+    return replace(region, verdict=ProofVerdict.BOUNDED)
 
 
 def _counts(counted: Counted) -> dict[str, Any]:
@@ -264,17 +246,14 @@ def _unbounded(segment: Segment) -> str:
     return NOT_MATCHED("the models compute it from other values, or with other weights")
 
 
-def _name(node: ir.Node) -> str:
-    return node.name or str(node.outputs[0].name)
-
-
 def _value(value: ir.Value | None) -> str:
     return "" if value is None else str(value.name)
 
 
 def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> Bound:
     """Return the bound of a segment in the form of certificates."""
-    is_ideal = member(Against, request.against, "against") is Against.IDEAL
+    against = member(Against, request.against, "against")
+    is_ideal = against is Against.IDEAL
     segment = replace(
         segment,
         reference_error=_stated(segment.reference_error),
@@ -307,7 +286,7 @@ def bound_of(segment: Segment, request: Bounding, *, evidence: bool = False) -> 
         ours,
         theirs,
         shift,
-        str(member(Against, request.against, "against")),
+        str(against),
         request.order,
         levels,
         absolute=absolute,
@@ -389,4 +368,4 @@ def _nodes(segment: Segment, codes: Collection[ir.Value]) -> Iterator[str]:
     for value in ancestors([end], lambda v: () if v in codes and v is not end else sources(v)):
         node = value.producer()
         if node is not None and (value is end or value not in codes):
-            yield node.name or str(node.outputs[0].name)
+            yield node_name(node)

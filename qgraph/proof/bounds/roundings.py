@@ -17,7 +17,7 @@ import onnx_ir as ir
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import SLACK, product
 from qgraph.proof.bounds.combination import Atom, Combination
-from qgraph.proof.bounds.counted import compare, finished
+from qgraph.proof.bounds.counted import Finished, compare
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Event, Pending
 from qgraph.proof.bounds.executed import Pick, codes_of, program_of, wholes_of
@@ -118,7 +118,7 @@ def unchanged(data: RoundedData) -> Quantity | None:
     if program is None:
         has_limits = any(np.isfinite(end).any() for end in limits)
         return None if has_limits else _near_codes(data, factor, atom)
-    rounded = finished(program, limited_codes(data, 0.0), (data.low, data.high))
+    rounded = Finished(program, limited_codes(data, 0.0), (data.low, data.high))
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
     shift = first - low
@@ -128,7 +128,7 @@ def unchanged(data: RoundedData) -> Quantity | None:
     meant = Combination.of(atom).plus(Combination.constant(shift))
     codes = Quantity(meant, low + shift, high + shift, unit=np.ones(()))
     own = program_of(codes)
-    counted = None if own is None else compare(rounded, finished(own))
+    counted = None if own is None else compare(rounded, Finished(own))
     return codes if counted is not None and not counted.differing else None
 
 

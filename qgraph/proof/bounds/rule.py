@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 
@@ -35,6 +35,8 @@ from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.matching.label import label
 from qgraph.reasons import AT_RUN_TIME, DO_NOT_FIT, NO_BOUND, Undecidable
 from qgraph.registry import Registry
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,15 @@ class NodeCall:
 
     def whole(self, name: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""
-        try:
-            return self.node.attributes.get_int(name, default)
-        except TypeError as error:
-            raise self.refusal(str(error)) from error
+        return self._attribute(self.node.attributes.get_int, name, default)
 
     def number(self, name: str, default: float) -> float:
         """Return an attribute that is a real number, as stored in float32."""
+        return self._attribute(self.node.attributes.get_float, name, default)
+
+    def _attribute(self, get: Callable[[str, T], T], name: str, default: T) -> T:
         try:
-            return self.node.attributes.get_float(name, default)
+            return get(name, default)
         except TypeError as error:
             raise self.refusal(str(error)) from error
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import ZERO, product, zero
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.counted import Counted, compare, finished
+from qgraph.proof.bounds.counted import Counted, Finished, compare
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.executed import Pick, program_of
 from qgraph.proof.bounds.quantity import Quantity
@@ -187,7 +187,7 @@ def counted_pair(one: RoundedData, other: RoundedData, delta: float) -> Counted 
         program = program_of(data.event.before)
         if program is None:
             return None
-        models.append(finished(program, _places(data, shift), (data.low, data.high)))
+        models.append(Finished(program, _places(data, shift), (data.low, data.high)))
     return compare(*models)
 
 

@@ -21,7 +21,7 @@ from qgraph.conditions import EQUAL_OPERATORS, Condition
 from qgraph.graph.interface import Pair, interface
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
-from qgraph.proof.bounds.counted import compare, finished
+from qgraph.proof.bounds.counted import Finished, compare
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Pending, Settle
@@ -173,7 +173,7 @@ class Pairing:
             programs.append(None if operand is None else program_of(operand))
         if programs[0] is None or programs[1] is None:
             return False
-        counted = compare(finished(programs[0]), finished(programs[1]), has_steps=False)
+        counted = compare(Finished(programs[0]), Finished(programs[1]), has_steps=False)
         return counted is not None and not counted.differing
 
     def _of_reference(self, codes: Pending) -> Quantity:
@@ -309,7 +309,7 @@ class Pairing:
         one, other = program_of(ours), program_of(theirs)
         counted, reason = None, None
         if one is not None and other is not None:
-            counted = compare(finished(one), finished(other), has_steps=False)
+            counted = compare(Finished(one), Finished(other), has_steps=False)
         if not np.isfinite(shift).all():
             reason = overflow_of(ours.meant, theirs.meant) or (
                 self._unbounded.first(ours.meant, theirs.meant)

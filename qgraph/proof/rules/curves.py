@@ -67,7 +67,7 @@ def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Fl
 def _dipping(
     function: Callable[..., Float64], lowest: float
 ) -> Callable[..., tuple[Float64, Float64]]:
-    """Return bounds of a function that decreases from 0 to its minimum, and then increases."""
+    """Return bounds of one of :data:`_GATED`, from its minimum."""
     at_ends = _rising(function)
 
     def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
@@ -87,28 +87,16 @@ def _logistic(x: Float64) -> Float64:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
-def _erf(x: Float64) -> Float64:
-    return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
+_erf, _erfc = (np.vectorize(function, otypes=[np.float64]) for function in (erf, erfc))
 
-
-def _gelu(x: Float64) -> Float64:
-    return np.asarray(x * np.vectorize(erfc, otypes=[np.float64])(-x / np.sqrt(2.0)) / 2)
-
-
-def _gelu_by_tanh(x: Float64) -> Float64:
-    return x * _logistic(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))
-
-
-def _swish(x: Float64, alpha: float = 1.0) -> Float64:
-    return x * _logistic(alpha * x)
-
-
-def _hard_swish(x: Float64) -> Float64:
-    return x * np.clip(x / 6 + 0.5, 0.0, 1.0)
-
-
-def _mish(x: Float64) -> Float64:
-    return x * np.tanh(np.logaddexp(x, 0.0))
+_GATED: dict[str, Callable[..., Float64]] = {
+    "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0.0, 1.0),
+    "Gelu": lambda x: x * _erfc(-x / np.sqrt(2.0)) / 2,
+    "Gelu-tanh": lambda x: x * _logistic(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)),
+    "Swish": lambda x, alpha: x * _logistic(alpha * x),
+    "Mish": lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
+}
+"""Functions that decrease from 0 to their minimum, and then increase."""
 
 
 def _elu(x: Float64, alpha: float, gamma: float = 1.0) -> Float64:
@@ -120,10 +108,6 @@ def _steep_elu(numbers: Numbers, _: Float64, __: Float64) -> Float64:
     if alpha < 0 or gamma < 0:
         raise Undecidable(NO_BOUND("an Elu with a negative factor has no bound"))
     return np.asarray(gamma * max(1.0, alpha))
-
-
-def _inverse(_: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
-    return 1 / high, 1 / low
 
 
 _SOFT = {"alpha": 1.0}
@@ -141,16 +125,19 @@ CURVES: dict[str, BoundedCurve] = {
     "Selu": BoundedCurve(
         _steep_elu, _rising(_elu), {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
     ),
-    "HardSwish": BoundedCurve(_at_most(1.5), _dipping(_hard_swish, 0.376), {}, 4, 12.0),
-    "Gelu": BoundedCurve(_at_most(1.1290), _dipping(_gelu, 0.1701), {}),
-    "Gelu-tanh": BoundedCurve(_at_most(1.1291), _dipping(_gelu_by_tanh, 0.1701), {}),
-    "Swish": BoundedCurve(_at_most(1.0999), _dipping(_swish, 0.2785), _SOFT),
-    "Mish": BoundedCurve(_at_most(1.0885), _dipping(_mish, 0.3089), {}),
+    "HardSwish": BoundedCurve(_at_most(1.5), _dipping(_GATED["HardSwish"], 0.376), {}, 4, 12.0),
+    "Gelu": BoundedCurve(_at_most(1.1290), _dipping(_GATED["Gelu"], 0.1701), {}),
+    "Gelu-tanh": BoundedCurve(_at_most(1.1291), _dipping(_GATED["Gelu-tanh"], 0.1701), {}),
+    "Swish": BoundedCurve(_at_most(1.0999), _dipping(_GATED["Swish"], 0.2785), _SOFT),
+    "Mish": BoundedCurve(_at_most(1.0885), _dipping(_GATED["Mish"], 0.3089), {}),
     "Exp": BoundedCurve(lambda _, __, high: np.exp(high), _rising(np.exp), {}),
     "Log": BoundedCurve(lambda _, low, __: 1 / low, _rising(np.log), {}),
     "Sqrt": BoundedCurve(lambda _, low, __: 0.5 / np.sqrt(low), _rising(np.sqrt), {}, 1),
     "Reciprocal": BoundedCurve(
-        lambda _, low, high: 1 / np.minimum(np.abs(low), np.abs(high)) ** 2, _inverse, {}, 2
+        lambda _, low, high: 1 / np.minimum(np.abs(low), np.abs(high)) ** 2,
+        lambda _, low, high: (1 / high, 1 / low),
+        {},
+        2,
     ),
 }
 """Functions by name. The rule of Gelu takes its second form from an attribute."""
@@ -208,10 +195,6 @@ def applied(
     return result
 
 
-def _leaky(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:
-    return bent(tracer, x, constant(np.float32(numbers.get("alpha", 0.01))))
-
-
 def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
     """Return ``max(x, 0) + slope * min(x, 0)``, in which one product is rounded."""
     alpha = slope.meant.offset
@@ -241,7 +224,12 @@ def _hard_sigmoid(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quan
 
 
 _ENDLESS = np.full((), np.inf)
-_PIECEWISE = {"LeakyRelu": _leaky, "HardSigmoid": _hard_sigmoid}
+_PIECEWISE: dict[str, Callable[[QuantityTracer, Quantity, Numbers], Quantity]] = {
+    "LeakyRelu": lambda tracer, x, numbers: bent(
+        tracer, x, constant(np.float32(numbers.get("alpha", 0.01)))
+    ),
+    "HardSigmoid": _hard_sigmoid,
+}
 
 
 @bound_rule(*(name for name in CURVES if name not in ("Gelu", "Gelu-tanh")), *_PIECEWISE)

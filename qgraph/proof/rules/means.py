@@ -14,7 +14,7 @@ from qgraph.ops.approximation import ZERO, multiple_of, rounded
 from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.combination import Atom, Atoms
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.moved_elements import Shape, changed, widened
+from qgraph.proof.bounds.moved_elements import ElementMove, Shape, widened
 from qgraph.proof.bounds.quantity import Quantity, constant
 from qgraph.proof.bounds.rule import (
     NodeCall,
@@ -69,7 +69,8 @@ def mean_over(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
     kept = [axis for axis in range(len(before)) if axis not in gone]
     last_axes = [kept[axis] - len(before) for axis in axes]
     if gone:
-        x = changed(atoms, x, ("Reshape", shape, before), partial(_with_axes, len(shape), gone))
+        with_axes = partial(_with_axes, len(shape), gone)
+        x = ElementMove(atoms, ("Reshape", shape, before), with_axes).of(x)
     result = averaged(call, x, WholeAxes(tuple(last_axes)), count, last_axes)
     wide = tuple(1 if axis - len(before) in last_axes else n for axis, n in enumerate(before))
     return _without(atoms, result, gone, wide, tuple(wide[axis] for axis in kept))
@@ -128,7 +129,7 @@ def _without(
     def squeezed(array: Float64) -> Float64:
         return np.squeeze(array, tuple(axis for axis in last_axes if -axis <= array.ndim))
 
-    return changed(atoms, x, ("Reshape", before, after), squeezed)
+    return ElementMove(atoms, ("Reshape", before, after), squeezed).of(x)
 
 
 @bound_rule("AveragePool")

@@ -18,7 +18,7 @@ from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import granules
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.moved_elements import Change, as_one, changed, reshaped, widened
+from qgraph.proof.bounds.moved_elements import Change, ElementMove, reshaped, widened
 from qgraph.proof.bounds.places import placed, places, spread
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.rule import (
@@ -59,12 +59,11 @@ def transposed(
     order = tuple(axis % len(axes) for axis in axes)
     if order == tuple(range(len(order))):
         return x
-    return changed(
-        call.tracer.atoms,
-        x,
-        ("Transpose", order),
-        lambda array: np.transpose(widened(array, len(order)), order),
-    )
+
+    def change(array: Float64) -> Float64:
+        return np.transpose(widened(array, len(order)), order)
+
+    return ElementMove(call.tracer.atoms, ("Transpose", order), change).of(x)
 
 
 @bound_rule("Dropout", "Identity")
@@ -88,7 +87,7 @@ def selection(call: NodeCall) -> Operand:
         expect_data_in_windows(call)
     if call.node.op_type in ("MaxPool", "GlobalMaxPool"):
         return largest_of(call, x)
-    return changed(call.tracer.atoms, x, _key(call), _along(call))
+    return _move(call).of(x)
 
 
 def _rows(call: NodeCall) -> Quantity:
@@ -125,7 +124,7 @@ def resize(call: NodeCall) -> Operand:
     crops = "tf_crop_and_resize"
     if call.node.attributes.get_string("coordinate_transformation_mode", "") == crops:
         raise call.refusal(crops)
-    return changed(call.tracer.atoms, data_of(call), _key(call), _along(call))
+    return _move(call).of(data_of(call))
 
 
 @bound_rule("Split")
@@ -137,8 +136,8 @@ def split(call: NodeCall) -> Sequence[Operand]:
     key = "Split", call.whole("axis"), sizes, tuple(old), len(call.node.outputs)
     parts = []
     for index, value in enumerate(call.node.outputs):
-        part = _along(call, value)
-        parts.append(changed(call.tracer.atoms, x, ("part", index, key), part))
+        move = ElementMove(call.tracer.atoms, ("part", index, key), _along(call, value))
+        parts.append(move.of(x))
     return parts
 
 
@@ -149,19 +148,17 @@ def pad(call: NodeCall) -> Operand:
 
 
 def _padded(call: NodeCall, x: Quantity) -> Quantity:
-    atoms = call.tracer.atoms
     if call.node.attributes.get_string("mode", "constant") != "constant":
-        return changed(atoms, x, _key(call), _along(call))
+        return _move(call).of(x)
     filled = call.constant(2)
     fill = np.asarray(call.number("value", 0.0)) if filled is None else filled.numbers
-    key = _key_of_padding(call)
+    move = replace(_move(call), attributes=_key_of_padding(call))
     if not fill.any() and not x.meant.offset.any():
-        again = partial(_padded, call)
-        return changed(atoms, x, key, _along(call), has_zeros=True, again=again)
+        return replace(move, has_zeros=True, again=partial(_padded, call)).of(x)
     fill = fill.reshape(())
     low, high = np.minimum(x.low.min(), fill), np.maximum(x.high.max(), fill)
     rest = x.meant.plus(Combination.constant(fill), -1.0)
-    whole = as_one(atoms, replace(x, meant=rest, low=low - fill, high=high - fill), key)
+    whole = move.as_one(replace(x, meant=rest, low=low - fill, high=high - fill))
     granule = None if whole.unit is None else np.minimum(whole.unit, granules(fill))
     meant = whole.meant.plus(Combination.constant(fill))
     return replace(whole, meant=meant, low=low, high=high, unit=granule)
@@ -182,13 +179,17 @@ def _key_of_padding(call: NodeCall) -> Hashable:
 
 def largest_of(call: NodeCall, x: Quantity) -> Quantity:
     """Return the maximum or minimum of some elements; its error is that of an element."""
-    change, key = _along(call), _key(call)
+    move = _move(call)
     coefficients = [coefficient for coefficient, _ in x.meant.terms]
     if len(coefficients) == 1 and (coefficients[0] > 0).all():
         x = Quantity(x.meant, x.low, x.high, x.error, unit=x.unit)
-        again = partial(largest_of, call)
-        return changed(call.tracer.atoms, x, key, change, again=again)
-    return as_one(call.tracer.atoms, x, key)
+        return replace(move, again=partial(largest_of, call)).of(x)
+    return move.as_one(x)
+
+
+def _move(call: NodeCall) -> ElementMove:
+    """Return the movement of a node."""
+    return ElementMove(call.tracer.atoms, _key(call), _along(call))
 
 
 def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:

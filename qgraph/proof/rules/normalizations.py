@@ -94,7 +94,7 @@ def layer_normalization(call: NodeCall) -> Operand:
     rank = call.rank()
     axes = list(range(call.place(call.whole("axis", -1), rank), rank))
     is_centred = call.node.op_type == "LayerNormalization"
-    y: Operand = normalized(call, call.quantity(0), axes, is_centred)
+    y: Operand = normalized(call, call.quantity(0), axes, is_centred=is_centred)
     y = call.tracer.Mul(y, call.operand(1))
     return y if call.value(2) is None else call.tracer.Add(y, call.operand(2))
 
@@ -107,7 +107,8 @@ def skip_layer_normalization(call: NodeCall) -> Operand:
     indices = [0, 1, 4 if is_centred else 3]
     present = [index for index in indices if call.value(index) is not None]
     total = summed(call.tracer, [call.operand(index) for index in present])
-    y = normalized(call, call.tracer.quantity(total), [call.rank() - 1], is_centred)
+    x, axes = call.tracer.quantity(total), [call.rank() - 1]
+    y = normalized(call, x, axes, is_centred=is_centred)
     scaled = call.tracer.Mul(y, call.operand(2))
     has_beta = is_centred and call.value(3) is not None
     return call.tracer.Add(scaled, call.operand(3)) if has_beta else scaled  # type: ignore[no-any-return]
@@ -135,7 +136,7 @@ def division(call: NodeCall) -> Operand:
         return traced(call)
     mean, epsilon = statistics
     axes = reduced_axes(mean, mean.constant(1))
-    return _normalized(call, call.quantity(0), axes, epsilon, is_centred=False)
+    return normalized(call, call.quantity(0), axes, is_centred=False, epsilon=epsilon)
 
 
 def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
@@ -159,27 +160,22 @@ def _root_mean_square(call: NodeCall) -> tuple[NodeCall, float] | None:
 
 
 def normalized(
-    call: NodeCall, x: Quantity, axes: Sequence[int], is_centred: bool, groups: int = 1
+    call: NodeCall,
+    x: Quantity,
+    axes: Sequence[int],
+    *,
+    is_centred: bool,
+    groups: int = 1,
+    epsilon: float | None = None,
 ) -> Quantity:
     """Return elements, minus their mean if ``is_centred``, divided by their root mean square.
 
     The axes are counted from the first; their elements are divided into ``groups``. Raises
     Undecidable if rounding may change the variance by much of epsilon.
     """
-    defaults = {"SkipLayerNormalization": 1e-12, "SkipSimplifiedLayerNormalization": 1e-12}
-    epsilon = float(np.float32(call.number("epsilon", defaults.get(call.node.op_type, 1e-5))))
-    return _normalized(call, x, axes, epsilon, is_centred=is_centred, groups=groups)
-
-
-def _normalized(
-    call: NodeCall,
-    x: Quantity,
-    axes: Sequence[int],
-    epsilon: float,
-    *,
-    is_centred: bool,
-    groups: int = 1,
-) -> Quantity:
+    if epsilon is None:
+        default = 1e-12 if call.node.op_type.startswith("Skip") else 1e-5
+        epsilon = float(np.float32(call.number("epsilon", default)))
     sizes = sizes_of(call.value(0), axes)
     count = math.prod(sizes) // groups
     if epsilon <= 0 or not np.isfinite(x.reach).all():
