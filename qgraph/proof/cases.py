@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.evidence import Cases
-from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between, dominators, nearest_cut
 from qgraph.numerics import Array
@@ -26,7 +27,7 @@ from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
-from qgraph.proof.functions.decide import PairOutcome, remarks
+from qgraph.proof.functions.decide import PairOutcome, tried
 from qgraph.proof.functions.enumeration import NodeSegment, free_axis
 from qgraph.proof.functions.expression import Builder
 from qgraph.proof.functions.lowering import lower
@@ -78,25 +79,15 @@ def decide_joint(
     numbers = [result[~special] for result in results]
     comparison = compare_values(*numbers)
     at_nan = compare_values(*(result[special] for result in results))
-    nan_differs = Exactness.of(at_nan) < Exactness.BITS
     witness = None
     if comparison.differing and comparison.index is not None:
         at = (array[comparison.index] for array in (x[~special], *numbers))
         witness = Witness(*map(float, at))
     reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
     # -0 and +0 are one case, so nothing is claimed about them; integers have one zero
-    has_signs = results[0].dtype.kind not in "biu"
-    level = Exactness.of(comparison)
-    verdict = Verdict(
-        min(level, Exactness.VALUES) if has_signs or nan_differs else level,
-        Method.EXHAUSTIVE,
-        comparison.differing,
-        max(1, comparison.zero_sign) if has_signs else 0,
-        witness,
-        remarks(reason, nan=nan_differs),
-        nan_differs=nan_differs,
-    )
-    return PairOutcome(verdict, cases=(one, other))
+    if results[0].dtype.kind not in "biu":
+        comparison = replace(comparison, zero_sign=max(1, comparison.zero_sign))
+    return PairOutcome(tried(comparison, at_nan, witness, reason), cases=(one, other))
 
 
 def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
@@ -240,27 +231,19 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     a, b = (np.moveaxis(side, axis, 0).reshape(len(x), -1) for side in (a, b))
     at_nan = compare_values(a[-1], b[-1])
     comparison = compare_values(a[:-1], b[:-1])
-    nan_differs = Exactness.of(at_nan) < Exactness.BITS
-    level, count, witness = Exactness.of(comparison), 0, None
-    if has_signs or nan_differs:
-        level = min(level, Exactness.VALUES)
+    count, witness, channel = 0, None, None
     if comparison.differing and comparison.index is not None:
         widths = np.append(np.diff(starts, append=HIGHEST + 1), [1, 1])
         differ = (a[:-1] != b[:-1]) & ~(is_nan(a[:-1]) & is_nan(b[:-1]))
         count = int(widths @ differ.sum(axis=1))
-        index = divmod(comparison.index, a.shape[1])
-        witness = Witness(float(x[index[0]]), float(a[index]), float(b[index]))
-    verdict = Verdict(
-        level,
-        Method.EXHAUSTIVE,
-        count,
-        max(1, comparison.zero_sign) if has_signs else 0,
-        witness,
-        remarks(f"{len(starts)} steps of its quantizers were tried", nan=nan_differs),
-        None if witness is None else index[1],
-        nan_differs=nan_differs,
-    )
-    return PairOutcome(verdict)
+        index = row, channel = divmod(comparison.index, a.shape[1])
+        witness = Witness(float(x[row]), float(a[index]), float(b[index]))
+    signs = max(1, comparison.zero_sign) if has_signs else 0
+    if has_signs:
+        comparison = replace(comparison, zero_sign=signs)
+    text = f"{len(starts)} steps of its quantizers were tried"
+    fields = {"differing_inputs": count, "zero_sign_inputs": signs, "witness_channel": channel}
+    return PairOutcome(tried(comparison, at_nan, witness, text, **fields))
 
 
 def _makes_steps(node: ir.Node) -> bool:

@@ -26,8 +26,7 @@ from qgraph.graph.slices import between
 from qgraph.ops.integer import definitions
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
-from qgraph.proof.establish import Established, establish
-from qgraph.proof.forced import Runner, adds_bias
+from qgraph.proof.forced import Established, Runner, adds_bias, establish
 from qgraph.proof.functions.decide import PairOutcome
 from qgraph.proof.functions.pair import Key
 from qgraph.proof.functions.search import boxes

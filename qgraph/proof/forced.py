@@ -21,7 +21,7 @@ of both models may still show a difference. Otherwise the regions and the models
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,16 +30,24 @@ import onnx_ir as ir
 from qgraph.evidence import Demonstration, Reached
 from qgraph.exactness import Exactness
 from qgraph.graph.interface import Difference, Pair
+from qgraph.graph.scopes import graphs_of
 from qgraph.numerics import Float64
 from qgraph.numerics.float32 import from_keys, to_keys
-from qgraph.proof.discharge import Shown
+from qgraph.ops.known_values import is_exact, is_random
+from qgraph.proof.discharge import Shown, discharge
+from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.attained import Attained, Limits, is_moved_to, later_operators
 from qgraph.proof.matching.closure import Closure, Context, Implication, Ways
 from qgraph.proof.matching.match import Kind, Matching
+from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.regions import Decided, cut, decide_cuts
+from qgraph.reasons import NOT_FORCED
 
 _MOST = 32
 """Maximum number of regions to examine."""
+
+_REGIONS_RUN = 4
+"""Maximum number of regions for which the models are run from an entry on."""
 
 
 class Runner(Protocol):
@@ -83,29 +91,34 @@ class Forced:
 
 @dataclass
 class Search:
-    """What is run to find whether differences reach an output.
+    """How to find whether differences reach an output.
 
     Attributes:
+        level: the level to prove: bits or values.
+        known: see :func:`~qgraph.proof.regions.decide_cuts`.
         runs: runs the models; None to run nothing.
         left: number of regions for which the models may still be run.
         hiding: for regions whose difference no run showed, the types of later operators.
     """
 
+    level: Exactness
+    known: Decided
     runs: Runner | None
-    left: int
-    hiding: dict[Pair, list[str]]
+    left: int = _REGIONS_RUN
+    hiding: dict[Pair, list[str]] = field(default_factory=dict)
 
 
-def forced(
-    matching: Matching, shown: Sequence[Shown], level: Exactness, known: Decided, search: Search
-) -> Forced | None:
+def forced(matching: Matching, shown: Sequence[Shown], search: Search) -> Forced | None:
     """Return a differing region that makes the models different; None if there is none."""
+    level = search.level
     differing = [s for s in shown if s.outcome.differs(level)]
     if not differing:
         return None
     proved = [fact_of(s) for s in shown if s.verdict.reaches(level)]
     ways = Ways(matching, Closure(matching, proved), proved)
-    moved = [s for s in differing if _only_moves_thresholds(s)]
+    # these differ only on narrow intervals between inputs with equal values
+    near = (s for s in differing if s.verdict.exactness is Exactness.NEAR)
+    moved = [s for s in near if s.outcome.is_counted]
     attained = Attained(matching.reference.known, matching.reference.normalised.imports)
     for s in differing[:_MOST]:
         others = [other.claim.values for other in moved if other is not s]
@@ -118,7 +131,7 @@ def forced(
         ]
         if not decided or adds_bias(matching, s):
             continue
-        for version in _versions(matching, s, known):
+        for version in _versions(matching, s, search.known):
             entries = _entries(version)
             if not version.outcome.differs(level) or not all(map(without.holds, entries)):
                 continue
@@ -129,7 +142,7 @@ def forced(
             is_moved = _is_moved(matching, version, decided)
             if is_moved and (entry is None or attained.is_fed(entry)):
                 return Forced(s, version)
-            found = _reaches(matching, version, decided, numbers, level, known, search)
+            found = _reaches(matching, version, decided, numbers, search)
             if found is None and not is_moved:
                 continue
             if found is not None and found.example is not None:
@@ -150,12 +163,10 @@ def _reaches(
     s: Shown,
     outputs: Sequence[ir.Value],
     numbers: Sequence[float],
-    level: Exactness,
-    known: Decided,
     search: Search,
 ) -> Reached | None:
     """Return a run that shows that the difference of a region reaches an output."""
-    values = _differs_in_value(s, level)
+    values = _differs_in_value(s, search.level)
     if not values and not s.verdict.nan_differs:
         return None  # sums lose the sign of a zero
     search.hiding[s.claim.values] = later_operators(s.claim.reference, outputs)
@@ -179,9 +190,9 @@ def _reaches(
             constants,
             outputs,
             numbers if values else [np.nan],
-            level is Exactness.BITS,
+            search.level is Exactness.BITS,
         ),
-        demonstrations(matching, [s], known),
+        demonstrations(matching, [s], search.known),
     )
 
 
@@ -192,11 +203,6 @@ def _entries(s: Shown) -> tuple[Pair, ...]:
 def fact_of(s: Shown) -> Implication:
     """Return a claim as a fact, if it is proved."""
     return Implication(s.claim.values, _entries(s))
-
-
-def _only_moves_thresholds(s: Shown) -> bool:
-    """Return whether values differ only on narrow intervals between inputs with equal values."""
-    return s.verdict.exactness is Exactness.NEAR and s.outcome.is_counted
 
 
 def adds_bias(matching: Matching, s: Shown) -> bool:
@@ -215,9 +221,7 @@ def adds_bias(matching: Matching, s: Shown) -> bool:
 
 def _differs_in_value(s: Shown, level: Exactness) -> bool:
     """Return whether numbers differ, not only signs of zero or NaN as the level bits allows."""
-    if level is Exactness.VALUES:
-        return True
-    return s.outcome.differs(Exactness.VALUES)
+    return level is Exactness.VALUES or s.outcome.differs(Exactness.VALUES)
 
 
 def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
@@ -297,3 +301,97 @@ def demonstrations(
                 if outcome.verdict.witness is not None:
                     yield Demonstration(0, str(entry[0].name), outcome.verdict.witness.input)
     yield from map(Demonstration, range(_BATCHES))
+
+
+Established = tuple[Matching, list[Shown], Demonstration | None]
+
+
+def establish(
+    matching: Matching,
+    shown: Sequence[Shown],
+    level: Exactness,
+    known: Decided,
+    runs: Runner | None,
+    *,
+    same_sums: bool,
+) -> Established:
+    """Return the matching, its outcomes, and the input that shows a difference, if a run did.
+
+    Differing regions become undecided unless the models are different. ``same_sums`` tells whether
+    everything else is proved, so that the models add the same numbers.
+    """
+    differing = [s for s in shown if s.outcome.differs(level)]
+    if not differing:
+        return matching, list(shown), None
+    search = Search(level, known, runs)
+    found = forced(matching, shown, search)
+    for other in matching.others() if found is None else ():
+        # regions may be too small or too large
+        without = discharge(other, level, known)
+        found = forced(other, without, search)
+        if found is not None:
+            matching, shown = other, without
+            break
+    if found is not None:
+        forcing = [found.version if s is found.nearest else s for s in shown]
+        return matching, forcing, found.example
+    if runs is not None:
+        pairs = matching.interface
+        example = runs.demonstrate(
+            (matching.reference.normalised.model, matching.candidate.normalised.model),
+            pairs.inputs,
+            comparable(pairs.outputs),
+            demonstrations(matching, differing, known),
+            same_sums=same_sums,
+        )
+        if example is not None:
+            return matching, list(shown), example
+    left = {s.claim: _left_open(s, search.hiding.get(s.claim.values, ())) for s in differing}
+    return matching, [left.get(s.claim, s) for s in shown], None
+
+
+def comparable(outputs: Iterable[Pair]) -> list[tuple[ir.Value, ir.Value, bool]]:
+    """Return the pairs of defined outputs, and whether ONNX defines their last bits."""
+    pairs = ((a, b, {_reliance(value) for value in (a, b)}) for a, b in outputs)
+    return [(a, b, kinds == {"exact"}) for a, b, kinds in pairs if "undetermined" not in kinds]
+
+
+def _reliance(value: ir.Value) -> str:
+    """Return whether a value is exact, rounded or undefined, by the nodes that compute it."""
+    reliance = "exact"
+    for node in live_nodes([value]):
+        if is_random(node, {"": 1}) or _is_open_cast(node):
+            return "undetermined"
+        # division by data may distinguish -0 from +0
+        divides = node.op_type in ("Div", "Reciprocal", "Mod", "Atan2")
+        if not graphs_of(node) and (divides or not is_exact(node)):
+            reliance = "rounded"
+    return reliance
+
+
+def _is_open_cast(node: ir.Node) -> bool:
+    """Return whether a node casts numbers to integers whose range they may exceed."""
+    if node.op_type not in ("Cast", "CastLike") or node.inputs[0] is None:
+        return False
+    before, after = node.inputs[0].dtype, node.outputs[0].dtype
+    if before is None or after is None:
+        return True
+    return before.is_floating_point() and after.is_integer()
+
+
+def _left_open(s: Shown, hiding: Sequence[str]) -> Shown:
+    differing, witness = s.verdict.differing_inputs, s.verdict.witness
+    count = f"{differing} of its inputs" if differing else "some of its inputs"
+    if not s.outcome.is_counted and differing:
+        count = f"at least {count}"
+    such = "" if witness is None else f", such as {witness.input!r}"
+    reason = (
+        f"its sides differ on {count}{such}, but this does not show that the models differ: "
+        "another difference may undo it, or these inputs may not occur"
+    )
+    if hiding:
+        reason = (
+            f"its sides differ on {count}{such}, but this does not show that the models differ: "
+            f"later operators may hide it ({', '.join(hiding)}), or these inputs may not occur"
+        )
+    return replace(s, outcome=undecided(NOT_FORCED(reason)))

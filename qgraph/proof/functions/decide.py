@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.numerics.float32 import check_float_environment
+from qgraph.numerics.values import Comparison
 from qgraph.proof.functions.expression import Builder, Expr, evaluate, rebuilt
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs, sample
 from qgraph.proof.functions.level import grade
@@ -79,6 +81,31 @@ def remarks(reason: str | None, *, nan: bool, infinity: bool = False) -> str | N
     """Return a reason, extended by remarks on NaN and infinities."""
     parts = [reason, "NaN is not kept" if nan else None, "infinities differ" if infinity else None]
     return restated(reason, "; ".join(filter(None, parts))) or None
+
+
+def tried(
+    comparison: Comparison,
+    at_nan: Comparison | None,
+    witness: Witness | None = None,
+    reason: str | None = None,
+    **fields: Any,
+) -> Verdict:
+    """Return the verdict on values that were all tried: on numbers, and on NaN apart from them.
+
+    ``fields`` are fields of the verdict that do not follow from the comparison.
+    """
+    nan_differs = at_nan is not None and Exactness.of(at_nan) < Exactness.BITS
+    level = Exactness.of(comparison)
+    verdict = Verdict(
+        min(level, Exactness.VALUES) if nan_differs else level,
+        Method.EXHAUSTIVE,
+        comparison.differing,
+        comparison.zero_sign,
+        witness,
+        remarks(reason, nan=nan_differs),
+        nan_differs=nan_differs,
+    )
+    return replace(verdict, **fields)
 
 
 def decide_pairs(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.effort import Watch, watch
-from qgraph.exactness import Exactness, Method, Verdict, Witness
+from qgraph.exactness import Witness
 from qgraph.graph.constants import array_of
 from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.chunks import available_cores
@@ -29,7 +29,7 @@ from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
 from qgraph.proof.functions.blocks import PairBlocks, Same
 from qgraph.proof.functions.compiled import evaluations_of
-from qgraph.proof.functions.decide import PairOutcome, check_shapes, remarks, replayed
+from qgraph.proof.functions.decide import PairOutcome, check_shapes, replayed, tried
 from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs
 from qgraph.proof.functions.lowering import Constants, Shape, laid_out
@@ -373,10 +373,7 @@ def enumerate_values(
     buffer = np.empty(min(block, len(values)) * channels, values.dtype)
     starts = range(0, len(numbers), block)
     outcome = compare_pieces(lambda: (flat(numbers[i : i + block]) for i in starts))
-    nan_differs = False
-    if nan.any():
-        at_nan = compare_values(*results(values[nan])[1:])
-        nan_differs = Exactness.of(at_nan) < Exactness.BITS
+    at_nan = compare_values(*results(values[nan])[1:]) if nan.any() else None
     witness, index = None, -1 if outcome.index is None else outcome.index
     for i in starts if index >= 0 else ():
         arrays = results(numbers[i : i + block])
@@ -385,14 +382,5 @@ def enumerate_values(
             break
         index -= arrays[0].size
     at_zeros = [np.moveaxis(side, axis, 0) for side in results(zeros)[1:]] if len(zeros) > 1 else []
-    verdict = Verdict(
-        min(Exactness.of(outcome), Exactness.VALUES if nan_differs else Exactness.BITS),
-        Method.EXHAUSTIVE,
-        outcome.differing,
-        outcome.zero_sign,
-        witness,
-        remarks(None, nan=nan_differs),
-        nan_differs=nan_differs,
-    )
     zeros_differ = any(compare_values(*side).differing > 0 for side in at_zeros)
-    return PairOutcome(verdict, zeros_differ=zeros_differ)
+    return PairOutcome(tried(outcome, at_nan, witness), zeros_differ=zeros_differ)
