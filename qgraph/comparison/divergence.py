@@ -150,7 +150,8 @@ def first_divergence(
 
     ``tensors`` are in the order of ``graph``, which is that of the reference.
     """
-    relevant = _sources(graph, outputs)
+    ends = [value for value in graph.outputs if value.name in outputs]
+    relevant = {str(value.name) for value in ancestors(ends)}
     differing = [tensor for tensor in tensors if not tensor.compared.equal]
     return next((tensor for tensor in differing if tensor.reference in relevant), None)
 
@@ -204,12 +205,6 @@ def _compare_some(
 
 def _form(value: Any) -> tuple[Any, Any]:
     return getattr(value, "dtype", None), getattr(value, "shape", None)
-
-
-def _sources(graph: ir.Graph, outputs: Collection[str]) -> set[str]:
-    """Return the names of the outputs and of their ancestors."""
-    ends = [value for value in graph.outputs if value.name in outputs]
-    return {str(value.name) for value in ancestors(ends)}
 
 
 def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:

@@ -229,7 +229,8 @@ def _pushed(runner: _Runner, draw: Feeds, entry: ir.Value, runs: Runs) -> Iterat
     for _ in range(24):
         middle = (low + high) / 2
         value = float(runner.value(name, scaled(middle)).reshape(-1)[element])
-        if _inside(value, runs):
+        key = to_keys(np.float32(value))
+        if ((runs.lo <= key) & (key <= runs.hi)).any():
             yield scaled(middle)
             return
         if (value < target) == (at[0] < at[1]):
@@ -249,11 +250,6 @@ def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
         distance = np.abs(flat - targets)
     element = int(np.argmin(np.where(np.isnan(distance), np.inf, distance)))
     return element, float(targets[element])
-
-
-def _inside(value: float, runs: Runs) -> bool:
-    key = to_keys(np.float32(value))
-    return bool(((runs.lo <= key) & (key <= runs.hi)).any())
 
 
 def read(path: Path, reference: Path, candidate: Path) -> Certificate:
@@ -306,7 +302,9 @@ def replay(
         candidate,
         exact=Exactness.BITS if _wants_bits(certificate) else Exactness.VALUES,
         keep_inputs=certificate.kept_inputs,
-        evidence=any(_has_evidence(region) for region in certificate.regions),
+        evidence=any(
+            r.boxes or r.cases or (r.bound and r.bound.channels) for r in certificate.regions
+        ),
         within=certificate.bounding,
     )
     regions = tuple(
@@ -324,10 +322,6 @@ def replay(
         PartFinding(Status.REFUTED, problem) if problem else checked.statements,
         prover=True,
     )
-
-
-def _has_evidence(region: RegionVerdict) -> bool:
-    return bool(region.boxes or region.cases or (region.bound and region.bound.channels))
 
 
 def _wants_bits(certificate: Certificate) -> bool:

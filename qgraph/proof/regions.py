@@ -185,17 +185,12 @@ def element_type(region: Cut) -> ir.DataType:
     (dtype,) = stated if len(stated) == 1 else (None,)
     if dtype is None:
         raise Undecidable(NOT_KNOWN("the type of its data is not known"))
-    if not (dtype is ir.DataType.FLOAT or _is_narrow(dtype)):
+    has_values = dtype not in (ir.DataType.STRING, ir.DataType.UNDEFINED)
+    if dtype is not ir.DataType.FLOAT and not (has_values and dtype.bitwidth <= NARROW_BITS):
         raise Undecidable(
             TYPE_NOT_PROVED(f"its data is {dtype.name}; types of that size are not proved")
         )
     return dtype
-
-
-def _is_narrow(dtype: ir.DataType) -> bool:
-    return dtype not in (ir.DataType.STRING, ir.DataType.UNDEFINED) and (
-        dtype.bitwidth <= NARROW_BITS
-    )
 
 
 def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:

@@ -324,7 +324,7 @@ class _Timer:
             self._orders.flush()
         except OSError:
             self._fail()
-        return float(self._answer()["seconds"])
+        return float(self._read(self._answers.readline())["seconds"])
 
     def _loaded(self) -> dict[str, Any]:
         """Return the first answer of the process; raise QGraphError if it is late or has ended."""
@@ -341,9 +341,6 @@ class _Timer:
                 "expected times. Make it smaller, or take another runtime."
             )
         return self._read(line)
-
-    def _answer(self) -> dict[str, Any]:
-        return self._read(self._answers.readline())
 
     def _read(self, line: str) -> dict[str, Any]:
         if not line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -271,7 +272,8 @@ def sum_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
         moved = np.max(distance(x, y.times(np.asarray(factor))))
         scaled = np.abs(one) * moved + np.abs(factor * one - two) * far
         total = np.minimum(total, scaled.reshape(len(weights), -1).sum(axis=1) * (1 + SLACK))
-    return np.asarray(total.reshape(_shape_of_rows(atom, len(weights))))
+    shape = np.shape(atom.low)
+    return total.reshape(shape) if math.prod(shape) == len(weights) else total
 
 
 def _largest_ratio(one: Float64, two: Float64) -> float:
@@ -286,8 +288,3 @@ def _by_row(coefficient: Float64, rows: tuple[int, ...], atom: Atom) -> Float64 
     if coefficient.size == 1:
         return coefficient.reshape(())
     return coefficient.reshape(rows) if coefficient.size == count else None
-
-
-def _shape_of_rows(atom: Atom, count: int) -> tuple[int, ...]:
-    shape = np.shape(atom.low)
-    return shape if int(np.prod(shape)) == count else (count,)

@@ -58,9 +58,10 @@ class EqualEnds:
         ours, theirs = (decoded_from(end) for end in (ends[0], ends[1]))
         codes = product(_behind_clips(ours), _behind_clips(theirs))
         is_shown = any(map(self._closure.equal, codes))
-        for pair in product(ours, theirs):
-            if self._follows(pair):
-                self._closure.assume(pair)
+        for a, b in product(ours, theirs):
+            # values follow from equal codes
+            if a.dtype is b.dtype and self._pairing.are_equal(str(a.name), str(b.name)):
+                self._closure.assume((a, b))
         return is_shown and not segment.extra.any()
 
     def equal(self, ours: str, theirs: str) -> bool:
@@ -102,11 +103,6 @@ class EqualEnds:
             return False
         is_equal = self._matching.have_equal_values(operands)
         return is_equal and not distinguishes_signed_zeros(node, [operands[0]])
-
-    def _follows(self, pair: Pair) -> bool:
-        """Return whether two values are equal if their codes are equal."""
-        a, b = pair
-        return a.dtype is b.dtype and self._pairing.are_equal(str(a.name), str(b.name))
 
 
 def decoded_from(end: ir.Value) -> list[ir.Value]:

@@ -103,7 +103,8 @@ class ElementMove:
                 numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
                 return self.atoms.make("sum", key, (self._again(atom),), limits, numbers)
             if attributes[0] == "Reshape":
-                product = self._reshaped_product(atom, *attributes[1:], limits)
+                _, before, after = attributes
+                product = self._reshaped_product(atom, before, after, limits)
                 if product is not None:
                     return product
         return self._once(atom, limits, attributes)

@@ -159,12 +159,6 @@ class QuantityTracer:
             return y
         return self.rounded(sum_of(x, y, sign))
 
-    def _sub(self, a: Any, b: Any) -> Operand:
-        return self._add(a, b, -1.0)
-
-    def _neg(self, x: Any) -> Quantity:
-        return multiple_of(self.quantity(x), -np.ones(()), -np.ones(()))
-
     def _mul(self, a: Any, b: Any) -> Operand:
         for one, other in ((a, b), (b, a)):
             if isinstance(one, _SignOf):
@@ -333,8 +327,8 @@ class QuantityTracer:
 _RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
     "Add": QuantityTracer._add,
-    "Sub": QuantityTracer._sub,
-    "Neg": QuantityTracer._neg,
+    "Sub": lambda tracer, a, b: tracer._add(a, b, -1.0),
+    "Neg": lambda tracer, x: multiple_of(tracer.quantity(x), -np.ones(()), -np.ones(())),
     "Mul": QuantityTracer._mul,
     "Div": QuantityTracer._div,
     "Abs": QuantityTracer._abs,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from qgraph.effort import is_over, step
 from qgraph.evidence import Division
-from qgraph.numerics import Array, Float32, Mask
+from qgraph.numerics import Float32, Mask
 from qgraph.numerics.float32 import (
     HIGHEST,
     LOWEST,
@@ -150,11 +150,9 @@ class BoxSearch:
         box = Interval(x, x if single else from_keys(boxes.hi), finite=True)
         a, b = self._program.intervals(box, boxes.kind)
         apart, done = _decided(a, b)
-        for result in (a, b):
-            if result.nan is not None:
-                result.lo, result.hi = (
-                    _with_nan(end, result.nan) for end in (result.lo, result.hi)
-                )
+        nan = np.float32(np.nan)
+        for result in (each for each in (a, b) if each.nan is not None):
+            result.lo, result.hi = (np.where(result.nan, nan, x) for x in (result.lo, result.hi))
         if self._refinable > 0 and not single:
             varying = apart & ~(settled(a) & settled(b))
             self._refinable -= int(varying.sum())
@@ -252,10 +250,6 @@ def _results(a: Interval, b: Interval, apart: Mask, done: Mask) -> PointResults:
         if result.open is not None:
             signs |= result.open
     return PointResults(*ends, apart, signs & done, np.zeros(len(apart), np.bool_))
-
-
-def _with_nan(end: Array, where: Mask) -> Array:
-    return np.where(where, np.float32(np.nan), end)
 
 
 def _take(stack: list[BoxBatch]) -> BoxBatch:

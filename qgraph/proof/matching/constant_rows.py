@@ -198,7 +198,8 @@ class _Compiler:
         if math.prod(sizes) == 1:
             return 0
         if node.op_type in _ALONG_AXIS:
-            axis, size = (_number(node, name, n) for name, n in (("axis", 1), ("block_size", 0)))
+            get = node.attributes.get_int
+            axis, size = get("axis", 1), get("block_size", 0)
             if size == 0:
                 return int(len(sizes) == 1 and axis % len(shape) == 0)
             rows = size if axis % len(shape) == 0 else 1
@@ -260,11 +261,6 @@ def _root(value: ir.Value | None) -> Stream | None:
         node = value.producer()
         value = None if node is None else _data(node)
     return None
-
-
-def _number(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
 
 
 def compare_constants(

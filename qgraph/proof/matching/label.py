@@ -47,7 +47,8 @@ def label(node: ir.Node, imports: Imports) -> tuple[Hashable, ...]:
     if node.domain == "" and version >= OLDEST:
         for name in _NEUTRAL.get(node.op_type, ()):
             attributes.pop(name, None)
-    if node.op_type == "BatchNormalization" and not _trains(node):
+    is_norm = node.op_type == "BatchNormalization" and _outputs(node) < 2
+    if is_norm and not node.attributes.get_int("training_mode", 0):
         attributes.pop("momentum", None)
     if node.domain == "" and node.op_type in _WINDOWS:
         attributes = _windows(node) | attributes
@@ -67,11 +68,6 @@ def _outputs(node: ir.Node) -> int:
     if node.op_type == "BatchNormalization":
         return sum(bool(value.name) for value in node.outputs)
     return 0
-
-
-def _trains(node: ir.Node) -> bool:
-    """Return whether a BatchNormalization has results that depend on its momentum."""
-    return _outputs(node) > 1 or node.attributes.get_int("training_mode", 0) != 0
 
 
 def _places(node: ir.Node) -> tuple[bool, ...]:
@@ -97,7 +93,8 @@ def forms(node: ir.Node, imports: Imports) -> list[OperatorForm]:
     on its ratio.
     """
     used = tuple(value for value in node.inputs if value is not None)
-    if _keeps_all(node, imports):
+    is_dropout = (node.domain, node.op_type) == ("", "Dropout")
+    if is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports):
         version = _version(node, imports.get("", 1))
         return [OperatorForm(("", "Dropout", "without training", version), used[:1])]
     listed = [OperatorForm(label(node, imports), used)]
@@ -115,12 +112,6 @@ def common_form(
             if one.label == other.label and len(one.operands) == len(other.operands):
                 return one, other
     return None
-
-
-def _keeps_all(node: ir.Node, imports: Imports) -> bool:
-    """Return whether a node is a Dropout in inference mode, which returns its data."""
-    is_dropout = (node.domain, node.op_type) == ("", "Dropout")
-    return is_dropout and imports.get("", 1) >= OLDEST and not is_random(node, imports)
 
 
 def new_shape(node: ir.Node) -> Hashable:
@@ -210,13 +201,5 @@ def _windows(node: ir.Node) -> dict[str, Hashable]:
     if kernel is None:
         return {}
     ones = (1,) * len(kernel)
-    return {
-        "kernel_shape": _ints(kernel),
-        "strides": _ints(ones),
-        "dilations": _ints(ones),
-        "pads": _ints((0,) * 2 * len(kernel)),
-    }
-
-
-def _ints(values: list[int] | tuple[int, ...]) -> Hashable:
-    return tuple(map(int, values))
+    shape, pads = tuple(map(int, kernel)), (0,) * 2 * len(kernel)
+    return {"kernel_shape": shape, "strides": ones, "dilations": ones, "pads": pads}

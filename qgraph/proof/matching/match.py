@@ -10,10 +10,9 @@ Each claim depends on earlier claims only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from itertools import islice
 
 import onnx_ir as ir
@@ -24,7 +23,7 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.graph.slices import Dominators, ValueChain, ancestors, nearest_cut, sources
 from qgraph.numerics.values import Comparison
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.classes import Class, MatchedModel, ValueClasses
+from qgraph.proof.matching.classes import MatchedModel, ValueClasses
 from qgraph.proof.matching.constant_rows import compare_constants
 from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import is_moving, is_reshape
@@ -353,15 +352,13 @@ class Matching(ValueClasses):
         shared = nearest[0].keys() & nearest[1].keys()
         cuts = []
         for end, side in sides:
-            is_shared = partial(self._is_among, side, shared)
-            cut = nearest_cut(end, is_shared, side.joined, most=_MOST)
+            cut = nearest_cut(
+                end, lambda v, on=side: self.class_of(on, v) in shared, side.joined, most=_MOST
+            )
             cuts.append(None if cut is None else {self.class_of(side, value) for value in cut})
         if cuts[0] is None or cuts[0] != cuts[1] or len(cuts[0]) != 2:
             return None
         return tuple((nearest[0][key], nearest[1][key]) for key in sorted(cuts[0]))
-
-    def _is_among(self, side: MatchedModel, classes: Collection[Class], value: ir.Value) -> bool:
-        return self.class_of(side, value) in classes
 
     def _settle(
         self, kind: Kind, pair: Pair, entries: tuple[Pair, ...] = (), reason: str = ""

@@ -235,13 +235,10 @@ def _fact(side: NormalisedModel, value: ir.Value) -> ListedFact:
     if name in side.fixed and (array := constant(value)) is not None:
         held = tuple(array.reshape(-1).tolist())
     because = side.fixed.get(name) or side.domain.reasons[side.index].get(name) or origin(value)
-    dtype = value.dtype
-    type_name = None if dtype is None or dtype is ir.DataType.UNDEFINED else _type_name(dtype)
+    dtype, type_name = value.dtype, None
+    if dtype is not None and dtype is not ir.DataType.UNDEFINED:
+        type_name = "string" if dtype is ir.DataType.STRING else str(dtype.numpy())
     return ListedFact(_SIDES[side.index], name, type_name, stated_shape(value), because, held)
-
-
-def _type_name(dtype: ir.DataType) -> str:
-    return "string" if dtype is ir.DataType.STRING else str(dtype.numpy())
 
 
 def fix_static_values(graph: ir.Graph, facts: Facts) -> dict[str, str]:

@@ -39,7 +39,8 @@ class PackedRows(ir.LazyTensor):
         self, form: Weights, codes: Stream, scales: Stream, zero_points: Array | None, name: str
     ) -> None:
         shape = ir.Shape((form.k, form.n))
-        super().__init__(self._whole, ir.DataType.FLOAT, shape, name=name)
+        whole = lambda: ir.Tensor(self.rows(0, form.k))  # noqa: E731
+        super().__init__(whole, ir.DataType.FLOAT, shape, name=name)
         self.form = form
         self.codes = codes
         self.scales = scales
@@ -71,9 +72,6 @@ class PackedRows(ir.LazyTensor):
     def _strip_blocks(self) -> int:
         form = self.form
         return max(_STRIP_BYTES // (form.n * form.size * form.bits // 8), 1)
-
-    def _whole(self) -> ir.TensorProtocol:
-        return ir.Tensor(self.rows(0, self.form.k))
 
     def _read(self, first: int, last: int) -> _Strip:
         scales = self.form.scales(self.scales.array())[:, first:last]

@@ -49,7 +49,8 @@ def count_axis(graph: Rewriter, node: ir.Node) -> bool:
         return False
     if node.op_type in ROWS and graph.imports.get("", 1) < _SINCE:
         return False
-    if is_along_axis(node) and _has_one_scale(graph, node):
+    scale = graph.array(node.inputs[1]) if is_along_axis(node) else None
+    if scale is not None and scale.size == 1:
         if "axis" not in node.attributes or node.attributes.get_int("block_size", 0) > 0:
             return False
         node.attributes.pop("axis")
@@ -183,8 +184,3 @@ def _product(sizes: Sizes) -> int | str | None:
     if not names:
         return static_count(sizes)
     return names[0] if len(names) == 1 and static_count(sizes) == 1 else None
-
-
-def _has_one_scale(graph: Rewriter, node: ir.Node) -> bool:
-    array = graph.array(node.inputs[1])
-    return array is not None and array.size == 1

@@ -209,7 +209,8 @@ def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | 
             return None
         axis %= rank
         return array.reshape((1,) * axis + array.shape + (1,) * (rank - axis - 1))
-    if node.domain or array.ndim > rank or not _broadcasts(node):
+    is_numpy = node.attributes.get_string("auto_broadcast", "numpy") == "numpy"
+    if node.domain or array.ndim > rank or not is_numpy:
         return None if array.size > 1 or array.ndim > rank else array.reshape((1,) * rank)
     return array.reshape((1,) * (rank - array.ndim) + array.shape)
 
@@ -246,11 +247,6 @@ def is_along_axis(node: ir.Node) -> bool:
 def stays(node: ir.Node, index: int) -> bool:
     """Return whether each element uses the whole operand: a type or a table."""
     return (OpKey.of(node), index) in ((OpKey("", "CastLike"), 1), (OpKey("", "Gather"), 0))
-
-
-def _broadcasts(node: ir.Node) -> bool:
-    """Return whether the parameters of a node broadcast to its data as in NumPy."""
-    return node.attributes.get_string("auto_broadcast", "numpy") == "numpy"
 
 
 def trim_constants(graph: Rewriter, node: ir.Node) -> bool:

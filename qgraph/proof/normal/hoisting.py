@@ -220,16 +220,8 @@ def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
     if not -rank <= axis < rank:
         return False
     parts = [write(graph, last, part, node) for part in inner.inputs if part is not None]
-    new = graph.node(
-        node,
-        "Concat",
-        parts,
-        {"axis": last.order.index(axis % rank)},
-        of=inner,
-        dtype=inner.outputs[0].dtype,
-        sizes=sizes_of(node.outputs[0]),
-    )
-    return graph.replace(node.outputs[0], new)
+    along, y = ir.AttrInt64("axis", last.order.index(axis % rank)), node.outputs[0]
+    return graph.replace(y, graph.copy(inner, node, parts, sizes_of(y), [along]))
 
 
 def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
@@ -286,7 +278,7 @@ def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> bool:
 
 def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     """Pad the results of a function instead of its data."""
-    pad = _source(graph, node, "Pad")
+    pad = producer_of(_only_data(graph, node), "Pad")
     if pad is None or pad.inputs[0] is None:
         return False
     if pad.attributes.get_string("mode", "constant") != "constant" or "pads" in pad.attributes:
@@ -309,16 +301,8 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
         return False
     inner = graph.copy(node, node, [x, *node.inputs[1:]], sizes_of(x))
     filler = graph.constant(result.reshape(()), "pad_value")
-    outer = graph.node(
-        node,
-        "Pad",
-        [inner, operands[0], filler, *operands[2:]],
-        list(pad.attributes.values()),
-        of=pad,
-        dtype=node.outputs[0].dtype,
-        sizes=sizes_of(node.outputs[0]),
-    )
-    return graph.replace(node.outputs[0], outer)
+    padded, y = [inner, operands[0], filler, *operands[2:]], node.outputs[0]
+    return graph.replace(y, graph.copy(pad, node, padded, sizes_of(y), dtype=y.dtype))
 
 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
@@ -348,24 +332,11 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
     if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     results = graph.copy(node, node, [table, *node.inputs[1:]], sizes)
-    chosen = graph.node(
-        node,
-        "Gather",
-        [results, indices],
-        list(gather.attributes.values()),
-        of=gather,
-        dtype=node.outputs[0].dtype,
-        sizes=sizes_of(gather.outputs[0]),
-    )
+    sizes, dtype = sizes_of(gather.outputs[0]), node.outputs[0].dtype
+    chosen = graph.copy(gather, node, [results, indices], sizes, dtype=dtype)
     for step in reversed(steps):
         chosen = write(graph, step, chosen, node)
     return graph.replace(node.outputs[0], chosen)
-
-
-def _source(graph: Rewriter, node: ir.Node, name: str) -> ir.Node | None:
-    """Return the node ``name`` that computes the only data of an elementwise function."""
-    data = _only_data(graph, node)
-    return producer_of(data, name)
 
 
 def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:

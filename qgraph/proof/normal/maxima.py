@@ -177,19 +177,10 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
         order = order_of(graph, nodes, start, value, axes, len(sizes))
         if order is None or not _may_exchange(graph, node, order):
             continue
-        result = sizes_of(node.outputs[0])
-        inputs = [start, *node.inputs[1:]]
-        maximum = graph.node(
-            node,
-            node.op_type,
-            inputs,
-            list(node.attributes.values()),
-            dtype=start.dtype,
-            sizes=result,
-        )
-        return graph.replace(
-            node.outputs[0], _copied(graph, nodes, {start: maximum}, value, node, result)
-        )
+        y, inputs = node.outputs[0], [start, *node.inputs[1:]]
+        maximum = graph.copy(node, node, inputs, sizes_of(y), dtype=start.dtype)
+        copied = _copied(graph, nodes, {start: maximum}, value, node, sizes_of(y))
+        return graph.replace(y, copied)
     return False
 
 

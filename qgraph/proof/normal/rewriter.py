@@ -130,7 +130,9 @@ class Rewriter:
                     break
             self._pending[waiting:] = self._pending[waiting:][::-1]
         self.graph.sort()  # a shared value may stand after the first node that uses it
-        self._prune()
+        for node in reversed(list(self.graph)):
+            if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+                self.graph.remove(node, safe=True)
 
     def _is_handed_out(self, node: ir.Node) -> bool:
         """Return whether a result of the node is an output of a subgraph."""
@@ -239,13 +241,15 @@ class Rewriter:
         inputs: Sequence[ir.Value | None],
         sizes: Sizes | None,
         attributes: Iterable[ir.Attr] | None = None,
+        dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Return the result of a node of the model on other operands, before another one."""
+        """Return the result of a node of the model on other operands, before another one.
+
+        Attributes and type are those of the node by default.
+        """
         listed = node.attributes.values() if attributes is None else attributes
-        domain, dtype = node.domain, node.outputs[0].dtype
-        return self.node(
-            before, node.op_type, inputs, listed, domain=domain, of=node, dtype=dtype, sizes=sizes
-        )
+        form = {"domain": node.domain, "dtype": dtype or node.outputs[0].dtype, "sizes": sizes}
+        return self.node(before, node.op_type, inputs, listed, of=node, **form)
 
     def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft | None:
         """Replace a node by its definition; return that, or None if it has none here.
@@ -343,13 +347,6 @@ class Rewriter:
             name = f"{stem}_{count}"
         self._names.add(name)
         return name
-
-    def _prune(self) -> None:
-        """Remove unused new nodes and unused replaced nodes."""
-        for node in reversed(list(self.graph)):
-            if any(output.uses() or output.is_graph_output() for output in node.outputs):
-                continue
-            self.graph.remove(node, safe=True)
 
 
 def _fact(value: ir.Value) -> Fact:
