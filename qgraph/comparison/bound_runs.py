@@ -59,12 +59,7 @@ class SegmentRun:
 
 
 class BoundRuns:
-    """Runs two models segment by segment.
-
-    Args:
-        models: the reference and the candidate.
-        request: the options of bounds, with limits.
-        backend: runs the segments.
+    """Runs two models segment by segment, and measures the bounds that are requested.
 
     Attributes:
         conditions: conditions of the bounds.
@@ -112,10 +107,7 @@ class BoundRuns:
         return steps
 
     def _cut(self, step: SegmentRun, sides: Sequence[CutModel], known: set[ir.Node]) -> None:
-        """Cut out the parts of both models that compute a segment.
-
-        ``known`` are roundings of both models whose codes are computed before it; it is extended.
-        """
+        """Cut out the parts of both models that compute a segment; its codes are then ``known``."""
         values = step.segment.values
         if values[0] is None or values[1] is None or (step.points or step.tally.bound) is None:
             return
@@ -132,10 +124,7 @@ class BoundRuns:
         known.update(point.node for point in step.points or ())
 
     def add(self, feeds: Mapping[str, Any]) -> bool:
-        """Run one batch, and return whether all bounds hold on it.
-
-        Raises ExecutionError if an input lies outside the range for which bounds were computed.
-        """
+        """Run one batch inside the ranges of the bounds; return whether all bounds hold on it."""
         for name, (low, high) in self.ranges.items():
             codes = np.asarray(feeds[name])
             if codes.size and not (low <= codes.min() and codes.max() <= high):
@@ -244,11 +233,10 @@ def _tally(segment: Segment, request: Bounding) -> SegmentMeasure:
     bound = None
     if segment.reason is None and np.isfinite(segment.deviation).all():
         bound = bound_of(segment, request)
-    ends = segment.reference, segment.candidate
-    names = ("" if node is None else node_name(node) for node in ends)
     value = segment.values[0]
     return SegmentMeasure(
-        *names,
+        "" if segment.reference is None else node_name(segment.reference),
+        "" if segment.candidate is None else node_name(segment.candidate),
         "" if value is None else str(value.name),
         segment.is_output,
         bound,

@@ -319,10 +319,7 @@ class _OutputPairs:
             self._kept[1].append({name: theirs[other] for name, other in self._names.items()})
 
     def failed(self, *, lenient: bool) -> dict[str, str]:
-        """Return the outputs that exceed their tolerance, with the reason.
-
-        If ``lenient``, all differences are allowed, as long as values can be compared.
-        """
+        """Return the outputs that exceed their tolerance, or if ``lenient`` cannot be compared."""
         reasons = {}
         for name, comparing in self.outputs.items():
             metrics, allowed = comparing.result(), self._within[name]

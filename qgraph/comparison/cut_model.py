@@ -125,10 +125,7 @@ class QuantizedPoint:
 
 @dataclass(eq=False)
 class ModelPart:
-    """The nodes from some codes and inputs to a wanted value.
-
-    ``starts`` are the roundings, by the value at which their codes are fed.
-    """
+    """The nodes to a wanted value from inputs and roundings, by the values that are fed."""
 
     model: CutModel
     wanted: ir.Value
@@ -246,10 +243,7 @@ class CutModel:
         return (factor, points[0]) if (ends[0] <= ends[1]).all() and factor.all() else None
 
     def part(self, wanted: ir.Value, *, is_end: bool = False) -> ModelPart:
-        """Return the part of the model that computes a value.
-
-        If ``is_end``, codes are also fed at the value itself, if it is a cut.
-        """
+        """Return the part that computes a value, or is fed it if it is a cut and ``is_end``."""
         cuts = {point.cut: node for node, point in self.points.items()}
         is_known = wanted.is_graph_input() or (is_end and wanted in cuts)
         inputs = [wanted] if is_known else frontier(self.whole.ir.graph, wanted, [*cuts])

@@ -30,13 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Match:
-    """Two tensors that must be equal if the models are equal.
-
-    Attributes:
-        node: the node of the reference that computes it.
-        reference, candidate: its names in the main graphs.
-        is_output: whether it is an output of the reference, and so paired with an output.
-    """
+    """Two tensors, by node and names, that must be equal if the models are equal."""
 
     node: ir.Node
     reference: str
@@ -146,10 +140,7 @@ def compare_tensors(
 def first_divergence(
     graph: ir.Graph, tensors: Sequence[TensorComparison], outputs: Collection[str]
 ) -> TensorComparison | None:
-    """Return the first differing tensor among the ancestors of the differing outputs.
-
-    ``tensors`` are in the order of ``graph``, which is that of the reference.
-    """
+    """Return the first differing tensor that differing outputs of the reference depend on."""
     ends = [value for value in graph.outputs if value.name in outputs]
     relevant = {str(value.name) for value in ancestors(ends)}
     differing = [tensor for tensor in tensors if not tensor.compared.equal]
@@ -208,10 +199,7 @@ def _form(value: Any) -> tuple[Any, Any]:
 
 
 def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:
-    """Return the values at which the search back from ``output`` stops: ``ends`` and graph inputs.
-
-    The search does not stop at ``output`` itself.
-    """
+    """Return ``ends`` and graph inputs at which the search back from ``output`` itself stops."""
     last = {*ends, *graph.inputs}
     _, *inner = ancestors([output], lambda v: () if v in last and v is not output else sources(v))
     inputs = last.intersection(inner)

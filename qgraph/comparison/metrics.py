@@ -147,10 +147,7 @@ class Comparing:
         self._rows = self._agreeing = 0
 
     def add(self, x: Any, y: Any, step: npt.NDArray[np.float32] | None = None) -> bool:
-        """Compare one batch and return whether it is equal in value.
-
-        ``step`` broadcasts to the output; None if unknown.
-        """
+        """Compare one batch, and return whether it is equal; a ``step`` broadcasts to it."""
         self._elements += int(np.size(x))
         note = _incomparable(x, y)
         if note is not None:
@@ -310,10 +307,7 @@ def compare(
     candidate: Sequence[Any],
     steps: Sequence[npt.NDArray[np.float32]] | None = None,
 ) -> OutputComparison:
-    """Compare one output over several batches.
-
-    ``steps`` are for each batch the step of the output, which broadcasts to it; None if unknown.
-    """
+    """Compare one output over several batches; the steps of each broadcast to it, if known."""
     comparing = Comparing(name)
     output_steps = [None] * len(reference) if steps is None else steps
     for x, y, step in zip(reference, candidate, output_steps, strict=True):

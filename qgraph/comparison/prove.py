@@ -253,7 +253,7 @@ def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
 
 
 def read(path: Path, reference: Path, candidate: Path) -> Certificate:
-    """Return the certificate in a file, which must be about two model files.
+    """Return the certificate in a file.
 
     Raises ModelError if the file is no certificate, EquivalenceError if it is about other files.
     """

@@ -208,10 +208,7 @@ class _Reducer:
         return arrays
 
     def _entries(self, number: int) -> list[tuple[str, list[str]]]:
-        """Return names of values of the reference where a part begins, with the candidate's names.
-
-        Only the first ``number`` pairs of equal values may be used.
-        """
+        """Return names where a part begins, if ``number`` pairs of equal values may be used."""
         pairs = [*self._inputs.items(), *self._cuts[:number]]
         ends: list[list[str]] = []
         for side, model in enumerate(self._models):
@@ -295,9 +292,7 @@ class _Reducer:
         )
 
     def _with_one_row(self, reduction: Reduction) -> Reduction:
-        """Return the reduction to the first sample, along the first axis, that shows the
-        difference.
-        """
+        """Return the reduction to the first sample that shows the difference, along axis 0."""
         sizes = {len(array) if array.ndim else 0 for array in reduction.inputs.values()}
         if len(sizes) != 1 or (count := sizes.pop()) < 2:
             return reduction

@@ -22,14 +22,7 @@ from qgraph.version import head
 
 @dataclass(frozen=True)
 class TensorComparison:
-    """Comparison of a tensor that both models compute, on one batch.
-
-    Attributes:
-        reference, candidate: its name in both models.
-        node: the node of the reference that produces it.
-        op: that node's operator, ``domain::Name``.
-        compared: its difference.
-    """
+    """Comparison of a tensor of both models on one batch, with its node in the reference."""
 
     reference: str
     candidate: str
@@ -74,14 +67,7 @@ class TensorComparison:
 
 @dataclass(frozen=True)
 class MetricReport:
-    """Scores of both models by a metric and labels.
-
-    Attributes:
-        name: of the metric.
-        samples: number of labels.
-        reference, candidate: the scores.
-        failed: why the candidate fails the limit; None if it does not.
-    """
+    """Scores of both models by a metric and labels, and why the candidate fails the limit."""
 
     name: str
     samples: int
@@ -175,13 +161,7 @@ class StandardForm:
 
 @dataclass(frozen=True)
 class Stopped:
-    """An option that removes a difference, or a part of it.
-
-    Attributes:
-        what: change of the runtime without the option.
-        option: the option as users write it; None if none is known.
-        error: remaining error with this and the previous options.
-    """
+    """An option that removes a difference or a part of it, and the remaining error."""
 
     what: str
     option: str | None
@@ -232,15 +212,7 @@ class RuntimeResult:
 
 @dataclass(frozen=True)
 class RuntimeReport:
-    """Origin of a difference: rewrite or runtimes.
-
-    Attributes:
-        rewrite: the outputs of the candidate against those of the reference, by definition.
-        error: error of the rewrite, as for a runtime.
-        results: results of each installed runtime at each of its levels.
-        missing: runtimes that are not installed.
-        standard: the standard form, if the candidate did not run as written.
-    """
+    """Origin of a difference: the rewrite, or the installed runtimes at each of their levels."""
 
     rewrite: Sequence[OutputComparison]
     error: float | None
@@ -349,10 +321,7 @@ class CheckReport(Displayed):
         }
 
     def raise_if_different(self) -> None:
-        """Raise EquivalenceError, with the report, unless the verdict is equal.
-
-        It names the worst output and the first divergence.
-        """
+        """Raise EquivalenceError, with the report and the worst output, unless equal."""
         if self.verdict is CheckVerdict.EQUAL:
             return
         failed = [output for output in self.outputs if output.name in self.failed]

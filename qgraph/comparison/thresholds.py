@@ -62,10 +62,7 @@ class DataQuantizer:
 
 
 def data_quantizers(graph: ir.Graph) -> Iterator[DataQuantizer | tuple[ir.Node, str]]:
-    """Yield the quantizers of data in a main graph.
-
-    A quantizer without fixed thresholds is yielded as a node, with the reason.
-    """
+    """Yield the quantizers of data in a main graph, or nodes without fixed thresholds, and why."""
     for node in graph:
         try:
             operator = operator_of(node)
@@ -161,11 +158,7 @@ _MOVED = 3
 
 
 class SampleRows:
-    """Runs samples of the inputs of a model.
-
-    Attributes:
-        is_open: whether the model leaves the number of samples open in all its inputs.
-    """
+    """Runs samples of the inputs of a model, whose number it may leave open."""
 
     def __init__(self, model: Model, executor: Executor) -> None:
         self._executor = executor

@@ -113,10 +113,7 @@ class Tolerance:
 
 
 def tolerances_of(outputs: Collection[str], limits: Tolerances) -> dict[str, Tolerance]:
-    """Return the tolerance of each output.
-
-    Raises OptionError if a limit is out of range, or names an output that does not exist.
-    """
+    """Return the tolerance of each output; raise OptionError for a wrong limit or name."""
     chosen: dict[str, dict[str, float]] = {name: {} for name in outputs}
     numbers = {field: limit for field, limit in vars(limits).items() if field != "within"}
     for field, limit in numbers.items():
@@ -192,10 +189,7 @@ class Metric:
 
 
 def metric_of(score: str | Score) -> Metric:
-    """Return the metric for ``top1``, ``module:function`` or a function.
-
-    Raises OptionError if there is none of this name, or it is neither a name nor a function.
-    """
+    """Return the metric for ``top1``, ``module:function`` or a function, or raise OptionError."""
     if not isinstance(score, str):
         if not callable(score):
             raise OptionError(

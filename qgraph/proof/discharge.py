@@ -42,14 +42,10 @@ threads."""
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A claim and its outcome.
+    """A claim, its outcome, and the region that was compared, if there was one.
 
-    Attributes:
-        claim: the claim.
-        outcome: its outcome.
-        region: the region that was compared; None for constants and open claims.
-        is_assumed: whether it makes models different only if sums take the differing numbers.
-        larger: a larger region whose comparison was stopped, without a difference so far.
+    If ``is_assumed``, it makes models different only if sums take the differing numbers. ``larger``
+    is a larger region whose comparison was stopped, without a difference so far.
     """
 
     claim: EqualityClaim

@@ -76,12 +76,9 @@ class Runner(Protocol):
 
 @dataclass
 class Forced:
-    """A region that makes two models different.
+    """A region that makes two models different, also with the entry for which it does.
 
-    Attributes:
-        nearest: the region.
-        version: the same region with the entry for which it is forced.
-        example: an input on which the outputs differ; None if no run of a whole model showed it.
+    Without an example, no run of a whole model showed it.
     """
 
     nearest: Shown

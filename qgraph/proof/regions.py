@@ -53,12 +53,7 @@ _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class Decided(dict[Key, PairOutcome]):
-    """Cache of outcomes, by the form of both sides, and of the steps of quantizers.
-
-    Attributes:
-        at_least: the level to reach; pairs that differ in values are then not counted. None to
-            count all.
-    """
+    """Cache of outcomes, and of steps of quantizers; ``at_least`` is the level to reach, if any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,10 +61,7 @@ class Decided(dict[Key, PairOutcome]):
         self._steps: dict[str, Plateaus | Undecidable] = {}
 
     def steps(self, function: Expr) -> Plateaus:
-        """Return the steps of a function.
-
-        Raises Undecidable if it is not a step function, or has too many steps.
-        """
+        """Return the steps of a function; raise Undecidable if it has none, or too many."""
         key = text([function])
         if key not in self._steps:
             try:
@@ -84,13 +76,10 @@ class Decided(dict[Key, PairOutcome]):
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A region between an entry and an exit on both sides.
+    """A region between an entry, a pair of equal values, and an exit, a pair to compare.
 
-    Attributes:
-        entry: the pair of equal values, which is the variable.
-        exit: the pair of values to compare.
-        reference_nodes, candidate_nodes: the nodes between entry and exit, in topological order.
-        shape: shape of the variable; None if the rank is unknown.
+    The nodes are in topological order. ``shape`` is that of the variable, None if the rank is
+    unknown.
     """
 
     entry: Pair
@@ -229,10 +218,7 @@ def _check_ranks(segment: NodeSegment, region: Cut) -> None:
 
 
 def _enumerate(matching: Matching, region: Cut, dtype: ir.DataType) -> PairOutcome:
-    """Compare both sides on all values of a type of up to 16 bits, in every channel.
-
-    Raises Undecidable if there are too many channels, or the results cannot be computed.
-    """
+    """Compare both sides on all values of a type of up to 16 bits, in every channel."""
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
     ties: list[str] = []

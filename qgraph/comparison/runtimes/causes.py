@@ -28,10 +28,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Suspect:
-    """A change that a runtime makes by default, and the option that prevents it.
-
-    The option is given as users write it, and for :mod:`qgraph.comparison.runtimes.worker`.
-    """
+    """A change that a runtime makes by default, and the option against it, as users write it."""
 
     what: str
     option: str
@@ -49,10 +46,7 @@ class RuntimeLevel:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime to try, with the names of its Python module and in reports.
-
-    Levels are ordered from fewest changes to the defaults, suspects from the most specific on.
-    """
+    """A runtime to try: levels from fewest changes on, suspects from the most specific."""
 
     module: str
     name: str

@@ -262,10 +262,7 @@ def compare_outputs(
 
 
 def without_quantizers(model: Model, bits: int | None) -> tuple[Model, int]:
-    """Return a copy without Q/DQ pairs of data, and the number of removed quantizers.
-
-    Only those with codes of ``bits`` are removed; None for all.
-    """
+    """Return a copy without Q/DQ pairs of data, of some width or all, and how many were removed."""
     copy = model.clone()
     number = 0
     for node in list(copy.ir.graph):
@@ -311,10 +308,7 @@ _THEIRS = frozenset({"", "ai.onnx", "com.microsoft"})
 
 @dataclass(frozen=True)
 class Standardized:
-    """A model whose quantizers are written in standard operators.
-
-    Counted are the rewritten quantizers; the operators of the others are listed in ``left``.
-    """
+    """A model whose quantizers are in standard operators, except for those that are ``left``."""
 
     model: Model
     respelled: int

@@ -59,13 +59,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class PairedQuantizer:
-    """A quantizer of the candidate, and its place in both models.
-
-    Attributes:
-        site: the quantizer.
-        reference, candidate: the places; None if the reference has none.
-        reason: why it has none.
-    """
+    """A quantizer of the candidate, and its place in both models, or why there is none."""
 
     site: Site
     reference: Place | None = None
@@ -260,10 +254,7 @@ SELECTED = "selected_quantizer"
 def with_switches(
     model: ir.Model, places: Sequence[tuple[Place, Place]], other: ir.Model
 ) -> ir.Model:
-    """Return a copy of a model without functions, with one switch for each place.
-
-    Each place has a counterpart in the other model, which has the same opset.
-    """
+    """Return a copy of a model without functions, of one opset, with a switch for each place."""
     copy = model.clone()
     graph = copy.graph
     twins = dict(zip(model.graph, graph, strict=True))

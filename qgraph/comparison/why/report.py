@@ -65,10 +65,7 @@ class QuantizerCost:
 
     @property
     def order(self) -> tuple[bool, float, float, float, float]:
-        """A key by which the most harmful quantizer comes first.
-
-        A quantizer that improves or keeps the metric is ranked by the signal-to-noise ratio.
-        """
+        """A key by which the most harmful quantizer, by metric, then by SQNR, comes first."""
         restored = math.inf if self.restored_sqnr_db is None else self.restored_sqnr_db
         alone = math.inf if self.alone_sqnr_db is None else self.alone_sqnr_db
         return (

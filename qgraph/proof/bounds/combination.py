@@ -135,10 +135,7 @@ class Combination:
 
     @property
     def form(self) -> int:
-        """A number that is equal for functions that differ only in numbers.
-
-        Sums of products of the same data count as one; see :mod:`.distances`.
-        """
+        """A number that is equal for functions that differ in numbers, or in the number of sums."""
         forms = [atom.form for _, atom in self.terms if atom.kind not in ("sum", BORDER)]
         sums = {atom.form for _, atom in self.terms if atom.kind == "sum"}
         return hash(tuple(sorted([*forms, *sums])))
@@ -161,11 +158,7 @@ class Combination:
 
 
 class Atoms:
-    """Creates atoms; equal atoms are one object.
-
-    Attributes:
-        conditions: assumptions of their values and errors.
-    """
+    """Creates atoms; equal atoms are one object. Their values and errors have conditions."""
 
     def __init__(self) -> None:
         self.conditions: set[Condition] = set()
@@ -214,9 +207,8 @@ class Atoms:
         change: Callable[[Float64], Float64],
         again: Callable[[Any], Any],
     ) -> Combination:
-        """Return the function of an atom whose elements an operator has moved.
-
-        ``change`` moves the elements of an array, and ``again`` a quantity in the same way.
+        """Return the function of a moved atom; ``again`` moves quantities as ``change`` does
+        arrays.
         """
         return Combination.of(moved)
 

@@ -37,12 +37,8 @@ Results = Callable[[Mapping[Hashable, Float64], Pick], Array]
 class Counted:
     """Comparison of two models on all whole numbers that may occur, and possibly on more.
 
-    Attributes:
-        differing: number of whole numbers with different results, summed over channels.
-        largest: largest difference of two results.
-        channel: a channel with the largest difference.
-        at: the whole number with the largest difference.
-        ours, theirs: results of the reference and the candidate at this number.
+    The number of differing results is summed over channels. The others describe the whole number
+    with the largest difference.
     """
 
     differing: int = 0

@@ -243,10 +243,7 @@ def largest(function: Combination) -> Float64:
 
 
 def reduced(atom: Atom, bound: Float64) -> Float64:
-    """Turn a bound on the arguments of an atom into one on its result.
-
-    Atoms that mix elements of different indices have one bound for all elements.
-    """
+    """Turn a bound on arguments into one on a result, for all elements if it mixes them."""
     return bound if atom.kind in ELEMENTWISE else np.asarray(np.max(bound))
 
 
@@ -273,7 +270,7 @@ def sum_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
         scaled = np.abs(one) * moved + np.abs(factor * one - two) * far
         total = np.minimum(total, scaled.reshape(len(weights), -1).sum(axis=1) * (1 + SLACK))
     shape = np.shape(atom.low)
-    return total.reshape(shape) if math.prod(shape) == len(weights) else total
+    return np.asarray(total.reshape(shape) if math.prod(shape) == len(weights) else total)
 
 
 def _largest_ratio(one: Float64, two: Float64) -> float:

@@ -347,10 +347,7 @@ def traced(call: NodeCall) -> Operand:
 
 
 def _constants(values: Sequence[ir.Value], call: NodeCall) -> dict[ir.Value, Constant] | None:
-    """Return operands that are all constant; None if one is data.
-
-    Raises Undecidable if an operand has no quantity.
-    """
+    """Return operands that are all constant; None if one is data. All must have a quantity."""
     constants: dict[ir.Value, Constant] = {}
     for value in values:
         array = array_of(value)

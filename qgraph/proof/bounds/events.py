@@ -49,10 +49,7 @@ class Event:
         return np.asarray(np.ldexp(1.0, np.maximum(exponents - 1 - self.mantissa, 0)))
 
     def place(self, numbers: Float64) -> Float64:
-        """Return the index of numbers among all numbers of the format, counted from 0.
-
-        The index is linear between two numbers of the format, so thresholds are at half indices.
-        """
+        """Return the index of numbers in the format, linear between two of them, counted from 0."""
         if self.mantissa is None:
             return numbers
         sizes = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)

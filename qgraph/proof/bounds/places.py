@@ -183,10 +183,7 @@ yet."""
 
 
 class MovingAtoms(Atoms):
-    """Creates atoms, and follows codes through movements of elements.
-
-    ``found`` is called with each rounding of moved data.
-    """
+    """Creates atoms, follows codes through movements, and calls ``found`` with moved roundings."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()

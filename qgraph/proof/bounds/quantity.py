@@ -170,10 +170,7 @@ class Computed(Constant):
 
     @cached_property
     def quantity(self) -> Quantity:
-        """The quantity of the constant, with scales and whole numbers if it is their product.
-
-        Raises Undecidable if a number is infinite or NaN.
-        """
+        """The quantity, with scales and whole numbers of a product; raises Undecidable for NaN."""
         if self._name not in _ARITHMETIC:
             is_finite = np.isfinite(self.meant).all()
             return constant(self.meant) if is_finite else _unlimited(self.meant)

@@ -101,10 +101,7 @@ class NodeCall:
         return len(shape_of(self.value(index)))
 
     def most(self, axes: Sequence[int]) -> int:
-        """Return the largest number of elements along some axes of the first input.
-
-        Raises Undecidable if an axis is open, and no operator limits it.
-        """
+        """Return the largest number of elements along axes, or raise Undecidable."""
         shape, count = shape_of(self.value(0)), 1
         for axis in axes:
             size = shape[axis]
@@ -187,10 +184,7 @@ def shape_of(value: ir.Value | None) -> tuple[Any, ...]:
 
 
 def expect_data_in_windows(call: NodeCall) -> None:
-    """Raise Undecidable if a window of a pool may lie entirely in the padding.
-
-    Its result is then not an element, or undefined.
-    """
+    """Raise Undecidable if a window of a pool may lie entirely in the padding."""
     if not is_never_empty(call.node, shape_of(call.value(0)), trusts_ceil=True):
         raise call.refusal("a window may lie in the padding alone")
 

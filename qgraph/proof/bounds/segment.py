@@ -223,10 +223,7 @@ def error_within(before: Quantity, window: Window) -> Float64:
 
 
 def apart_in_steps(one: RoundedData, other: RoundedData, window: Window) -> Apart:
-    """Return the distance, before rounding, of two roundings to one minifloat.
-
-    The window is an interval of numbers in smallest steps.
-    """
+    """Return the distance of two roundings to one minifloat, before rounding, in smallest steps."""
     mantissa = one.event.mantissa or 0
     reach = np.maximum(*map(np.abs, window))
     binades = _ranges(mantissa, float(np.max(reach)))

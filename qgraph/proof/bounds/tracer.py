@@ -64,13 +64,9 @@ class _SignOf:
 
 
 class QuantityTracer:
-    """Evaluates primitives on quantities.
+    """Evaluates primitives on quantities, for the definition of a node.
 
-    Args:
-        atoms: makes the atoms, of both models.
-        settle: returns the atom of codes.
-        node: the node whose definition is traced.
-        arithmetic: arithmetic of the type in which operations round.
+    Operations round by ``arithmetic``; ``settle`` returns the atom of codes.
 
     Attributes:
         is_whole: whether operations are on integers.

@@ -121,8 +121,7 @@ class Collector:
         self._differing = np.zeros(kinds, np.bool_)
 
     def note(self, what: str, boxes: BoxBatch, a: Float32, b: Float32, where: Mask) -> None:
-        """Record boxes ``[n]`` with differing results ``a`` and ``b`` ``[n]``, where a mask is
-        true.
+        """Record boxes ``[n]`` whose results ``a`` and ``b`` ``[n]`` differ, as a mask tells.
 
         ``what`` is "value" and "infinity" if the values differ everywhere in a box, "zero" if both
         are zeros whose signs differ or may differ, "nan" for NaN inputs whose results differ.
@@ -287,12 +286,10 @@ _CONSTANTS = 256
 
 @dataclass(frozen=True)
 class Sample:
-    """One input on which two functions differ.
+    """One input on which two functions differ, and its channel.
 
-    Attributes:
-        at_most: the highest level that is still possible: values if only the signs of zeros or the
-            results of NaN differ, else different.
-        witness, channel: the input and its channel.
+    ``at_most`` is the highest level that is still possible: values if only the signs of zeros or
+    the results of NaN differ, else different.
     """
 
     at_most: Exactness

@@ -141,10 +141,7 @@ class OpenPair:
 
     @property
     def stays_open(self) -> bool:
-        """Whether each operation has an operand that depends on the variable.
-
-        Others would be computed when the scale is known, and some of their results are undefined.
-        """
+        """Whether each operation depends on the variable; none is undefined at a scale then."""
         fixed = (SCALE, CONSTANT, TABLE)
         return all(any(o.op not in fixed for o in e.inputs) for e in self.order if e.inputs)
 
@@ -216,10 +213,7 @@ class AnyScale:
         self._templates: dict[Form | None, Template | None] = {}
 
     def lower(self, node: ir.Node, expressions: Mapping[ir.Value, Expr], shape: Shape) -> Expr:
-        """Return the output of a node as an expression of its operands, given those that are data.
-
-        Raises Undecidable as :func:`qgraph.proof.functions.lowering.lower`.
-        """
+        """Return the output of a node over operands that are data, as :func:`lower_node` does."""
         inputs = (value for value in node.inputs if value is not None)
         data = {value: expressions[value] for value in inputs if value in expressions}
         shared = self.shared(node, data, shape)

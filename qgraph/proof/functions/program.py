@@ -44,7 +44,8 @@ class PairProgram:
     """A pair of expressions whose common parts are evaluated once.
 
     The elements of the broadcast constants are the channels. Channels with the same constants, bit
-    for bit, form one *kind*, which is evaluated once.
+    for bit, form one *kind*, which is evaluated once. Raises Undecidable if a primitive has no
+    rule, or the constants do not broadcast.
 
     Attributes:
         channels: number of channels.
@@ -52,9 +53,6 @@ class PairProgram:
         count: ``[kinds]`` the number of channels of each kind.
         roots: the two expressions.
         order: all expressions in them, operands first.
-
-    Raises:
-        Undecidable: a primitive has no rule, or the constants do not broadcast.
     """
 
     def __init__(self, reference: Expr, candidate: Expr) -> None:

@@ -54,10 +54,7 @@ _MOST_REFINED = 1 << 20
 
 
 class BoxBatch(NamedTuple):
-    """Boxes ``[n]``: the inputs from key ``lo`` to ``hi`` in channels of a kind.
-
-    ``cuts`` counts how often their ancestors were split at a midpoint.
-    """
+    """Boxes ``[n]``: inputs from ``lo`` to ``hi`` in kinds of channels, after midpoint ``cuts``."""
 
     kind: Channels
     lo: Keys
@@ -151,8 +148,9 @@ class BoxSearch:
         a, b = self._program.intervals(box, boxes.kind)
         apart, done = _decided(a, b)
         nan = np.float32(np.nan)
-        for result in (each for each in (a, b) if each.nan is not None):
-            result.lo, result.hi = (np.where(result.nan, nan, x) for x in (result.lo, result.hi))
+        for result in (a, b):
+            if (mask := result.nan) is not None:
+                result.lo, result.hi = (np.where(mask, nan, x) for x in (result.lo, result.hi))
         if self._refinable > 0 and not single:
             varying = apart & ~(settled(a) & settled(b))
             self._refinable -= int(varying.sum())
@@ -217,10 +215,7 @@ class BoxSearch:
 
 
 def _decided(a: Interval, b: Interval) -> tuple[Mask, Mask]:
-    """Return masks of boxes with disjoint results, and of others with single numbers.
-
-    Zeros of undefined sign and NaN count as single numbers here.
-    """
+    """Return masks of boxes with disjoint results, and of others with one number, NaN or zero."""
     apart = np.asarray((a.hi < b.lo) | (b.hi < a.lo))
     done = settled(a) & settled(b) & ~apart
     bad = either(a.bad, b.bad)

@@ -78,9 +78,8 @@ class Attained:
         self._fed: dict[ir.Value, frozenset[ir.Value]] = {}
 
     def source(self, value: ir.Value) -> Limits | None:
-        """Return limits between which a value can take every number; None if unknown.
-
-        These are inputs of the model, sums, and values that only move their elements.
+        """Return limits between which a value can take every number: of inputs, sums, or these
+        moved.
         """
         origin = _origin(value)
         node = producer_of(origin)

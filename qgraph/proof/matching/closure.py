@@ -25,10 +25,7 @@ class Implication:
 
 
 class Closure:
-    """The equality of values that follows from some facts alone, by congruence.
-
-    The claims of the matching are not used.
-    """
+    """The equality of values that follows by congruence from facts alone, and not from claims."""
 
     def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
         self._classes = matching.without_claims()

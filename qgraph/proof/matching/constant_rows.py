@@ -63,10 +63,7 @@ class _Source:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A node, its operands that are not cut into rows, and the shape of its whole result.
-
-    ``compute`` is absent for Reshape, which keeps the rows.
-    """
+    """A node, its operands that are not cut into rows, its shape, and its kernel unless Reshape."""
 
     node: ir.Node
     compute: NodeStep | None
@@ -89,10 +86,7 @@ class _Step:
 
 @dataclass(frozen=True, eq=False)
 class ConstantRows:
-    """A constant that is computed a few rows at a time, by the same kernels as the whole constant.
-
-    Pieces begin at a multiple of ``multiple`` rows.
-    """
+    """A constant that its kernels compute a few rows at a time, from multiples of a number."""
 
     value: ir.Value
     shape: tuple[int, ...]

@@ -115,10 +115,7 @@ def common_form(
 
 
 def new_shape(node: ir.Node) -> Hashable:
-    """Return the shape of the result of a Reshape or similar operator; None if unknown.
-
-    A symbolic dimension is represented by its text, which is the same for equal sizes.
-    """
+    """Return the shape that a Reshape or similar operator gives, with texts for open sizes."""
     if node.domain != "" or node.op_type not in RESHAPING or not node.outputs:
         return None
     sizes = stated_shape(node.outputs[0])
@@ -144,10 +141,7 @@ def keeps_shape(node: ir.Node) -> bool:
 
 
 def is_identity(node: ir.Node, imports: Imports) -> bool:
-    """Return whether the result of a node is its first operand.
-
-    These are Identity, Dropout in inference, and a Cast or Reshape that changes nothing.
-    """
+    """Return whether a node returns its first operand, as Dropout or a Cast to the same type do."""
     if node.domain != "":
         return False
     if node.op_type in RESHAPING:

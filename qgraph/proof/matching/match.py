@@ -255,10 +255,7 @@ class Matching(ValueClasses):
         return compared is not None and Exactness.of(compared[0]) >= Exactness.VALUES
 
     def compare_constants(self, pair: Pair) -> tuple[Comparison, Witness | None] | None:
-        """Return the comparison of two constants of equal type and shape, and a differing element.
-
-        Each pair is compared once. None is returned if the constants cannot be compared.
-        """
+        """Return the comparison of two constants, and a differing element, computed once."""
         if pair not in self._compared:
             sides = (self.reference.known, pair[0]), (self.candidate.known, pair[1])
             self._compared[pair] = compare_constants(*sides)
@@ -352,9 +349,11 @@ class Matching(ValueClasses):
         shared = nearest[0].keys() & nearest[1].keys()
         cuts = []
         for end, side in sides:
-            cut = nearest_cut(
-                end, lambda v, on=side: self.class_of(on, v) in shared, side.joined, most=_MOST
-            )
+
+            def is_shared(value: ir.Value, side: MatchedModel = side) -> bool:
+                return self.class_of(side, value) in shared
+
+            cut = nearest_cut(end, is_shared, side.joined, most=_MOST)
             cuts.append(None if cut is None else {self.class_of(side, value) for value in cut})
         if cuts[0] is None or cuts[0] != cuts[1] or len(cuts[0]) != 2:
             return None

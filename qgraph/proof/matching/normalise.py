@@ -197,10 +197,7 @@ def live_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
 def listed_facts(
     sides: Sequence[NormalisedModel], names: Sequence[Collection[str]]
 ) -> tuple[list[ListedFact], list[Condition]]:
-    """Return the types and shapes that a proof depends on, and the conditions for them.
-
-    ``names`` are those of the values in regions, for each side.
-    """
+    """Return the types and shapes of values in regions and of others the proof uses; conditions."""
     facts: dict[ListedFact, None] = {}
     used = set().union(*(side.sizes for side in sides))
     for side, wanted in zip(sides, names, strict=True):

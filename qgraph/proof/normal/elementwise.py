@@ -100,10 +100,7 @@ def _may_be_zero(graph: Rewriter, value: ir.Value) -> bool:
 
 
 def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
-    """Return the operands of a node that are neither constant nor known to be scalars.
-
-    If only one operand is not constant, it is included even if it is a scalar.
-    """
+    """Return the operands that are neither constant nor scalars; a scalar if it is the only one."""
     operands = [value for value in node.inputs if value is not None and not graph.known.has(value)]
     several = [value for value in operands if not is_single(sizes_of(value))]
     return several or operands[:1]

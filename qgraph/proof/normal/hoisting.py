@@ -306,10 +306,7 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
-    """Apply a function to a constant table before the lookup instead of after it.
-
-    Movements between the lookup and the function are applied after the lookup.
-    """
+    """Apply a function to a constant table before the lookup, and movements between after it."""
     value = _only_data(graph, node)
     rank = len(sizes_of(value) or ()) if value is not None else 0
     steps: list[Movement] = []
@@ -349,10 +346,7 @@ def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
-    """Return the result of a node for one number; None if it is NaN or not defined.
-
-    A Cast may exceed the range of its type.
-    """
+    """Return the result of a node for one number; None if it may be NaN or undefined."""
     if node.op_type in ("Cast", "Pow") or np.isnan(value.astype(np.float64)).any():
         return None
     data = node.inputs[0]

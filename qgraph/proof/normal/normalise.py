@@ -110,10 +110,7 @@ NORMAL_FORM = "the models were compared in normal form"
 
 @dataclass(frozen=True)
 class NormalForm:
-    """Two models in normal form.
-
-    The rules kept the level ``exactness``, bits or values; ``note`` names them.
-    """
+    """Two models in normal form, the level that its rules kept, their names and conditions."""
 
     sides: tuple[NormalisedModel, NormalisedModel]
     exactness: Exactness
@@ -124,10 +121,7 @@ class NormalForm:
 def normalise(
     sides: tuple[NormalisedModel, NormalisedModel], level: Exactness
 ) -> NormalForm | None:
-    """Return both models in a normal form that keeps a level.
-
-    None if no rule applies, or if the models would grow too large.
-    """
+    """Return both models in a normal form that keeps a level; None if no rule applies."""
     used: Counter[str] = Counter()
     others: set[Condition] = set()
     exchanged, exactness, normalised = 0, Exactness.BITS, []

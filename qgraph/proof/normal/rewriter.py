@@ -188,10 +188,7 @@ class Rewriter:
         dtype: ir.DataType | None = None,
         sizes: Sizes | None = None,
     ) -> ir.Value:
-        """Insert a node before another one and return its output.
-
-        It gets the name of the node ``of``, by default that of ``before``.
-        """
+        """Insert a node before another one, with the name of ``of`` or this; return its output."""
         self._left -= 1
         if self._left < 0:
             raise TooLargeError
@@ -243,19 +240,15 @@ class Rewriter:
         attributes: Iterable[ir.Attr] | None = None,
         dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Return the result of a node of the model on other operands, before another one.
-
-        Attributes and type are those of the node by default.
-        """
+        """Return the result of a copy of a node on other operands, and perhaps of another type."""
         listed = node.attributes.values() if attributes is None else attributes
-        form = {"domain": node.domain, "dtype": dtype or node.outputs[0].dtype, "sizes": sizes}
-        return self.node(before, node.op_type, inputs, listed, of=node, **form)
+        domain, dtype = node.domain, dtype or node.outputs[0].dtype
+        return self.node(
+            before, node.op_type, inputs, listed, domain=domain, of=node, dtype=dtype, sizes=sizes
+        )
 
     def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft | None:
-        """Replace a node by its definition; return that, or None if it has none here.
-
-        ``write`` raises an error for nodes that it does not describe.
-        """
+        """Replace a node by its definition, and return that; None if ``write`` refuses the node."""
         draft = Draft(self._editor, region_of(node))
         try:
             draft.giving(write(draft, node))

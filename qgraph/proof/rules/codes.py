@@ -73,10 +73,7 @@ _HALF = 2.0**31
 
 
 def _wrapped(call: NodeCall, total: Quantity, data: Quantity) -> Quantity:
-    """Return integers modulo 2**32; they are equal in both models if the sums are.
-
-    Raises Undecidable if they are not exact.
-    """
+    """Return integers modulo 2**32, equal in both models if the sums are; they must be exact."""
     atoms = call.tracer.atoms
     if not total.is_exact:
         raise Undecidable(OVERFLOW("an int32 sum may wrap around"))

@@ -82,10 +82,7 @@ def _with_axes(rank: int, axes: tuple[int, ...], array: Float64) -> Float64:
 
 
 def _squeezed_means(atom: Atom, shape: Shape) -> tuple[Shape, tuple[int, ...]] | None:
-    """Return the shape of means before the axes they were taken over were removed, and these axes.
-
-    Returns None if the atom is no such means of ``shape``.
-    """
+    """Return the shape of means with the axes they were taken over, and these axes, if removed."""
     match atom.kind, atom.attributes:
         case "moved", ("Reshape", tuple() as before, _):
             ((_, inner),) = atom.arguments[0].terms
