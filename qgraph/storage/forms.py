@@ -1,9 +1,11 @@
-"""Reduce a model file to one node of each form; it can be read if the whole file can.
+"""Reduce a model file to one node and one tensor of each form; it can be read if the whole can.
 
 Reading a large graph takes long because of its many nodes, most of which are alike.
 """
 
 from __future__ import annotations
+
+from collections.abc import Set
 
 import onnx
 
@@ -19,7 +21,8 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
     Whether a node can be read depends on its operator and attributes, on which inputs and outputs
     it has, on their types, and on names. Of nodes that are equal in all but the names, the first
     remains; what it uses of removed nodes becomes an input of the graph. Every Constant remains.
-    The names of all nodes are checked here.
+    Of tensors in the file that are equal in all but names and numbers, those of the remaining nodes
+    and the first remain. The names of all nodes and tensors are checked here.
 
     Returns:
         Whether each name is defined once, and before it is used. If not, and of a model with
@@ -30,7 +33,10 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
         return False
     infos = {each.name: each for each in (*graph.value_info, *graph.output)}
     types = _types(graph)
-    given = {each.name for each in (*graph.input, *graph.initializer)}
+    stored = {each.name for each in graph.initializer}
+    if len(stored) < len(graph.initializer):
+        return False
+    given = stored.union([each.name for each in graph.input])
     defined = {"", *given}
     kept: dict[object, onnx.NodeProto] = {}
     for node in graph.node:
@@ -56,13 +62,31 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
         return False
     nodes = list(kept.values())
     own = given.union(*(node.output for node in nodes))
-    used = dict.fromkeys(name for node in nodes for name in node.input if name and name not in own)
-    graph.input.extend(infos.get(name, onnx.ValueInfoProto(name=name)) for name in used)
+    used = dict.fromkeys(name for node in nodes for name in node.input if name)
+    graph.input.extend(
+        infos.get(name, onnx.ValueInfoProto(name=name)) for name in used if name not in own
+    )
     outputs = [each for each in graph.output if each.name in own]
+    _keep_tensors(graph, {*used, *(each.name for each in outputs)})
     for field, remaining in ((graph.node, nodes), (graph.output, outputs)):
         del field[:]
         field.extend(remaining)
     return True
+
+
+def _keep_tensors(graph: onnx.GraphProto, used: Set[str]) -> None:
+    """Remove initializers that nothing uses and that can be read if the others can."""
+    forms: set[object] = set()
+    extra = set()
+    for tensor in graph.initializer:
+        if tensor.name in used or tensor.data_location or not tensor.HasField("raw_data"):
+            continue
+        form = tensor.data_type, tuple(tensor.dims), len(tensor.raw_data)
+        if form in forms:
+            extra.add(tensor.name)
+        forms.add(form)
+    graph.initializer.sort(key=lambda tensor: tensor.name in extra)  # large ones are not copied
+    del graph.initializer[len(graph.initializer) - len(extra) :]
 
 
 def _types(graph: onnx.GraphProto) -> Types:
