@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import array_of, constant_tensor
@@ -28,6 +29,23 @@ def scales_of(region: Region) -> dict[ir.Value, Array | None]:
     return {value: array for value, array in found if value is not None}
 
 
+def open_scale(nodes: Iterable[ir.Node]) -> tuple[Float32 | None, dict[ir.Value, object]]:
+    """Return the single float32 number that all scales of nodes are, and keys that leave it open.
+
+    There is none if nodes have other scales, or 1, with which operations are left out.
+    """
+    scale, marks = None, {}
+    for value, array in map(scale_of, nodes):
+        if value is None:
+            continue
+        if array is None or array.dtype != np.float32 or array.shape or array == 1:
+            return None, {}
+        if scale is not None and scale.tobytes() != array.tobytes():
+            return None, {}
+        scale, marks[value] = array, ("scale", constant_tensor(value) is not None)
+    return scale, marks
+
+
 @dataclass(frozen=True)
 class Opened:
     """A site whose scale is left open.
@@ -44,18 +62,12 @@ class Opened:
 def opened(site: Site, forms: Forms) -> Opened | None:
     """Return the form of a site with an open scale; None if it has no single float32 scale."""
     meaning = site.meaning
-    if not isinstance(meaning, Affine) or meaning.decoding is not None or meaning.scale.shape:
+    if not isinstance(meaning, Affine) or meaning.decoding is not None or site.weight is not None:
         return None
-    if site.weight is not None or meaning.scale == 1:  # operations with 1 are left out
+    scale, marks = open_scale(site.nodes)
+    if scale is None or meaning.scale.shape or scale.tobytes() != meaning.scale.tobytes():
         return None
-    number, marks = meaning.scale.tobytes(), {}
-    for value, array in scales_of(site).items():
-        if array is None or array.dtype != meaning.scale.dtype or array.shape:
-            return None
-        if array.tobytes() != number:
-            return None
-        marks[value] = "scale", constant_tensor(value) is not None
-    nodes = forms.of_region(site.nodes, site.x, site.y, marks) if marks else None
+    nodes = forms.of_region(site.nodes, site.x, site.y, marks)
     if nodes is None:
         return None
     arrays = (meaning.zero_point, meaning.lo, meaning.hi)

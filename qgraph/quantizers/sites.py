@@ -8,7 +8,7 @@ readers of the dialects read single nodes, and Q/DQ pairs without operators arou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeAlias
@@ -23,10 +23,12 @@ from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import PORTABLE, nodes_of, producer_of
+from qgraph.numerics import Float32
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
 from qgraph.quantizers.on_codes import is_dynamic
+from qgraph.quantizers.open_sites import open_scale
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
@@ -95,7 +97,7 @@ class PatternMatcher:
         self._kinds = Kinds()
         self._possible: dict[int, bool] = {}
         self._hopeless: dict[int, bool] = {}
-        self._readings: dict[object, Site] = {}
+        self._readings: dict[object, dict[bytes | None, Site]] = {}
         self._taken: set[ir.Node] = set()
         self._containing: dict[ir.Node, list[Site]] = {}
         self._search()
@@ -116,8 +118,8 @@ class PatternMatcher:
     def alone(self, node: ir.Node, readers: Readers) -> Site | Refusal | None:
         """Return the quantizer of ``node``, alone or as the end of a pair; read equal forms once.
 
-        A form contains everything that determines the quantizer: attributes, parameters, the types
-        of all values, and the shape of the data.
+        A form contains everything that determines the quantizer but its scale: attributes, other
+        parameters, the types of all values, and the shape of the data.
         """
         if OpKey.of(node) not in readers:
             return None
@@ -125,15 +127,20 @@ class PatternMatcher:
         x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
         if x is None or is_constant(x):
             return _site_of(node, readers)
-        form = self._forms.of_region(nodes, x, y)
+        scale, marks = open_scale(nodes)
+        form = self._forms.of_region(nodes, x, y, marks)
         if form is None:
             return _site_of(node, readers)
-        key = form, fixed_sizes(x)
-        if (read := self._readings.get(key)) is not None:
+        readings = self._readings.setdefault((form, fixed_sizes(x)), {})
+        number = None if scale is None else scale.tobytes()
+        read = readings.get(number)
+        if read is None and scale is not None and (read := _rescaled(readings, scale)) is not None:
+            readings[number] = read
+        if read is not None:
             return replace(read, x=x, y=y, nodes=nodes, root=node)
         site = _site_of(node, readers)
         if isinstance(site, Site) and (site.x, site.nodes) == (x, nodes):
-            self._readings[key] = site
+            readings[number] = site
         return site
 
     def _search(self) -> None:
@@ -214,6 +221,17 @@ def _pair(node: ir.Node) -> tuple[ir.Node, ...]:
             break
         nodes = producer, *nodes
     return nodes
+
+
+def _rescaled(readings: Mapping[bytes | None, Site], scale: Float32) -> Site | None:
+    """Return a quantizer of one form with another scale; None if more depends on the scale."""
+    number, site = next(iter(readings.items()), (None, None))
+    meaning = None if site is None else site.meaning
+    if site is None or not isinstance(meaning, Affine) or meaning.decoding is not None:
+        return None
+    if meaning.scale.shape or meaning.scale.tobytes() != number:
+        return None
+    return replace(site, meaning=replace(meaning, scale=scale))
 
 
 def _is_alone(x: ir.Value, y: ir.Value) -> bool:

@@ -5,7 +5,7 @@ Reading a large graph takes long because of its many nodes, most of which are al
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Container
 
 import onnx
 
@@ -74,7 +74,7 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
     return True
 
 
-def _keep_tensors(graph: onnx.GraphProto, used: Set[str]) -> None:
+def _keep_tensors(graph: onnx.GraphProto, used: Container[str]) -> None:
     """Remove initializers that nothing uses and that can be read if the others can."""
     forms: set[object] = set()
     extra = set()

@@ -99,7 +99,8 @@ class PairFinding:
 
     def without_runs(self) -> PairFinding:
         """Return the finding without the list of differing inputs, which may be millions."""
-        return replace(self, runs=NO_RUNS, at_infinity=NO_RUNS)
+        has_runs = len(self.runs) or len(self.at_infinity)
+        return replace(self, runs=NO_RUNS, at_infinity=NO_RUNS) if has_runs else self
 
 
 class Collector:
