@@ -34,8 +34,10 @@ def bodies(model: ir.Model) -> Iterator[Body]:
 def _bodies(body: Body) -> Iterator[Body]:
     yield body
     for node in body:
-        for graph in graphs_of(node):
-            yield from _bodies(graph)
+        for attribute in node.attributes.data.values():
+            if attribute.type in _GRAPHS:
+                for graph in subgraphs(attribute):
+                    yield from _bodies(graph)
 
 
 def nodes_of(body: Iterable[ir.Node]) -> Iterator[ir.Node]:
@@ -45,8 +47,10 @@ def nodes_of(body: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """
     for node in body:
         yield node
-        for graph in graphs_of(node):
-            yield from nodes_of(graph)
+        for attribute in node.attributes.data.values():
+            if attribute.type in _GRAPHS:
+                for graph in subgraphs(attribute):
+                    yield from nodes_of(graph)
 
 
 def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:

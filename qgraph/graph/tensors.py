@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -126,9 +126,12 @@ def _attribute_slots(owner: ir.Node | ir.Function) -> Iterator[Slot]:
 
 def stored_bytes(tensor: ir.TensorProtocol) -> int:
     """Return the number of bytes of the elements in a file; narrow types are packed."""
-    if tensor.dtype is ir.DataType.STRING:
+    dtype = tensor.dtype
+    if dtype is ir.DataType.STRING:
         return tensor.nbytes
-    return _packed_bytes(tensor.dtype, math.prod(tensor.shape.numpy()))
+    proto: Any = getattr(tensor, "raw", None)  # a message, whose sizes are read without a shape
+    sizes = proto.dims if isinstance(proto, onnx.TensorProto) else tensor.shape.numpy()
+    return _packed_bytes(dtype, math.prod(sizes))
 
 
 def _packed_bytes(dtype: ir.DataType, elements: int) -> int:
@@ -144,40 +147,36 @@ def inline_fault(tensor: ir.TensorProtocol) -> str | None:
     proto = cast("object", getattr(tensor, "raw", None))
     if not isinstance(proto, onnx.TensorProto):
         return None
-    fault = shape_fault(tensor)
+    fault = shape_fault(tensor, proto.dims)
     if fault:
         return fault
-    elements = math.prod(proto.dims)
-    if tensor.dtype.bitwidth < 8:
-        packed = _packed_bytes(tensor.dtype, elements)
-        counts = {elements if tensor.dtype.bitwidth == 6 else packed}
-    else:
-        counts = {2 * elements if tensor.dtype in _COMPLEX else elements}
+    dtype, elements = tensor.dtype, math.prod(proto.dims)
+    needed = _packed_bytes(dtype, elements)
     if proto.HasField("raw_data"):
-        there, needed = len(proto.raw_data), {_packed_bytes(tensor.dtype, elements)}
+        there, what = len(proto.raw_data), "bytes"
     else:
-        own = _FIELDS.get(tensor.dtype, "int32_data")
-        there, needed = len(getattr(proto, own)), counts
+        own = _FIELDS.get(dtype, "int32_data")
+        there, what = len(getattr(proto, own)), "numbers"
+        if dtype.bitwidth == 6 or dtype.bitwidth >= 8:
+            needed = 2 * elements if dtype in _COMPLEX else elements
         if other := [field for field in _TYPED_FIELDS if field != own and getattr(proto, field)]:
-            return f"its numbers are in {other[0]}, but those of {tensor.dtype.name} are in {own}"
-    if there in needed:
+            return f"its numbers are in {other[0]}, but those of {dtype.name} are in {own}"
+    if there == needed:
         return None
-    dtype = "bytes" if proto.HasField("raw_data") else "numbers"
-    return (
-        f"{there} {dtype} are there, but {tensor.dtype.name}{list(proto.dims)} takes {needed.pop()}"
-    )
+    return f"{there} {what} are there, but {dtype.name}{list(proto.dims)} takes {needed}"
 
 
-def shape_fault(tensor: ir.TensorProtocol) -> str | None:
-    """Return what is wrong with the element type or the shape; None if both are valid."""
+def shape_fault(tensor: ir.TensorProtocol, dims: Sequence[int] | None = None) -> str | None:
+    """Return what is wrong with the element type or the shape, ``dims``; None if both are valid."""
     try:
         dtype = tensor.dtype
     except ValueError as error:
         return f"its element type is unknown ({error})"
     if dtype is ir.DataType.UNDEFINED:
         return "it has no element type"
-    if any(size < 0 for size in tensor.shape.numpy()):
-        return f"its shape {list(tensor.shape.numpy())} has a negative size"
+    sizes = tensor.shape.numpy() if dims is None else dims
+    if sizes and min(sizes) < 0:
+        return f"its shape {list(sizes)} has a negative size"
     return None
 
 
