@@ -13,10 +13,10 @@ One function of quantization has one description, so that descriptions can be co
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -146,11 +146,17 @@ def descriptions(found: ir.Model | Iterable[Site | Refusal]) -> Iterator[Describ
         if isinstance(site, Refusal):
             yield _refused(site)
             continue
-        # Equal quantizers of data have one meaning, and are described once.
-        key = id(site.meaning), site.shape, id(site.repeats)
+        # Equal quantizers of data have one meaning; if only one scale differs, they share arrays.
+        meaning: Any = site.meaning
+        key: tuple[object, ...] = id(meaning), site.shape, id(site.repeats)
+        if isinstance(meaning, Affine) and meaning.decoding is None and not meaning.scale.shape:
+            key = id(meaning.zero_point), id(meaning.lo), id(meaning.hi), *key[1:], meaning.rounding
         earlier, known = memory.get(key) or (site, _of_site(site))
         if site.weight is None:
             memory[key] = earlier, known
+        if earlier.meaning is not meaning:
+            is_bipolar = known.format == "bipolar"  # with half of the scale
+            known = _of_site(site) if is_bipolar else replace(known, scale=numbers(meaning.scale))
         yield _described(site, replace(known, name=str(site.y.name)))
 
 
@@ -182,7 +188,9 @@ def _of_site(site: Site) -> Description:
             return _uniform(site, known, scale, zero_point, lo, hi)
         case Ranged(input_low=low, input_high=high, levels=levels) as ranged:
             ends = low, high, ranged.output_low, ranged.output_high
-            if not all(map(_is_near, ends[:2], ends[2:])):
+            # Some dialects compute limits with rounding errors.
+            is_near = partial(np.allclose, rtol=NOISE, atol=0)
+            if not all(map(is_near, ends[:2], ends[2:])):
                 outer = f"{numbers(ends[2])} to {numbers(ends[3])}"
                 known = replace(known, remark=f"its codes represent {outer}")
             scale, zero_point = of_range(low, high, levels)
@@ -238,7 +246,7 @@ def _uniform(
     return _scaled(site, known, scale, affine.zero_point)
 
 
-@functools.cache
+@cache
 def _first_code(levels: float, signed: bool) -> int | None:
     """Return the lowest code of the format with this number of levels, None if there is none."""
     for bits in range(1, 33):
@@ -247,11 +255,6 @@ def _first_code(levels: float, signed: bool) -> int | None:
             if form.hi - form.lo + 1 == levels:
                 return form.lo
     return None
-
-
-def _is_near(one: Array, other: Array) -> bool:
-    """Return whether limits are equal up to rounding errors of dialects that compute them."""
-    return np.allclose(one, other, rtol=NOISE, atol=0)
 
 
 def _scaled(
@@ -341,7 +344,7 @@ def numbers(parameter: Array, site: Site | None = None, *, digest: bool = True) 
     there is no digest if all values are the same.
     """
     array = np.asarray(parameter, np.float32) + np.float32(0)  # which removes signs of zeros
-    low, high = float(array.min()), float(array.max())
+    low, high = (float(array.min()), float(array.max())) if array.shape else (float(array),) * 2
     if not digest and low == high:
         return Numbers(low, high)
     repeats = None if site is None or array.size == 1 else site.repeats

@@ -248,7 +248,7 @@ def format_of(quantizer: Quantizer) -> tuple[str | None, int | None]:
     """Return name and width in bits of the codes; None if only the operator defines them."""
     match quantizer:
         case Affine(_, _, lo, hi):
-            return _integers(float(lo.min()), float(hi.max()))
+            return _integers(_ends(lo)[0], _ends(hi)[1])
         case Ranged(levels=levels):
             return _integers(0, levels - 1)
         case Floating(format=grid):
@@ -302,6 +302,8 @@ def _blocks(site: Site, parameters: list[Float32]) -> str:
 
 def _ends(parameter: npt.NDArray[Any]) -> tuple[float, float]:
     # Adding zero removes the sign of a negative one.
+    if parameter.size == 1:
+        return (float(parameter.item()) + 0.0,) * 2
     return float(parameter.min()) + 0.0, float(parameter.max()) + 0.0
 
 

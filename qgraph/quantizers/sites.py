@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -23,7 +23,6 @@ from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import PORTABLE, nodes_of, producer_of
-from qgraph.numerics import Float32
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
@@ -133,11 +132,14 @@ class PatternMatcher:
             return _site_of(node, readers)
         readings = self._readings.setdefault((form, fixed_sizes(x)), {})
         number = None if scale is None else scale.tobytes()
-        read = readings.get(number)
-        if read is None and scale is not None and (read := _rescaled(readings, scale)) is not None:
-            readings[number] = read
+        read = readings.get(number) or _open_reading(readings)
         if read is not None:
-            return replace(read, x=x, y=y, nodes=nodes, root=node)
+            meaning: Any = read.meaning
+            if number not in readings:
+                meaning = replace(meaning, scale=scale)
+            read = replace(read, x=x, y=y, nodes=nodes, root=node, meaning=meaning)
+            readings.setdefault(number, read)
+            return read
         site = _site_of(node, readers)
         if isinstance(site, Site) and (site.x, site.nodes) == (x, nodes):
             readings[number] = site
@@ -223,15 +225,13 @@ def _pair(node: ir.Node) -> tuple[ir.Node, ...]:
     return nodes
 
 
-def _rescaled(readings: Mapping[bytes | None, Site], scale: Float32) -> Site | None:
-    """Return a quantizer of one form with another scale; None if more depends on the scale."""
+def _open_reading(readings: Mapping[bytes | None, Site]) -> Site | None:
+    """Return a quantizer of a form of which only the scale depends on the scale; None if not so."""
     number, site = next(iter(readings.items()), (None, None))
-    meaning = None if site is None else site.meaning
-    if site is None or not isinstance(meaning, Affine) or meaning.decoding is not None:
+    meaning = None if site is None or number is None else site.meaning
+    if not isinstance(meaning, Affine) or meaning.decoding is not None or meaning.scale.shape:
         return None
-    if meaning.scale.shape or meaning.scale.tobytes() != number:
-        return None
-    return replace(site, meaning=replace(meaning, scale=scale))
+    return site if meaning.scale.tobytes() == number else None
 
 
 def _is_alone(x: ir.Value, y: ir.Value) -> bool:

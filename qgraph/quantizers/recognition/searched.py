@@ -102,7 +102,9 @@ def _plain_pair(node: ir.Node) -> tuple[ir.Node, ...]:
 def _has_scale(node: ir.Node) -> bool:
     """Return whether the scale of a quantizer is a constant other than 1."""
     scale = constant_expression(input_of(node, 1))
-    return scale is not None and bool((scale != 1).any())
+    if scale is None:
+        return False
+    return bool((scale != 1).any() if scale.shape else scale != 1)
 
 
 def _is_code(value: ir.Value | None) -> bool:
