@@ -34,7 +34,8 @@ def open_scale(nodes: Iterable[ir.Node]) -> tuple[Float32 | None, dict[ir.Value,
 
     There is none if nodes have other scales, or 1, with which operations are left out.
     """
-    scale, marks = None, {}
+    scale: Any = None
+    marks: dict[ir.Value, object] = {}
     for value, array in map(scale_of, nodes):
         if value is None:
             continue
@@ -64,10 +65,12 @@ def opened(site: Site, forms: Forms) -> Opened | None:
     meaning = site.meaning
     if not isinstance(meaning, Affine) or meaning.decoding is not None or site.weight is not None:
         return None
-    scale, marks = open_scale(site.nodes)
-    if scale is None or meaning.scale.shape or scale.tobytes() != meaning.scale.tobytes():
-        return None
-    nodes = forms.of_region(site.nodes, site.x, site.y, marks)
+    nodes = site.form
+    if nodes is None:
+        scale, marks = open_scale(site.nodes)
+        if scale is None or meaning.scale.shape or scale.tobytes() != meaning.scale.tobytes():
+            return None
+        nodes = forms.of_region(site.nodes, site.x, site.y, marks)
     if nodes is None:
         return None
     arrays = (meaning.zero_point, meaning.lo, meaning.hi)

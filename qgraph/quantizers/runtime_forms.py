@@ -190,4 +190,4 @@ def with_relu(site: Site) -> Iterator[Site]:
         return
     x = relu.inputs[0]
     if x is not None and relu.domain == "" and relu.graph is site.root.graph:
-        yield replace(site, x=x, nodes=(relu, *site.nodes))
+        yield replace(site, x=x, nodes=(relu, *site.nodes), form=None)

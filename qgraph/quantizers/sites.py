@@ -143,6 +143,8 @@ class PatternMatcher:
         site = _site_of(node, readers)
         if isinstance(site, Site) and (site.x, site.nodes) == (x, nodes):
             readings[number] = site
+            if _open_reading(readings) is not None:
+                site = readings[number] = replace(site, form=(form, fixed_sizes(x)))
         return site
 
     def _search(self) -> None:

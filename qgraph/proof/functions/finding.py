@@ -204,8 +204,8 @@ class Collector:
         return PairFinding(
             channels=channels,
             boxes=boxes,
-            differing=int((differing * count).sum()),
-            zero_sign=int((self._zero_sign[own] * count).sum()),
+            differing=int(differing @ count),
+            zero_sign=int(self._zero_sign[own] @ count),
             infinity_differs=bool(len(parts["infinity"])),
             infinity_sign_differs=bool(self._infinity_sign[own].any()),
             nan_differs=bool(len(parts["nan"])),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -43,6 +43,7 @@ class Site(Region):
         weight: the values of ``x`` if they are constant, else None; values in a file are not read.
         repeats: how to repeat parameters that have one entry per block in ``meaning``.
         constants: returns the array of a constant operand of its nodes, or an open scale.
+        form: equal for quantizers of data that differ in nothing but their one scale, if known.
     """
 
     root: ir.Node
@@ -52,6 +53,7 @@ class Site(Region):
     weight: Stream | None = None
     repeats: blocks.Repeats | None = None
     constants: Constants = array_of
+    form: Hashable = None
 
     @property
     def quantizer(self) -> Quantizer:

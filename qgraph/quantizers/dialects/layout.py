@@ -175,7 +175,7 @@ def through_reshape(site: Site) -> Site:
     target = reshaped(node, weight.shape)
     if target is None or not _lie(arrays, weight.shape, target):
         return site
-    return replace(site, y=node.outputs[0], nodes=(*site.nodes, node))
+    return replace(site, y=node.outputs[0], nodes=(*site.nodes, node), form=None)
 
 
 def _lie(arrays: Sequence[Array], seen: Shape, codes: Shape) -> bool:
