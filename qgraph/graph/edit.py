@@ -183,40 +183,45 @@ class Draft:
 
         Both share constants and nodes. The nodes are copied when the new draft is committed.
         """
+        parts = self.copied or [(node, node.inputs) for node in self.nodes]
         known = {None, self.x, *self.constants, *(node.outputs[0] for node in self.nodes)}
-        if not self._is_general or not known.issuperset(
-            chain([self.y], *(node.inputs for node in self.nodes))
-        ):
+        used = chain([self.y], *(inputs for _, inputs in parts))
+        if not self._is_general or not known.issuperset(used):
             return None
         draft = copy(self)
-        draft.region, draft.entry = region, region.entry
-        draft.copied = [(node, node.inputs) for node in self.nodes]
+        draft.region, draft.entry, draft.copied = region, region.entry, parts
         return draft
 
     def with_scale(self, region: Region, scale: Array) -> Draft | None:
         """Return this draft with an open scale for a region that is equal up to its ``scale``.
 
-        Returns:
-            None if it fits its own region only.
+        Both share nodes, see :meth:`again`.
         """
-        if not self._is_general:
+        draft = self.again(region)
+        if draft is None:
             return None
-        draft = Draft(self._editor, region)
-        new: dict[ir.Value | None, ir.Value | None] = {None: None, self.x: draft.x}
-        new |= {value: value for value in self.constants}
-        draft.template, draft.scale, draft.constants = self, scale, dict(self.constants)
+        draft.template, draft.scale, draft.open = self, scale, []
+        draft.constants, filled = dict(self.constants), {}
         for value in self.open:
-            del draft.constants[value]
-            number: Any = self.constants[value]
-            new[value] = draft.constant(number.at(scale), value.name or "const")
-        for node in self.nodes:
-            if any(value not in new for value in node.inputs):
-                return None
-            new[node.outputs[0]] = draft.copy(node, [new[value] for value in node.inputs])
-        y = new.get(self.y)
-        if y is None:
-            return None
-        draft.y, draft._needs = y, self._needs
+            number: Any = draft.constants.pop(value)
+            filled[value] = draft.constant(number.at(scale), value.name or "const")
+        draft.copied = [
+            (node, [value and filled.get(value, value) for value in inputs])
+            for node, inputs in draft.copied
+        ]
+        draft.y = filled.get(self.y, self.y)
+        return draft
+
+    def apart(self) -> Draft:
+        """Return the draft with nodes of its own in place of those that it shares."""
+        if not self.copied:
+            return self
+        draft, new = copy(self), {}
+        draft.nodes, draft.copied = [], []
+        for node, inputs in self.copied:
+            operands = [value and new.get(value, value) for value in inputs]
+            new[node.outputs[0]] = draft.copy(node, operands)
+        draft.y = new.get(self.y, self.y)
         return draft
 
     @property

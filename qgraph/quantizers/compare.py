@@ -76,7 +76,7 @@ class Comparer:
                 text = "the type of its data is unknown; run shape inference first"
                 return undecided(NOT_KNOWN(text))
             if dtype in HALF_TYPES:
-                return _enumerate(site, draft, dtype)
+                return _enumerate(site, draft.apart(), dtype)
             if dtype is not ir.DataType.FLOAT:
                 text = f"its data is {dtype.name}; only types of 16 and 32 bits can be compared"
                 return undecided(TYPE_NOT_PROVED(text))
@@ -122,6 +122,7 @@ class _Lowering:
             opened = self._opened(draft.template)
             if opened is not None:
                 return opened.at(draft.scale)
+        draft = draft.apart()
         own, new = (self._forms.of_region(r.nodes, r.x, r.y) for r in (site, draft))
         form = None if own is None or new is None else (own, new, site.shape)
         if form is not None and form in self._pairs:
