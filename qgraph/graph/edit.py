@@ -193,10 +193,7 @@ class Draft:
         return draft
 
     def with_scale(self, region: Region, scale: Array) -> Draft | None:
-        """Return this draft with an open scale for a region that is equal up to its ``scale``.
-
-        Both share nodes, see :meth:`again`.
-        """
+        """Return :meth:`again` of a draft with an open scale, for a region that has ``scale``."""
         draft = self.again(region)
         if draft is None:
             return None
@@ -216,8 +213,9 @@ class Draft:
         """Return the draft with nodes of its own in place of those that it shares."""
         if not self.copied:
             return self
-        draft, new = copy(self), {}
+        draft = copy(self)
         draft.nodes, draft.copied = [], []
+        new: dict[ir.Value, ir.Value] = {}
         for node, inputs in self.copied:
             operands = [value and new.get(value, value) for value in inputs]
             new[node.outputs[0]] = draft.copy(node, operands)
