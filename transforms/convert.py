@@ -31,21 +31,8 @@ from qgraph.quantizers.quantizer import unhealthy
 from qgraph.quantizers.sites import PLAIN, parts, sites
 from qgraph.reasons import NO_EQUAL_FORM, UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import (
-    Transform,
-    exact_option,
-    opset_option,
-    option,
-    selects,
-    transform,
-)
-from qgraph.transforms.drafts.choice import (
-    Decision,
-    carry_out,
-    choose,
-    entry,
-    readable,
-)
+from qgraph.transforms.base import Transform, exact_option, opset_option, option, selects, transform
+from qgraph.transforms.drafts.choice import Decision, carry_out, choose, entry, readable
 from qgraph.transforms.drafts.lowering import (
     lower_decompressed,
     lower_operators,
@@ -108,10 +95,8 @@ class ConvertDialect(Transform):
             lower_operators(model, self.exact, self.opset, report)
             if self.to == PLAIN:
                 weights = decompressed(model.ir)
-                report.sites += (
-                    entry(each.nodes[-1], SiteStatus.KEPT, IN_DIALECT.format(PLAIN))
-                    for each in weights
-                )
+                reason = IN_DIALECT.format(PLAIN)
+                report.sites += (entry(w.nodes[-1], SiteStatus.KEPT, reason) for w in weights)
             else:
                 lower_decompressed(model, self.opset, report)
             lowered()
@@ -159,9 +144,8 @@ class ConvertDialect(Transform):
         smaller = {each.site.root: each for each in choose(offers, self.exact, limit, comparer)}
         decisions = []
         for decision in whole:
-            inner = [
-                smaller[part.root] for part in within.get(decision.site, ()) if part.root in smaller
-            ]
+            read = (part.root for part in within.get(decision.site, ()))
+            inner = [smaller[root] for root in read if root in smaller]
             for one in inner if any(each.draft for each in inner) else [decision]:
                 if one.draft is None and one.site.dialect == PLAIN:
                     others.append(entry(one.site.root, SiteStatus.KEPT, NO_OPERATORS))
@@ -181,16 +165,13 @@ class ConvertDialect(Transform):
     ) -> list[Decision]:
         """Add to each refusal the dialect that has an equal form; equal reasons are tried once."""
         remedies: dict[str, str] = {}
-        advised = []
-        for each in decisions:
-            text = None if each.draft is not None else each.reason
-            if text is not None and text not in remedies:
-                remedies[text] = self._remedy(each.site, target, editor, comparer, limit)
-            if text is not None and remedies[text]:
-                advised.append(replace(each, reason=NO_EQUAL_FORM(text + remedies[text])))
-            else:
-                advised.append(each)
-        return advised
+        for index, each in enumerate(decisions):
+            if each.draft is None and (text := each.reason) is not None:
+                if text not in remedies:
+                    remedies[text] = self._remedy(each.site, target, editor, comparer, limit)
+                if remedies[text]:
+                    decisions[index] = replace(each, reason=NO_EQUAL_FORM(text + remedies[text]))
+        return decisions
 
     def _remedy(
         self, site: Site, target: Dialect, editor: Editor, comparer: Comparer, limit: int
@@ -228,11 +209,7 @@ class ConvertDialect(Transform):
         if self.fake_quantize is Arithmetic.REFERENCE:
             return site, ()
         # The arithmetic of the plugin is loaded only if an option asks for it.
-        from qgraph.transforms.ranges.plugin_arithmetic import (
-            PluginSite,
-            as_plugin,
-            plugin_drafts,
-        )
+        from qgraph.transforms.ranges.plugin_arithmetic import PluginSite, as_plugin, plugin_drafts
 
         plugin_site = as_plugin(site, editor)
         if isinstance(plugin_site, Refusal):
@@ -278,11 +255,7 @@ class FoldWeights(Transform):
         offers: Offers = []
         read_sites = list(sites(model.ir, around_constants=True))
         stored = [each.root for each in read_sites if isinstance(each, Site) and _is_stored(each)]
-        stored += [
-            node
-            for node in model.nodes()
-            if any(tensor.is_weight for tensor in coded_tensors(node))
-        ]
+        stored += (n for n in model.nodes() if any(each.is_weight for each in coded_tensors(n)))
         others = [entry(node, SiteStatus.KEPT, "already stored as codes") for node in stored]
         for site in readable(filter(_is_constant, read_sites), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site

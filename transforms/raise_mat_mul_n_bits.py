@@ -120,12 +120,8 @@ def _blocks(node: ir.Node, decode: ir.Node, turned: bool, preferred: int) -> Pac
             raise OperatorError(f"{where(node)}: MatMulNBits has no transA, alpha or beta")
     operator = operator_of(decode)
     codes, scale, points = (constant_stream(value) for value in inputs_of(decode, 3))
-    if (
-        operator is None
-        or codes is None
-        or scale is None
-        or (points is None and input_of(decode, 2) is not None)
-    ):
+    is_open = points is None and input_of(decode, 2) is not None
+    if operator is None or codes is None or scale is None or is_open:
         raise OperatorError(f"{where(decode)}: its scale or zero point is not constant")
     rank = node.inputs[0].shape if node.inputs[0] is not None else None
     if len(codes.shape) != 2 or (rank is not None and len(rank) < 2):

@@ -61,12 +61,10 @@ class TargetRuntime:
         if self.profile.executed is None:
             return None
         if id(model) not in self._known:
-            graph: ExecutedGraph | QGraphError
             try:
-                graph = executed(model.ir, self.profile.executed)
+                self._known[id(model)] = model, executed(model.ir, self.profile.executed)
             except (ExecutionError, UnsupportedError) as error:
-                graph = error
-            self._known[id(model)] = model, graph
+                self._known[id(model)] = model, error
         return self._known[id(model)][1]
 
     def runs(self, model: Model) -> bool:

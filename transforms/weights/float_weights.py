@@ -23,7 +23,7 @@ from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme
 from qgraph.quantizers.weights.weight_job import WeightJob
 from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import SiteReport, SiteStatus
-from qgraph.transforms.drafts.choice import entry, label
+from qgraph.transforms.drafts.choice import Figure, entry, label
 
 LAZY_BYTES = 1 << 20
 """Size in bytes above which weights are quantized when the model is saved."""
@@ -248,7 +248,7 @@ class WeightPlan:
     def __post_init__(self) -> None:
         if self.groups.scales == 1:
             self.sizes, self.axis, self.block_size = (), None, 0
-        self.figures: dict[str, float | int | str] = {}
+        self.figures: dict[str, Figure] = {}
         self._now: list[ir.TensorProtocol] = []
         name = self.weight.value.name or ""
         stream = stream_of(self.weight.tensor)
@@ -301,7 +301,7 @@ class WeightPlan:
         nodes = []
         if self.scheme.scales == E4M3:
             codes, scale, unit = operands
-            decoded = _dequantize([scale, unit], {})
+            decoded = ir.node("DequantizeLinear", [scale, unit])
             decoded.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
             nodes.append(decoded)
             operands = [codes, decoded.outputs[0]]
@@ -310,7 +310,7 @@ class WeightPlan:
         result = self.weight.tensor.dtype
         if operands[1].dtype is not result:
             attributes["output_dtype"] = result.value
-        nodes.append(_dequantize(operands, attributes))
+        nodes.append(ir.node("DequantizeLinear", operands, attributes))
         decoded = nodes[-1]
         decoded.outputs[0].type = ir.TensorType(result)
         decoded.outputs[0].shape = ir.Shape(self.weight.shape)
@@ -364,10 +364,6 @@ class WeightPlan:
         for name in self._more():
             is_point = name == "zero_point"
             yield (self.scheme.codes, self.sizes) if is_point else ("FLOAT", ())
-
-
-def _dequantize(operands: list[ir.Value], attributes: dict[str, int]) -> ir.Node:
-    return ir.node("DequantizeLinear", operands, attributes)
 
 
 def _forget(value: ir.Value) -> None:

@@ -25,21 +25,9 @@ from qgraph.quantizers.weights.piecewise import Parameter
 from qgraph.reasons import USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import selects
-from qgraph.transforms.drafts.choice import (
-    Decision,
-    carry_out,
-    entry,
-    label,
-    opset_reason,
-    refused,
-)
+from qgraph.transforms.drafts.choice import Decision, carry_out, entry, label, opset_reason, refused
 from qgraph.transforms.weights.float_weights import LAZY_BYTES
-from qgraph.transforms.weights.stored_codes import (
-    Recoding,
-    Stored,
-    needed_opset,
-    stored_codes,
-)
+from qgraph.transforms.weights.stored_codes import Recoding, Stored, needed_opset, stored_codes
 
 _BIAS = 2
 """Index of the bias among the inputs of Conv, ConvTranspose and Gemm."""
@@ -137,24 +125,19 @@ class Recoded:
         return self.draft.stored(tensor, "codes")
 
     def _decode(
-        self,
-        codes: ir.Value,
-        scale: Array | None,
-        zero_point: Array | None,
-        attributes: dict[str, int],
+        self, codes: ir.Value, scale: Array | None, point: Array | None, attributes: dict[str, int]
     ) -> ir.Value:
         node, type_name = self._stored.decode, self._chosen.kind
         new_scale = node.inputs[1] if scale is None else self.draft.constant(scale, "scale")
         operands: list[ir.Value | Array | None] = [codes, new_scale]
-        if zero_point is not None:
-            whole = zero_point.astype(np.int32).astype(numpy_dtype(type_name))
+        if point is not None:
+            whole = point.astype(np.int32).astype(numpy_dtype(type_name))
             operands.append(self.draft.constant(whole, "zero_point"))
         output = node.attributes.get_int("output_dtype", 0)
         attributes = attributes | ({"output_dtype": output} if output else {})
         self.draft.needs(needed_opset(self._stored, self._chosen, rows=False))
-        return self.draft.node(
-            "DequantizeLinear", operands, attributes, dtype=node.outputs[0].dtype
-        )
+        dtype = node.outputs[0].dtype
+        return self.draft.node("DequantizeLinear", operands, attributes, dtype=dtype)
 
     def _as_rows(self) -> None:
         """Draft blocks as rows of a matrix, decoded per row and reshaped back."""

@@ -59,9 +59,8 @@ class BlockView:
             return plain.reshape(())
         plain = plain.reshape((1,) * (len(self.data) - plain.ndim) + plain.shape)
         if plain.shape[self.axis] != 1:
-            plain = plain[
-                (slice(None),) * self.axis + (slice(None, None, self.size // self.entry),)
-            ]
+            step = self.size // self.entry
+            plain = plain[(slice(None),) * self.axis + (slice(None, None, step),)]
         return np.ascontiguousarray(np.expand_dims(plain, self.axis + 1))
 
 

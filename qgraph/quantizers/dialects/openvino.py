@@ -294,13 +294,10 @@ class OpenVino:
         """Return why FakeQuantize cannot express the site."""
         match site.quantizer:
             case Floating():
-                return (
-                    "FakeQuantize has evenly spaced levels, a minifloat does not; use --to qdq or "
-                    "--to qonnx"
-                    if site.weight is None
-                    else f"its values need an even grid of more than {REMOVED} levels; use --to "
-                    "qdq or --to qonnx"
-                )
+                reason = "FakeQuantize has evenly spaced levels, a minifloat does not"
+                if site.weight is not None:
+                    reason = f"its values need an even grid of more than {REMOVED} levels"
+                return f"{reason}; use --to qdq or --to qonnx"
             case Truncating():
                 return (
                     "this Trunc does not clamp its codes, and a FakeQuantize always has a range; "

@@ -120,17 +120,13 @@ def _ranged(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Draft]:
     if meaning.decoding is not None:
         for layout in _layouts(site, meaning.decoding, type_name):
             draft = editor.draft(site)
-            yield _decoded(
-                draft, _range_codes(draft, meaning, type_name), meaning.decoding, type_name, layout
-            )
+            q = _range_codes(draft, meaning, type_name)
+            yield _decoded(draft, q, meaning.decoding, type_name, layout)
         return
     real = Decoding(*even_steps(low, high, float(top)))
     outer = _layout(site, real.scale, real.zero_point)
-    if (
-        outer is not None
-        and np.isfinite(real.zero_point).all()
-        and holds(type_name, real.zero_point)
-    ):
+    is_finite = np.isfinite(real.zero_point).all()
+    if outer is not None and is_finite and holds(type_name, real.zero_point):
         step, offset = even_steps(meaning.input_low, meaning.input_high, float(top))
         inner = _layout(site, step, offset)
         if inner is not None and holds(type_name, offset):
@@ -228,9 +224,8 @@ def _decoded(
     draft: Draft, codes: Operand, real: Decoding, type_name: str, layout: Layout | None
 ) -> Draft:
     """Complete a draft by ``(codes - zero_point) * scale``, in float if there is no layout."""
+    scale, zero_point = real.scale, real.zero_point
     if layout is not None:
-        return draft.giving(
-            dequantize(draft, codes, real.scale, real.zero_point, type_name, layout)
-        )
+        return draft.giving(dequantize(draft, codes, scale, zero_point, type_name, layout))
     steps = dequantize(draft, codes, ONE, ZERO, type_name, SCALAR)
-    return draft.giving(real_values(draft, steps, real.scale, real.zero_point))
+    return draft.giving(real_values(draft, steps, scale, zero_point))

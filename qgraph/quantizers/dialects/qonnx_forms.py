@@ -299,22 +299,13 @@ WRITERS: Writers = {
 
 
 def quant(
-    draft: Draft,
-    x: Operand,
-    scale: Float32,
-    zero_point: Float32,
-    codes: Codes,
-    rounding: Rounding,
+    draft: Draft, x: Operand, scale: Float32, zero_point: Float32, codes: Codes, rounding: Rounding
 ) -> ir.Value:
     """Append a Quant."""
-    attributes = {
-        "signed": int(codes.signed),
-        "narrow": int(codes.narrow),
-        "rounding_mode": str(rounding),
-    }
-    return _node(
-        draft, "Quant", x, attributes, scale=scale, zero_point=zero_point, bit_width=codes.bits
-    )
+    attributes: dict[str, Any] = {"signed": int(codes.signed), "narrow": int(codes.narrow)}
+    attributes["rounding_mode"] = str(rounding)
+    parameters = {"scale": scale, "zero_point": zero_point, "bit_width": codes.bits}
+    return _node(draft, "Quant", x, attributes, **parameters)
 
 
 def _node(
@@ -325,12 +316,10 @@ def _node(
     **parameters: npt.ArrayLike,
 ) -> ir.Value:
     """Append a QONNX operator with constant parameters and their names in the graph."""
-    constants = [
-        draft.constant(
-            value if isinstance(value, OpenScale) else np.asarray(value, np.float32), stem
-        )
-        for stem, value in parameters.items()
-    ]
+    constants = []
+    for stem, value in parameters.items():
+        array: Any = value if isinstance(value, OpenScale) else np.asarray(value, np.float32)
+        constants.append(draft.constant(array, stem))
     return node(draft, DOMAIN, name, [x, *constants], attributes)
 
 

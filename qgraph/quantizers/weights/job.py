@@ -290,9 +290,8 @@ class Source:
             if numbers.dtype == np.float32:
                 used.update(np.unique(numbers).tolist())
         lows, highs, low_centred, high_centred = zip(*ends, strict=True)
-        return NumberRange(
-            min(lows), max(highs), min(low_centred), max(high_centred), frozenset(used)
-        )
+        centred = min(low_centred), max(high_centred)
+        return NumberRange(min(lows), max(highs), *centred, frozenset(used))
 
 
 def numbers_of(codes: Array, type_name: str) -> Array:

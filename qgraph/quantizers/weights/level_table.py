@@ -227,8 +227,8 @@ def distinct(arrays: Sequence[Array], most: int) -> tuple[list[Array], int]:
     entries.
     """
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
-    flat = [np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays]
-    flat = _distinct(flat, most)
+    whole = [np.broadcast_to(a, joint).reshape(-1) if a.ndim else a for a in arrays]
+    flat = _distinct(whole, most)
     return flat, max((array.size for array in flat), default=1)
 
 

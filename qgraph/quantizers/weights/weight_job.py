@@ -242,10 +242,8 @@ class _WeightQuantizer:
             if w.dtype != np.float32:
                 np.copyto(buffer[:count], w)
                 w = buffer[:count]
-            yield (
-                piece,
-                w.reshape(piece.bottom - piece.top, piece.last - piece.first, self.groups.inner),
-            )
+            shape = piece.bottom - piece.top, piece.last - piece.first, self.groups.inner
+            yield piece, w.reshape(shape)
 
 
 class _ParameterWriter:
@@ -305,9 +303,5 @@ def _tiles(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     for row in range(0, rows, depth):
         for group in range(0, count, height):
             for column in range(0, columns, width):
-                yield (
-                    slice(row, row + depth),
-                    slice(group, group + height),
-                    slice(None),
-                    slice(column, column + width),
-                )
+                cut = slice(row, row + depth), slice(group, group + height)
+                yield (*cut, slice(None), slice(column, column + width))
