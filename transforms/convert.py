@@ -40,7 +40,6 @@ from qgraph.transforms.drafts.lowering import (
     parts_marked,
 )
 from qgraph.transforms.lower_vendor_operators import lower_composites
-from qgraph.transforms.weights.constant_codes import fold_blocks, fold_constant_codes
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 IN_DIALECT = "already in the dialect {}"
@@ -237,6 +236,9 @@ class FoldWeights(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values are removed."""
+        # The other folding pass is loaded only if this one runs.
+        from qgraph.transforms.fold_constants import fold_blocks, fold_constant_codes
+
         fold_constant_codes(model, report)
         with parts_marked(model, report) as lowered:
             lower_composites(model, report, ceiling(model.ir, self.opset), _quantizes_weight)

@@ -21,8 +21,7 @@ from qgraph.cli.several import found_models
 from qgraph.errors import OptionError, QGraphError, meant, plain_message, shown
 
 if TYPE_CHECKING:
-    from qgraph.lint.baseline import LintBaseline
-    from qgraph.lint.engine import LintReport
+    from qgraph.lint.engine import LintBaseline, LintReport
     from qgraph.model import Model
     from qgraph.storage.outputs import Outputs
 
@@ -306,8 +305,7 @@ def command(
     Exit status: 1 if there is a finding of severity warning or worse, see --fail-on; 3 if a model
     cannot be read.
     """
-    from qgraph.lint.baseline import read_baseline, written_baseline
-    from qgraph.lint.engine import report_of
+    from qgraph.lint.engine import read_baseline, report_of, written_baseline
     from qgraph.reporting.lint_view import github_annotations
     from qgraph.reporting.pages import page_of
 

@@ -36,9 +36,9 @@ from qgraph.quantizers.recognition.searched import (
     connected_to_constants,
     is_elementwise,
     searched,
+    wraps_around,
 )
 from qgraph.quantizers.recognition.steps import Kinds, Notation, Step
-from qgraph.quantizers.recognition.wrapping import wraps_around
 from qgraph.reasons import NO_OPERATOR
 
 PLAIN = "onnx"

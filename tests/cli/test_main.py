@@ -170,7 +170,7 @@ def test_an_internal_error_names_the_node_in_hand(qgraph, monkeypatch, model, ar
     def fail(node):
         raise ZeroDivisionError("by zero\nand more")
 
-    monkeypatch.setattr("qgraph.quantizers.dialects.qonnx.operator_of", fail)
+    monkeypatch.setattr("qgraph.quantizers.dialects.dialect.operator_of", fail)
     name, *options = arguments
     out = {"OUT": model.with_name("out.onnx")}
     found = qgraph(name, model, *(out.get(option, option) for option in options))

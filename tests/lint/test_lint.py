@@ -13,9 +13,9 @@ import pytest
 import qgraph
 from qgraph.errors import OptionError
 from qgraph.graph.streaming import Stream
-from qgraph.lint.codes import count_codes
 from qgraph.lint.engine import chosen_rules
 from qgraph.lint.facts import ModelFacts
+from qgraph.lint.observation import count_codes
 from qgraph.lint.rule import RULES, LintLevel
 from qgraph.lint.rule_pages import page_of_rule, whole_model
 
@@ -126,7 +126,7 @@ def test_codes_are_counted_in_pieces(
     channels = 1 if axis is None else codes.shape[axis]
     zero = np.arange(channels, dtype=np.int8)
     sizes = np.abs(np.moveaxis(codes, axis or 0, 0).reshape(channels, -1) - zero[:, None] * 1.0)
-    monkeypatch.setattr("qgraph.lint.codes.PIECE", piece)
+    monkeypatch.setattr("qgraph.lint.observation.PIECE", piece)
     counts = count_codes(Stream("INT8", codes.shape, codes), zero, axis)
     assert counts is not None
     assert counts.reach.tolist() == sizes.sum(1).tolist()

@@ -191,7 +191,7 @@ def clock(monkeypatch):
     """Times as they are asked for, in milliseconds: by the number of integer weights."""
     from qgraph.comparison.bench.measure import BenchReport, ModelTime
     from qgraph.inventory.kernels import Kernels
-    from qgraph.transforms.deployment import preferences, tuning
+    from qgraph.transforms.deployment import preferences
 
     times = {"FLOAT": 4.0, "INT8": 3.0, "INT16": 2.0}
 
@@ -206,8 +206,7 @@ def clock(monkeypatch):
         ]
         return BenchReport("clock 1", timing, rows)
 
-    for module in (tuning, preferences):
-        monkeypatch.setattr(module, "bench", bench)
+    monkeypatch.setattr(preferences, "bench", bench)
     return times
 
 

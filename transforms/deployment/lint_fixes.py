@@ -14,8 +14,7 @@ from qgraph.comparison.prove import prove
 from qgraph.errors import QGraphError, require
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.scopes import bodies
-from qgraph.lint.baseline import LintBaseline
-from qgraph.lint.engine import Ids, LintFinding, LintReport, lint
+from qgraph.lint.engine import Ids, LintBaseline, LintFinding, LintReport, lint
 from qgraph.model import Model
 from qgraph.reports import SiteStatus, operator_name
 from qgraph.text import counted

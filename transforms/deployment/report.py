@@ -27,7 +27,7 @@ from qgraph.quantizers.movement import MOVES
 from qgraph.reporting.deploy_view import not_loaded
 from qgraph.targets.layer import LAYERS
 from qgraph.text import Displayed, counted
-from qgraph.transforms.deployment.tuning import Tuning
+from qgraph.transforms.deployment.preferences import Tuning
 from qgraph.version import head
 
 

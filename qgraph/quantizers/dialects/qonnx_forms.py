@@ -304,8 +304,8 @@ def quant(
     """Append a Quant."""
     attributes: dict[str, Any] = {"signed": int(codes.signed), "narrow": int(codes.narrow)}
     attributes["rounding_mode"] = str(rounding)
-    parameters = {"scale": scale, "zero_point": zero_point, "bit_width": codes.bits}
-    return _node(draft, "Quant", x, attributes, **parameters)
+    parameters: dict[str, Any] = {"scale": scale, "zero_point": zero_point}
+    return _node(draft, "Quant", x, attributes, **parameters, bit_width=codes.bits)
 
 
 def _node(

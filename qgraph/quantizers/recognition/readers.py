@@ -293,7 +293,8 @@ def ranged(
         require(notation.dialect != "openvino" or close(np.abs(scale), step, _SAME_STEP))
         decoding = Decoding(float32(scale), float32(zero_point))
         out_low, out_high = -zero_point * scale, (last - zero_point) * scale
-    return Ranged(*map(float32, (low, high, out_low, out_high)), levels, decoding)
+    ends = float32(low), float32(high), float32(out_low), float32(out_high)
+    return Ranged(*ends, levels, decoding)
 
 
 def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[Step]]:
@@ -369,8 +370,9 @@ def truncating(plain: Sequence[Step], first: int, second: int) -> Truncating:
     require(after.top is None and not before.ends and not rest.ends and not rest.offset.any())
     mode = _mode_of_shift(moved, ratio, last.mode)
     lo, hi = both(rest.codes, after.codes)
-    numbers = map(float32, (before.divisor, before.offset, ratio, lo, hi))
-    return Truncating(*numbers, mode, float32(after.factor), float32(after.zero_point))
+    numbers = float32(before.divisor), float32(before.offset), float32(ratio)
+    decoding = float32(after.factor), float32(after.zero_point)
+    return Truncating(*numbers, float32(lo), float32(hi), mode, *decoding)
 
 
 def regridded(inner: Sequence[Step], rounding: Step, outer: Sequence[Step]) -> Truncating:

@@ -290,8 +290,8 @@ class Source:
             if numbers.dtype == np.float32:
                 used.update(np.unique(numbers).tolist())
         lows, highs, low_centred, high_centred = zip(*ends, strict=True)
-        centred = min(low_centred), max(high_centred)
-        return NumberRange(min(lows), max(highs), *centred, frozenset(used))
+        ends_centred = min(low_centred), max(high_centred)
+        return NumberRange(min(lows), max(highs), *ends_centred, frozenset(used))
 
 
 def numbers_of(codes: Array, type_name: str) -> Array:
