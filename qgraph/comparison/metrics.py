@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.numerics import Array, Float64
+from qgraph.numerics import Array, Float64, Mask
 
 AT_ONCE = 1 << 17
 """Number of elements of a piece; comparisons need several float64 arrays of this size."""
@@ -174,12 +174,7 @@ class Comparing:
         with np.errstate(all="ignore"):
             self._correlate(a, b)
             if wrong:
-                apart = np.subtract(a, b, out=b)
-                np.abs(apart, out=apart)
-                # A mask of everything would copy everything.
-                differs = ... if wrong == equal.size else ~equal
-                np.copyto(apart, 0.0, where=equal)
-                self._measure(x, y, apart, differs, step)
+                self._measure(x, y, np.abs(np.subtract(a, b, out=b), out=b), equal, step)
         return not wrong
 
     def result(self) -> OutputComparison:
@@ -255,26 +250,27 @@ class Comparing:
         x: Array,
         y: Array,
         apart: Float64,
-        differs: npt.NDArray[np.bool_] | EllipsisType,
+        equal: Mask,
         step: npt.NDArray[np.float32] | None,
     ) -> None:
-        apart[np.isnan(apart)] = np.inf
+        # Few masks: copying some elements takes longer than computing with all of them.
+        undefined = np.isnan(apart)
+        if undefined.any():
+            apart[undefined] = np.where(equal[undefined], 0.0, np.inf)
         self._max_abs = max(self._max_abs, float(apart.max()))
         self._sum_abs += float(apart.sum())
-        self._max_ulp = max(self._max_ulp, _ulps(x[differs], y[differs]))
+        self._max_ulp = max(self._max_ulp, _ulps(x, y))
         self._noise += float(np.sum(np.square(apart)))
         if step is None or self._steps is None:
             self._steps = None
         else:
-            unit = step[differs].astype(np.float64)
-            self._steps = max(self._steps, float(np.max(apart[differs] / np.abs(unit))))
-        buckets = apart[differs].astype(np.float32).reshape(-1).view(np.int32) >> _DROPPED_BITS
+            unit = step[~equal].astype(np.float64)
+            self._steps = max(self._steps, float(np.max(apart[~equal] / np.abs(unit))))
+        buckets = apart.astype(np.float32).reshape(-1).view(np.int32) >> _DROPPED_BITS
         if self._bins is None:
             self._bins = np.zeros(1 << (31 - _DROPPED_BITS), np.int64)
-        # Differences of one piece fill a few of the bins.
-        least = buckets.min()
-        counts = np.bincount(buckets - least)
-        self._bins[least : least + counts.size] += counts
+        np.add.at(self._bins, buckets, 1)
+        self._bins[0] -= np.count_nonzero(equal)
 
     def _quantiles(self) -> tuple[float, ...]:
         """Return the quantiles of the differences; values without one count as 0."""
@@ -315,9 +311,9 @@ def compare(
     return comparing.result()
 
 
-def same(x: Array, y: Array) -> npt.NDArray[np.bool_]:
+def same(x: Array, y: Array) -> Mask:
     """Return where both have the same value: -0 equals +0, NaN equals NaN."""
-    equal: npt.NDArray[np.bool_] = np.asarray(x == y)
+    equal: Mask = np.asarray(x == y)
     if _is_float(x.dtype):
         equal |= np.isnan(x) & np.isnan(y)
     return equal

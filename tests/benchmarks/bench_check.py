@@ -51,7 +51,8 @@ def check(backend: str, candidate: float, tolerance: float, nodes: int, megabyte
     after = resource.getrusage(resource.RUSAGE_SELF)
     held = 1024 * (after.ru_maxrss - before.ru_maxrss) / x.nbytes
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{backend}, {report.verdict}: {held:.1f} activations, {spent:.1f} s", flush=True)
+    verdict = f"{report.verdict} within {tolerance:g}" if tolerance else report.verdict
+    print(f"{backend}, {verdict}: {held:.1f} activations, {spent:.1f} s", flush=True)
 
 
 def user_seconds() -> float:
@@ -95,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--megabytes", type=int, default=32)
-    parser.add_argument("--one", nargs=3, metavar=("BACKEND", "FACTOR", "TOLERANCE"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--within", nargs="*", metavar="MODEL", help="measure checks with bounds")
     parser.add_argument("--runs", type=int, default=3, help="of checks with bounds")
     options = parser.parse_args()
