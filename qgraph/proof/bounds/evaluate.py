@@ -42,7 +42,7 @@ from qgraph.proof.bounds.quantity import (
 from qgraph.proof.bounds.rule import NodeCall, expect_no_repeats, rule_of
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.lowering import Shape, lower_node
-from qgraph.proof.matching.label import label
+from qgraph.proof.matching.operators import label
 from qgraph.reasons import (
     DO_NOT_FIT,
     NO_BOUND,

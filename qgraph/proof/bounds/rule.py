@@ -32,7 +32,7 @@ from qgraph.ops.windows import is_never_empty
 from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.tracer import QuantityTracer
-from qgraph.proof.matching.label import label
+from qgraph.proof.matching.operators import label
 from qgraph.reasons import AT_RUN_TIME, DO_NOT_FIT, NO_BOUND, Undecidable
 from qgraph.registry import Registry
 

@@ -19,9 +19,8 @@ import onnx_ir as ir
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import ZERO, product, zero
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.counted import Counted, Finished, compare
 from qgraph.proof.bounds.distances import distance
-from qgraph.proof.bounds.executed import Pick, program_of
+from qgraph.proof.bounds.executed import Counted, Finished, Pick, compare, program_of
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import RoundedData, limited_codes
 from qgraph.reasons import ExplainedReason

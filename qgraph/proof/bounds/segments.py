@@ -21,11 +21,10 @@ from qgraph.conditions import EQUAL_OPERATORS, Condition
 from qgraph.graph.interface import Pair, interface
 from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
-from qgraph.proof.bounds.counted import Finished, compare
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.events import Pending, Settle
-from qgraph.proof.bounds.executed import program_of
+from qgraph.proof.bounds.executed import Finished, compare, program_of
 from qgraph.proof.bounds.places import MovingAtoms, part_of, parts_of, placed
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import (

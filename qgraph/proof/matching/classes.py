@@ -6,7 +6,7 @@ Values that equal operators compute from equal operands are equal::
     candidate   v = Mul(d, u); w = Relu(v)
 
 ``Congruence`` keeps the classes; ``ValueClasses`` fills them with the values of two models by what
-their nodes compute (:mod:`qgraph.proof.matching.label`). Whoever proves two values equal merges
+their nodes compute (:mod:`qgraph.proof.matching.operators`). Whoever proves two values equal merges
 their classes, and all classes that become equal by congruence are merged too.
 """
 
@@ -22,16 +22,19 @@ from qgraph.graph.interface import Pair, interface
 from qgraph.graph.scopes import graphs_of, subgraphs
 from qgraph.numerics.values import fingerprint
 from qgraph.ops.known_values import KnownValues, is_random
-from qgraph.proof.matching.label import (
+from qgraph.proof.matching.normalise import NormalisedModel
+from qgraph.proof.matching.operators import (
     OperatorForm,
     common_form,
+    described,
     forms,
     is_commutative,
     is_identity,
+    joined,
     label,
+    operands,
+    rewritten_sum,
 )
-from qgraph.proof.matching.normalise import NormalisedModel
-from qgraph.proof.matching.operators import described, joined, operands, rewritten_sum
 
 _HASHED_BYTES = 1 << 24
 """Size in bytes above which constants are compared only if a proof needs it."""

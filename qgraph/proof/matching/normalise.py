@@ -39,7 +39,7 @@ from qgraph.proof.matching.composites import (
     unfold,
     write_products,
 )
-from qgraph.proof.matching.label import is_identity, keeps_shape, new_shape
+from qgraph.proof.matching.operators import is_identity, keeps_shape, new_shape
 from qgraph.proof.matching.sums import with_common_sums
 
 logger = logging.getLogger(__name__)

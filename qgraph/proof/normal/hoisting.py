@@ -290,9 +290,7 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     if not known or x.dtype is None or constants[0] is None:
         return False
     value = constants[1] if constants[1] is not None else np.zeros((), x.dtype.numpy())
-    arrays = [None if v is None else graph.array(v) for v in node.inputs[1:]]
-    most = 1 if is_along_axis(node) else len(sizes_of(x) or ())
-    if value.size != 1 or any(a is None or a.size != 1 or a.ndim > most for a in arrays):
+    if value.size != 1 or not _has_single_numbers(graph, node, len(sizes_of(x) or ())):
         return False
     result = _computed(graph, node, value.reshape(()))
     if result is None or result.size != 1:
@@ -320,11 +318,9 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
         return False
     table, indices = gather.inputs
     sizes = None if table is None else sizes_of(table)
-    arrays = [None if v is None else graph.array(v) for v in node.inputs[1:]]
     if table is None or not sizes or not graph.known.has(table):
         return False
-    most = 1 if is_along_axis(node) else min(rank, 1)
-    if any(a is None or a.size != 1 or a.ndim > most for a in arrays):
+    if not _has_single_numbers(graph, node, min(rank, 1)):
         return False
     if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
@@ -334,6 +330,13 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
     for step in reversed(steps):
         chosen = write(graph, step, chosen, node)
     return graph.replace(node.outputs[0], chosen)
+
+
+def _has_single_numbers(graph: Rewriter, node: ir.Node, rank: int) -> bool:
+    """Return whether all parameters are single numbers, of a rank or along an axis."""
+    most = 1 if is_along_axis(node) else rank
+    arrays = [graph.array(value) for value in node.inputs[1:]]
+    return all(a is not None and a.size == 1 and a.ndim <= most for a in arrays)
 
 
 def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:

@@ -3,21 +3,25 @@
     MaxPool, GlobalMaxPool, ReduceMax, ReduceMin of f(x)     -> f of it
     Max(f(a), f(b)), Min(f(a), f(b))                         -> f(Max(a, b)), f(Min(a, b))
 
-``f`` is one node or several, with parameters that do not vary within a window.
-:mod:`qgraph.proof.functions.monotone` proves over all inputs that ``f`` never decreases. For codes,
-all values are tried. The results are equal in values: ONNX does not define whether -0 or +0 is
-larger, nor the maximum of NaN, which the condition on NaN excludes. For functions from codes to
-numbers without -0 the results are equal bit for bit.
+``f`` is one node or several, with parameters that do not vary within a window. The results are
+equal in values: ONNX does not define whether -0 or +0 is larger, nor the maximum of NaN, which the
+condition on NaN excludes. For functions from codes to numbers without -0 the results are equal bit
+for bit.
 
 The padding of a MaxPool is not data, so every window must contain an element of the data. A
 reduction must not be empty either: its result is the smallest number, to which ``f`` does not
 apply.
+
+Of codes, all values are tried. For a function of float32, there are two proofs that it never
+decreases on any input but NaN, where -0 equals +0. By operations: each operation rounds the result
+of a real function that does not decrease, and rounding to nearest does not decrease either. By
+steps: the search with exact intervals divides all finite inputs into intervals with one value each,
+which must be in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,9 +34,18 @@ from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
 from qgraph.ops.windows import is_never_empty
 from qgraph.proof.functions.enumeration import NARROW_BITS
-from qgraph.proof.functions.expression import Builder, text
+from qgraph.proof.functions.expression import (
+    CONSTANT,
+    INPUT,
+    Builder,
+    Expr,
+    evaluate,
+    fold,
+    known,
+    text,
+)
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.functions.monotone import never_decreases
+from qgraph.proof.functions.search import plateaus
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
@@ -43,30 +56,19 @@ from qgraph.reasons import Undecidable
 _MOST_CHANNELS = 1 << 12
 
 
-@dataclass(frozen=True)
-class Order:
-    """Properties of a function that never decreases.
-
-    Attributes:
-        keeps_bits: whether exchanging it with a maximum changes no bit: results that are equal
-            numbers have equal bits, and NaN cannot occur.
-    """
-
-    keeps_bits: bool
-
-
-def order_of(
+def exchanges(
     graph: Rewriter,
     nodes: Sequence[ir.Node],
     x: ir.Value,
     y: ir.Value,
     axes: Sequence[int],
     rank: int,
-) -> Order | None:
-    """Return the properties of ``y`` as a function of ``x``; None if it may decrease.
+) -> bool | None:
+    """Return whether exchanging ``y`` as a function of ``x`` with a maximum changes no bit.
 
-    The nodes compute ``y`` from ``x`` and constants, in topological order. Parameters must not vary
-    along ``axes`` of the data.
+    Then results that are equal numbers have equal bits, and NaN cannot occur. None if the function
+    may decrease. The nodes compute ``y`` from ``x`` and constants, in topological order. Parameters
+    must not vary along ``axes`` of the data.
     """
     channels = _channels(graph, nodes, axes, rank)
     if channels is None or x.dtype is None:
@@ -109,13 +111,13 @@ def _by_engine(
     x: ir.Value,
     y: ir.Value,
     channels: tuple[int, ...],
-) -> Order | None:
+) -> bool | None:
     root = lower(nodes, x, y, channels, Builder(), constants=graph.known.array)
     key = text([root])
     if key not in graph.monotone:
         graph.monotone[key] = never_decreases(root)
     # data may be NaN, and results may be -0 or +0
-    return Order(keeps_bits=False) if graph.monotone[key] else None
+    return False if graph.monotone[key] else None
 
 
 def _by_values(
@@ -125,8 +127,8 @@ def _by_values(
     y: ir.Value,
     channels: tuple[int, ...],
     axes: Sequence[int],
-) -> Order | None:
-    """Return the properties from the results for all values of a type of up to 16 bits."""
+) -> bool | None:
+    """Return the same from the results for all values of a type of up to 16 bits."""
     if x.dtype is None:
         return None
     values = all_values(x.dtype.name)
@@ -155,7 +157,7 @@ def _by_values(
     if not (rises & (~ties | (rows[1:] == rows[:-1]))).all():
         return None
     minus_zero = (rows == 0) & np.signbit(rows)
-    return Order(keeps_bits=x.dtype.is_integer() and not minus_zero.any())
+    return x.dtype.is_integer() and not bool(minus_zero.any())
 
 
 _MOST_NODES = 32
@@ -174,8 +176,8 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
         nodes = _between(graph, start, value)
         if nodes is None:
             return False
-        order = order_of(graph, nodes, start, value, axes, len(sizes))
-        if order is None or not _may_exchange(graph, node, order):
+        keeps_bits = exchanges(graph, nodes, start, value, axes, len(sizes))
+        if keeps_bits is None or not _may_exchange(graph, node, keeps_bits=keeps_bits):
             continue
         y, inputs = node.outputs[0], [start, *node.inputs[1:]]
         maximum = graph.copy(node, node, inputs, sizes_of(y), dtype=start.dtype)
@@ -194,8 +196,8 @@ def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
     sizes = sizes_of(pair[0])
     if function is None or sizes is None or not are_equal(sizes, sizes_of(pair[1]) or (None,)):
         return False
-    order = order_of(graph, [inner[0]], function[0], pair[0], (), len(sizes))
-    if order is None or not _may_exchange(graph, node, order):
+    keeps_bits = exchanges(graph, [inner[0]], function[0], pair[0], (), len(sizes))
+    if keeps_bits is None or not _may_exchange(graph, node, keeps_bits=keeps_bits):
         return False
     maximum = graph.node(node, node.op_type, function, dtype=function[0].dtype, sizes=sizes)
     new = _copied(graph, [inner[0]], {function[0]: maximum}, pair[0], node, sizes)
@@ -235,9 +237,9 @@ def are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None)
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-def _may_exchange(graph: Rewriter, node: ir.Node, order: Order) -> bool:
+def _may_exchange(graph: Rewriter, node: ir.Node, *, keeps_bits: bool) -> bool:
     """Return whether the exchange keeps the required level; record its conditions."""
-    if order.keeps_bits:
+    if keeps_bits:
         return True
     if not graph.gives_up_zero_sign(node.outputs[0]):
         return False
@@ -295,3 +297,96 @@ def _copied(
         inputs = [value if value is None else values.get(value, value) for value in node.inputs]
         values[node.outputs[0]] = graph.copy(node, before, inputs, sizes)
     return values[end]
+
+
+_KEEP_ORDER = frozenset({"Round", "Floor", "Ceil", "Relu", "Identity"})
+
+_BOXES = 1 << 20
+
+_FREE, _UP, _DOWN = 0, 1, -1
+"""Directions: constant, not decreasing, not increasing."""
+
+
+def never_decreases(root: Expr) -> bool:
+    """Return whether a function never decreases, and is NaN only for NaN.
+
+    Raises UnsupportedError if this thread does not follow IEEE 754.
+    """
+    return direction(root) in (_FREE, _UP) or _has_steps_in_order(root)
+
+
+def direction(root: Expr) -> int | None:
+    """Return whether a function does not decrease (1), does not increase (-1) or is constant (0).
+
+    Rules, for finite constants ``c``:
+
+        x + c, x - c, round(x), floor(x), ceil(x), relu(x), min(x, c), max(x, c)     as x
+        x * c, x / c                                    as x, the other way for c < 0; not for 0
+        c - x, -x                                       the other way
+        min(u, v), max(u, v)                            if u and v go the same way
+
+    Returns: None if the rules do not decide it.
+    """
+    return fold([root], _direction_of_leaf, _direction)[0]
+
+
+def _direction_of_leaf(e: Expr) -> int | None:
+    if e.op != CONSTANT:
+        return _UP if e.op == INPUT else None
+    value = known(e)
+    return _FREE if value.dtype != np.bool_ and np.isfinite(value).all() else None
+
+
+def _direction(e: Expr, ways: list[int | None]) -> int | None:
+    if None in ways:
+        return None
+    first, second = (*ways, _FREE, _FREE)[:2]
+    match e.op:
+        case "Min" | "Max":
+            moving = set(ways) - {_FREE}
+            return moving.pop() if len(moving) == 1 else None if moving else _FREE
+        case "Neg":
+            return -(first or 0)
+        case "Add" if _FREE in (first, second):
+            return (first or 0) + (second or 0)
+        case "Sub" if _FREE in (first, second):
+            return (first or 0) - (second or 0)
+        case "Mul" | "Div" if second == _FREE and e.inputs[1].op == CONSTANT:
+            return (first or 0) * _sign(e.inputs[1]) if _sign(e.inputs[1]) else None
+        case "Mul" if first == _FREE and e.inputs[0].op == CONSTANT:
+            return (second or 0) * _sign(e.inputs[0]) if _sign(e.inputs[0]) else None
+    return first if e.op in _KEEP_ORDER else None
+
+
+def _sign(constant: Expr) -> int:
+    """Return the sign of all elements of a constant; 0 if they differ or are zero."""
+    value = known(constant)
+    return int((value > 0).all()) - int((value < 0).all())
+
+
+def _has_steps_in_order(root: Expr) -> bool:
+    try:
+        steps = plateaus(root, max_boxes=_BOXES)
+    except Undecidable:
+        return False
+    if np.isnan(steps.value).any():
+        return False
+    same = steps.channel[1:] == steps.channel[:-1]
+    if (same & (steps.value[1:] < steps.value[:-1])).any():
+        return False
+    if (same & (steps.hi[:-1] == -1) & (steps.value[1:] != steps.value[:-1])).any():
+        return False  # -0 and +0 are one number, so they must have one value
+    return _ends_are_in_order(root)
+
+
+def _ends_are_in_order(root: Expr) -> bool:
+    """Return whether the values at the infinities are in order with those at the largest floats."""
+    largest = np.finfo(np.float32).max
+    shape = root.shape or (1,)
+    values = [
+        np.asarray(evaluate(root, np.full(shape, x, np.float32)), np.float64)
+        for x in (-np.inf, -largest, largest, np.inf)
+    ]
+    if any(np.isnan(value).any() for value in values):
+        return False
+    return bool((values[0] <= values[1]).all() and (values[2] <= values[3]).all())

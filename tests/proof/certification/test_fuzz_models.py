@@ -22,7 +22,7 @@ import qgraph
 from qgraph.errors import QGraphError
 from qgraph.proof import discharge
 from qgraph.proof.functions import decide as engine
-from qgraph.proof.matching import label as canonical
+from qgraph.proof.matching import operators as canonical
 
 
 def _module(name: str) -> ModuleType:

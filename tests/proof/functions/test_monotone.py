@@ -7,7 +7,7 @@ import pytest
 
 from qgraph.ops.operator import OPERATORS
 from qgraph.proof.functions.expression import Builder
-from qgraph.proof.functions.monotone import direction, never_decreases
+from qgraph.proof.normal.maxima import direction, never_decreases
 
 SHAPE_1 = np.ones(1, np.float32)
 
