@@ -269,11 +269,8 @@ def _refuse_nothing(comparison: _OutputPairs) -> None:
     results = [comparing.result() for comparing in comparison.outputs.values()]
     if any(result.elements or result.note is not None for result in results):
         return
-    if comparison.first is None:
-        forms = "no inputs"
-    else:
-        fed = comparison.first.items()
-        forms = ", ".join(f"{name!r} {list(np.shape(x))}" for name, x in fed) or "no inputs"
+    fed = (comparison.first or {}).items()
+    forms = ", ".join(f"{name!r} {list(np.shape(x))}" for name, x in fed) or "no inputs"
     names = ", ".join(map(repr, comparison.outputs)) or "none"
     raise ExecutionError(
         f"No values were compared: on {forms} the outputs ({names}) of the reference have no "

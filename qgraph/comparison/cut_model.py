@@ -7,7 +7,7 @@ the movement in both models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -334,21 +334,11 @@ def moved_point(
         raise Undecidable(NOT_COMPUTED("its codes are moved by more than one operand"))
     point = side.points.get(own.event.node) or side.uncut_point(own)
     line = factor, np.asarray(offset - factor * delta)
-    side.points[node] = moved = MovedPoint(
-        node,
-        point.before,
-        end,
-        point.is_coded,
-        limits_of(rounding),
-        rounding,
-        point.offset,
-        line,
-        point.definitions,
-        point,
-        moves,
-        side.evaluation,
-    )
-    return moved
+    kept = {field.name: getattr(point, field.name) for field in fields(QuantizedPoint)}
+    kept |= {"node": node, "cut": end, "limits": limits_of(rounding), "rounding": rounding}
+    kept |= {"line": line, "own": point, "moves": moves, "evaluation": side.evaluation}
+    side.points[node] = MovedPoint(**kept)
+    return side.points[node]
 
 
 def _ends(side: Evaluation, atom: Atom) -> list[tuple[ir.Value, Float64, Float64]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
 
@@ -181,42 +181,24 @@ class Comparing:
         """Return the difference over all batches."""
         name, elements, mismatches = self._name, self._elements, self._mismatches
         if self._note is not None:
-            return OutputComparison(
-                name,
-                elements,
-                elements,
-                math.inf,
-                0,
-                None,
-                _WORST_SQNR,
-                0.0,
-                math.inf,
-                (math.inf,) * len(QUANTILES),
-                note=self._note,
-            )
-        top1 = self._agreeing / self._rows if self._rows else None
+            far, quantiles = math.inf, (math.inf,) * len(QUANTILES)
+            worst = far, 0, None, _WORST_SQNR, 0.0, far, quantiles
+            return OutputComparison(name, elements, elements, *worst, note=self._note)
+        result = OutputComparison(
+            name, elements, mismatches, top1=self._agreeing / self._rows if self._rows else None
+        )
         if mismatches == 0 or not self._is_numeric:
             known = None if mismatches else 0.0
-            return OutputComparison(
-                name,
-                elements,
-                mismatches,
-                max_steps=known,
-                top1=top1,
-                has_distance=self._is_numeric,
-            )
-        return OutputComparison(
-            name,
-            elements,
-            mismatches,
-            self._max_abs,
-            self._max_ulp,
-            self._steps,
-            self._sqnr(),
-            self._cosine(),
-            self._sum_abs / elements,
-            self._quantiles(),
-            top1,
+            return replace(result, max_steps=known, has_distance=self._is_numeric)
+        return replace(
+            result,
+            max_abs=self._max_abs,
+            max_ulp=self._max_ulp,
+            max_steps=self._steps,
+            sqnr_db=self._sqnr(),
+            cosine=self._cosine(),
+            mean_abs=self._sum_abs / elements,
+            quantiles=self._quantiles(),
         )
 
     @property

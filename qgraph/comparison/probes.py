@@ -63,14 +63,10 @@ class Probes:
 
 @dataclass
 class _Target:
-    """A threshold of one element, and one input on each side of it.
+    """A threshold of one element, and one input, in float64, on each side of it.
 
-    Attributes:
-        place: flat index of the element in the quantizer's data.
-        key: key of the first number above the threshold.
-        below, above: the inputs, in float64.
-        values: the element for both.
-        is_done: whether the two inputs are neighbours.
+    ``place`` is the flat index in the quantizer's data, ``key`` that of the first number above the
+    threshold, ``values`` are the element for both inputs; these are neighbours if it ``is_done``.
     """
 
     place: int

@@ -62,14 +62,10 @@ class Reduction:
         return f"<Reduction: {self.tensor!r}, parts of {sizes} nodes>"
 
     def save(self, folder: str | os.PathLike[str], outputs: Outputs | None = None) -> list[Path]:
-        """Write both models and the input, together or not at all; return the files.
+        """Write both models and the input to a folder, together or not at all; return the files.
 
-        Args:
-            folder: the folder to write to; created if missing.
-            outputs: the set of outputs with which they appear; None to write them at once.
-
-        Raises:
-            QGraphError: a file cannot be written.
+        They appear with a set of ``outputs``, or at once. Raises QGraphError if a file cannot be
+        written.
         """
         target = Path(folder)
         files = [target / name for name in (REFERENCE, CANDIDATE, INPUTS)]

@@ -150,13 +150,10 @@ class StandardForm:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return {
-            "respelled": self.respelled,
-            "left": list(self.left),
-            "exactness": None if self.left else "bits",
-            "error": finite(self.error),
-            "outputs": [output.to_json() for output in self.outputs],
-        }
+        outputs = [output.to_json() for output in self.outputs]
+        level = None if self.left else "bits"
+        fields = {"left": list(self.left), "exactness": level, "error": finite(self.error)}
+        return dict(vars(self)) | fields | {"outputs": outputs}
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,9 @@ def staircase(
 ) -> dict[str, Any]:
     """Return the data for a picture of one quantizer, or of two that are compared, for JSON.
 
-    Args:
-        functions: one, or a reference and a candidate.
-        labels: their names in the picture.
-        channel: flat index of the channel whose parameters are used.
-        near: a differing input to enlarge; None for the one with the largest difference.
+    ``functions`` are one, or a reference and a candidate. ``channel`` is the flat index of the
+    channel whose parameters are used, ``near`` a differing input to enlarge; None for the one with
+    the largest difference.
 
     Returns:
         ``channel``, ``channels``, ``labels``; ``curves`` over the whole range; and of two also

@@ -88,14 +88,10 @@ class Forced:
 
 @dataclass
 class Search:
-    """How to find whether differences reach an output.
+    """How to find whether differences reach an output, and prove a level.
 
-    Attributes:
-        level: the level to prove: bits or values.
-        known: see :func:`~qgraph.proof.regions.decide_cuts`.
-        runs: runs the models; None to run nothing.
-        left: number of regions for which the models may still be run.
-        hiding: for regions whose difference no run showed, the types of later operators.
+    The models may be run for ``left`` more regions. ``hiding`` lists the types of later operators,
+    for regions whose difference no run showed.
     """
 
     level: Exactness

@@ -17,11 +17,8 @@ def beside_float(
     """Time a deployed model, its network in float, and its input.
 
     ``sources`` are the input model, and equal models in other dialects; the first that the runtime
-    accepts is timed.
-
-    Raises:
-        UnsupportedError: the runtime is not installed.
-        ExecutionError: the runtime does not run the first two.
+    accepts is timed. Raises UnsupportedError if the runtime is not installed, ExecutionError if it
+    does not run the first two.
     """
     for index, source in enumerate(sources):
         try:

@@ -29,7 +29,6 @@ from qgraph.comparison.report import (
 )
 from qgraph.comparison.runtimes.causes import (
     RUNTIMES,
-    Answer,
     Options,
     Runtime,
     RuntimeJobs,
@@ -236,13 +235,11 @@ class _Trial:
     def _errors(self, options: Options, suspects: Sequence[Suspect]) -> list[float]:
         tried = [merged(options, suspect.options) for suspect in suspects]
         answers = self._jobs.run(self._runtime.module, tried)
-        return [self._error(answer) for answer in answers]
-
-    def _error(self, answer: Answer) -> float:
-        if answer.failure is not None:
-            return math.inf
-        error = compare_outputs(self._expected, answer.batches)[1]
-        return math.inf if error is None else error
+        errors = (
+            compare_outputs(self._expected, answer.batches)[1] if answer.failure is None else None
+            for answer in answers
+        )
+        return [math.inf if error is None else error for error in errors]
 
 
 def compare_outputs(

@@ -44,11 +44,8 @@ _KINDS = {"Gemm": "MatMul"}
 class Place:
     """The place of a quantizer in one model, with or without a quantizer.
 
-    Attributes:
-        start: the data, before activation functions that only this model has; None for constants.
-        end: the quantized value, or the same value without a quantizer.
-        uses: the operands that read it.
-        is_output: whether it is an output of the model.
+    It begins with the data before activation functions that only this model has, None for
+    constants, and ends with the value that ``uses`` read.
     """
 
     start: ir.Value | None

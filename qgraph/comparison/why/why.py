@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -209,10 +209,10 @@ class _Study:
         forms = _forms(self.executors[0], feeds, ours)
         own = _forms(self.executors[1], self.renamed(feeds), theirs)
         for quantizer, (here, there) in zip(self.switched, ends, strict=True):
-            if [forms[v].shape for v in here] != [own[v].shape for v in there]:
+            if [forms[v][0] for v in here] != [own[v][0] for v in there]:
                 self.reasons[quantizer] = "its values have another shape in the reference"
             held = {there[0], quantizer.site.x, quantizer.site.y}
-            self._bytes[quantizer] = forms[here[0]].size + sum(own[v].size for v in held)
+            self._bytes[quantizer] = forms[here[0]][1] + sum(own[v][1] for v in held)
         self.switched = [q for q in self.switched if self.reasons[q] is None]
 
     def renamed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,19 +330,14 @@ def _executor(model: Model | ir.Model, backend: str) -> Executor:
     return prepare(model if isinstance(model, ir.Model) else model.ir, backend, shares_memory=True)
 
 
-class _ValueForm(NamedTuple):
-    shape: tuple[int, ...]
-    size: int
-
-
 def _forms(
     executor: Executor, feeds: Mapping[str, Any], values: Sequence[ir.Value]
-) -> dict[ir.Value, _ValueForm]:
+) -> dict[ir.Value, tuple[tuple[int, ...], int]]:
     """Return shape and size in bytes of some values; none of them is held."""
-    found: dict[str, _ValueForm] = {}
+    found: dict[str, tuple[tuple[int, ...], int]] = {}
 
     def see(name: str, array: Any) -> None:
-        found[name] = _ValueForm(np.shape(array), np.asarray(array).nbytes)
+        found[name] = np.shape(array), np.asarray(array).nbytes
 
     executor.run(feeds, taps=list(dict.fromkeys(str(v.name) for v in values)), observe=see)
     return {value: found[str(value.name)] for value in values}

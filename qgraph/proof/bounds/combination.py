@@ -74,12 +74,9 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """A linear combination of atoms, plus an offset.
+    """A linear combination of atoms, of which none occurs twice, plus an offset.
 
-    Attributes:
-        terms: coefficients and atoms; no atom occurs twice.
-        offset: the constant term.
-        size: upper bound on the magnitudes of the numbers whose sum is the offset.
+    ``size`` is an upper bound on the magnitudes of the numbers whose sum is the offset.
     """
 
     terms: tuple[tuple[Float64, Atom], ...] = ()

@@ -73,16 +73,10 @@ _QUANTIZERS = frozenset({"FakeQuantize", "IntQuant", "Quant", "QuantizeLinear"})
 class Evaluation:
     """The quantities of one model.
 
-    Args:
-        model: the model, with types and shapes.
-        inputs: by name of a graph input, a key that is equal for the same input of both models.
-        ranges: ranges of inputs by these keys.
-        atoms: makes the atoms of both models.
-        settle: returns the atom of codes, from the codes and their value.
-        accumulate: the type in which sums of 16-bit floats are added; None for their own type.
-        chunk: the number of terms that are added in sequence; None for any order.
-        opaque: returns quantities of results without a rule.
-        limits: upper bounds of open sizes, by their texts.
+    ``inputs`` are keys, by name of a graph input, that are equal for the same input of both models;
+    ``ranges`` are given by these keys. Sums of 16-bit floats are added in the type ``accumulate``,
+    or in their own, ``chunk`` terms in sequence, or in any order. ``opaque`` returns quantities of
+    results without a rule. ``limits`` are upper bounds of open sizes, by their texts.
 
     Attributes:
         values: the quantity or constant of each value.

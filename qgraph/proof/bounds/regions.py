@@ -86,12 +86,9 @@ def certified(
 
     If there are limits, differing inputs are counted only for regions without a bound. ``request``
     states what is to be bounded; for the options, see :func:`qgraph.proof.certify.certify`. As
-    ``evidence``, the bounds of all channels are listed too.
-
-    Raises:
-        ModelError: the models have different inputs or outputs.
-        OptionError: an option is wrong, or a range or a limit names no input or output.
-        UnsupportedError: a function cannot be inlined, or this thread does not follow IEEE 754.
+    ``evidence``, the bounds of all channels are listed too. Raises ModelError if the models have
+    different inputs or outputs, OptionError for a wrong option or name, UnsupportedError if a
+    function cannot be inlined, or this thread does not follow IEEE 754.
     """
     level, decided = member(Exactness, exact, "exact"), Decided()
 

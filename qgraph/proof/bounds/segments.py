@@ -298,12 +298,10 @@ class Pairing:
         self, pair: Pair, ours: Quantity | ExplainedReason, theirs: Quantity | ExplainedReason
     ) -> Segment:
         nodes = pair[0].producer(), pair[1].producer()
-        if not isinstance(ours, Quantity):
-            return Segment(*nodes, pair, is_output=True, reason=ours)
-        if not isinstance(theirs, Quantity):
-            return Segment(*nodes, pair, is_output=True, reason=theirs)
-        if (unlike := _unlike(pair)) is not None:
-            return Segment(*nodes, pair, is_output=True, reason=unlike)
+        unlike = _unlike(pair)
+        if not isinstance(ours, Quantity) or not isinstance(theirs, Quantity) or unlike:
+            reasons = (r for r in (ours, theirs, unlike) if isinstance(r, ExplainedReason))
+            return Segment(*nodes, pair, is_output=True, reason=next(reasons))
         shift = distance(ours.meant, theirs.meant)
         one, other = program_of(ours), program_of(theirs)
         counted, reason = None, None

@@ -54,11 +54,9 @@ Gap: TypeAlias = npt.NDArray[np.int32]
 class _Block:
     """The differences on a block of inputs.
 
-    Attributes:
-        differing, zero_sign: number of inputs whose values differ, and with zeros of other signs.
-        stretch: keys of the first differing input, and of the last one after it without a gap.
-        sign_at: key of the first input with zeros of different signs.
-        ulps: the largest number of floats between two values; None if one of them is NaN.
+    ``stretch`` has the keys of the first differing input, and of the last one after it without a
+    gap, ``sign_at`` that of the first input with zeros of different signs; ``ulps`` is the largest
+    number of floats between two values, None for NaN.
     """
 
     differing: int

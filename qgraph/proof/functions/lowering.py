@@ -269,14 +269,7 @@ _LARGEST = 1 << 12
 """Maximum size of constants that are compared by content; larger ones by identity."""
 
 _PLAIN = frozenset(
-    {
-        ir.AttributeType.INT,
-        ir.AttributeType.INTS,
-        ir.AttributeType.FLOAT,
-        ir.AttributeType.FLOATS,
-        ir.AttributeType.STRING,
-        ir.AttributeType.STRINGS,
-    }
+    ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING", "STRINGS")
 )
 
 

@@ -49,12 +49,10 @@ def open_scale() -> Expr:
 
 @dataclass(frozen=True, eq=False)
 class FunctionPair:
-    """Two functions of one variable to compare.
+    """Two functions of one variable to compare, by one builder, so that common parts are
+    recognised.
 
-    Attributes:
-        reference: the reference function.
-        candidate: the candidate; use one builder for both so that common parts are recognised.
-        shape: shape of the variable, None for unknown dimensions; None if the rank is unknown.
+    ``shape`` is that of the variable, None for unknown dimensions; None if the rank is unknown.
     """
 
     reference: Expr

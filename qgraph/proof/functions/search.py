@@ -283,10 +283,7 @@ _MOST_PARTS = 1 << 16
 class Plateaus:
     """Intervals ``[n]`` of inputs with one value, or NaN, in the order of channels and inputs.
 
-    Attributes:
-        channel: the first channel with these constants.
-        lo, hi: keys of the first and the last input.
-        value: the value on the interval; -0 and +0 are one value.
+    The channel is the first one with these constants; ends are keys; -0 and +0 are one value.
     """
 
     channel: Channels

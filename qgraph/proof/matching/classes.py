@@ -113,13 +113,9 @@ class Congruence:
 
 @dataclass(eq=False)
 class MatchedModel:
-    """One of the two models while it is matched.
+    """One of the two models while it is matched, with all nodes, also of subgraphs.
 
-    Attributes:
-        normalised: the model.
-        known: its constants.
-        classes: the class of each value visited so far.
-        nodes: all nodes, with those of subgraphs.
+    ``classes`` has the class of each value visited so far.
     """
 
     normalised: NormalisedModel

@@ -74,13 +74,9 @@ class EqualityClaim:
 class Matching(ValueClasses):
     """Two models, the classes of their values, and the claims that the classes depend on.
 
-    Args:
-        reference: one model.
-        candidate: the other one.
-        by_name: first try to prove that values of the same name are equal, which gives smaller
-            regions.
-        splits: compare the operands of equal operators that join several values, instead of their
-            results.
+    ``by_name``, equality is first tried for values of the same name, which gives smaller regions.
+    If it ``splits``, operands of equal operators that join several values are compared, and not
+    their results.
 
     Attributes:
         is_hinted: whether names were used.

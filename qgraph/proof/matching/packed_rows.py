@@ -28,11 +28,7 @@ _STRIP_BYTES = 1 << 25
 class PackedRows(ir.LazyTensor):
     """The decoded matrix ``[K, N]`` of packed codes, decoded on access.
 
-    Args:
-        form: the layout of the packed weights.
-        codes, scales: the stored tensors; data in a file are not loaded as a whole.
-        zero_points: the stored zero points, or None.
-        name: name of the tensor.
+    Data of stored tensors in a file are not loaded as a whole.
     """
 
     def __init__(

@@ -49,13 +49,10 @@ def with_common_sums(
 ) -> tuple[list[ir.Model] | None, bool]:
     """Return copies of models in which sums of products of codes have one form.
 
-    Operators with unknown parameters, and operators in subgraphs, are left unchanged.
-
-    Args:
-        models: the models; they are not changed.
-        open_sums: allow sums that are not known to be integers and bounded, if factors are not
-            codes in one of the models. Regions that begin with such sums may then differ at numbers
-            that do not occur.
+    Operators with unknown parameters, and operators in subgraphs, are left unchanged. If
+    ``open_sums``, sums need not be known to be integers and bounded, if factors are not codes in
+    one of the models. Regions that begin with such sums may then differ at numbers that do not
+    occur.
 
     Returns:
         The copies, and whether they have open sums. None instead of the copies if the models have

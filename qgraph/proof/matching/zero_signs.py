@@ -124,16 +124,8 @@ _DOMAINS = frozenset({"", "ai.onnx.ml"})
 _KNOWN = frozenset(
     OpKey("com.microsoft", name)
     for name in (
-        "DequantizeLinear",
-        "DynamicQuantizeMatMul",
-        "FusedConv",
-        "FusedGemm",
-        "FusedMatMul",
-        "Gelu",
-        "MatMulInteger16",
-        "MatMulIntegerToFloat",
-        "QLinearAdd",
-        "QLinearMul",
+        *("DequantizeLinear", "DynamicQuantizeMatMul", "FusedConv", "FusedGemm", "FusedMatMul"),
+        *("Gelu", "MatMulInteger16", "MatMulIntegerToFloat", "QLinearAdd", "QLinearMul"),
         "QuantizeLinear",
     )
 )

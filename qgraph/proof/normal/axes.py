@@ -23,16 +23,11 @@ from qgraph.proof.normal.movements import Reshaping, write
 from qgraph.proof.normal.rewriter import Rewriter
 from qgraph.proof.normal.sizes import Sizes, has_elements, sizes_of, static_count
 
-ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK"}) | {
-    "Hardmax",
-    "LayerNormalization",
-    "LogSoftmax",
-    "LpNormalization",
-    "Softmax",
-    "ScatterElements",
-    "QuantizeLinear",
-    "DequantizeLinear",
-}
+ONE_AXIS = frozenset(
+    {"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK", "Hardmax", "Softmax"}
+    | {"LayerNormalization", "LogSoftmax", "LpNormalization", "ScatterElements"}
+    | {"QuantizeLinear", "DequantizeLinear"}
+)
 _DEFAULT = {"Concat": None, "Hardmax": -1, "LogSoftmax": -1, "Softmax": -1, "TopK": -1}
 _DEFAULT |= {"LayerNormalization": -1, "LpNormalization": -1}
 _DEFAULT |= {"QuantizeLinear": 1, "DequantizeLinear": 1}

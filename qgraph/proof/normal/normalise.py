@@ -41,7 +41,7 @@ _OF_CODES = tuple(
     RewriteRule(
         f"write {name} by its definition",
         write_definition,
-        frozenset({name}),
+        {name},
         constants=True,
         domain=MICROSOFT,
     )
@@ -49,7 +49,7 @@ _OF_CODES = tuple(
 )
 
 RULES = (
-    RewriteRule("remove Identity", algebra.hand_on, frozenset({"Identity"}), constants=True),
+    RewriteRule("remove Identity", algebra.hand_on, {"Identity"}, constants=True),
     RewriteRule("write movements in one way", hoisting.write_movements, constants=True),
     RewriteRule("join movements", hoisting.join_movements, constants=True),
     RewriteRule("write constants with few dimensions", elementwise.trim_constants),
@@ -59,37 +59,35 @@ RULES = (
     RewriteRule(
         "write GlobalMaxPool as ReduceMax",
         axes.write_global_maximum,
-        frozenset({"GlobalMaxPool"}),
+        {"GlobalMaxPool"},
         constants=True,
     ),
     *_OF_CODES,
     RewriteRule(
         "write activation functions by their definitions",
         algebra.write_activation,
-        frozenset(algebra.ACTIVATIONS),
+        algebra.ACTIVATIONS,
     ),
-    RewriteRule("write Greater as Less", algebra.write_comparison, frozenset(algebra.SWAPPED)),
-    RewriteRule("write Relu as Max", algebra.write_relu, frozenset({"Relu"})),
-    RewriteRule("write Clip as Min and Max", algebra.write_clip, frozenset({"Clip"})),
+    RewriteRule("write Greater as Less", algebra.write_comparison, algebra.SWAPPED),
+    RewriteRule("write Relu as Max", algebra.write_relu, {"Relu"}),
+    RewriteRule("write Clip as Min and Max", algebra.write_clip, {"Clip"}),
     RewriteRule("join bounds", algebra.join_bounds, _EXTREMES, constants=True),
-    RewriteRule("write Sub as Add", algebra.write_difference, frozenset({"Sub"})),
-    RewriteRule("write factors in one way", algebra.write_factor, frozenset({"Mul", "Div"})),
-    RewriteRule("join negations", algebra.join_negations, frozenset({"Neg"}), constants=True),
-    RewriteRule("write Sum as Add", algebra.write_sum, frozenset({"Sum"}), constants=True),
+    RewriteRule("write Sub as Add", algebra.write_difference, {"Sub"}),
+    RewriteRule("write factors in one way", algebra.write_factor, {"Mul", "Div"}),
+    RewriteRule("join negations", algebra.join_negations, {"Neg"}, constants=True),
+    RewriteRule("write Sum as Add", algebra.write_sum, {"Sum"}, constants=True),
     RewriteRule("pad after functions of single elements", hoisting.sink_pad),
     RewriteRule("take elements after functions of a constant", hoisting.look_up),
     RewriteRule(
         "move elements before functions of single elements", hoisting.hoist, constants=True
     ),
     RewriteRule(
-        "reshape before functions of single elements",
-        hoisting.hoist_open_reshape,
-        frozenset({"Reshape"}),
+        "reshape before functions of single elements", hoisting.hoist_open_reshape, {"Reshape"}
     ),
     RewriteRule(
         "concatenate before functions of single elements",
         hoisting.hoist_concat,
-        frozenset({"Concat"}),
+        {"Concat"},
         constants=True,
     ),
     RewriteRule(

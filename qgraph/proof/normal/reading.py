@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +34,8 @@ from qgraph.proof.normal.sizes import Sizes, sizes_of
 
 _MOST_INDICES = 1 << 14
 
+_Moves: TypeAlias = Sequence[Movement] | None
+
 
 @dataclass(frozen=True)
 class Move:
@@ -49,15 +52,9 @@ def read(graph: Rewriter, value: ir.Value) -> Move | None:
         return None
     if node in graph.movements:
         return Move(node.inputs[0], (graph.movements[node],))
-    reader = _READERS.get(node.op_type)
-    if reader is None:
-        return None
-    steps = reader(graph, node, value)
-    return None if steps is None else Move(node.inputs[0], tuple(steps))
-
-
-def _data_sizes(node: ir.Node) -> Sizes | None:
-    return None if node.inputs[0] is None else sizes_of(node.inputs[0])
+    reader, data = _READERS.get(node.op_type), node.inputs[0]
+    steps = None if reader is None else reader(graph, value, node, sizes_of(data))
+    return None if steps is None else Move(data, tuple(steps))
 
 
 def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
@@ -66,8 +63,7 @@ def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
     return None if array is None else [int(number) for number in array.reshape(-1)]
 
 
-def _transpose(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    sizes = _data_sizes(node)
+def _transpose(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     attribute = node.attributes.get("perm")
     if attribute is None and sizes is None:
         return None
@@ -85,16 +81,15 @@ def _transpose(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Move
     return [movement]
 
 
-def _reshape(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    source, target = _data_sizes(node), sizes_of(value)
-    if source is None or target is None:
+def _reshape(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
+    target = sizes_of(value)
+    if sizes is None or target is None:
         return None
-    movement = Reshaping(source, target)
+    movement = Reshaping(sizes, target)
     return None if movement.shape is None else [movement]
 
 
-def _slice(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    sizes = _data_sizes(node)
+def _slice(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     if sizes is None or "starts" in node.attributes:
         return None
     used = [*node.inputs[1:], None, None][:4]
@@ -133,8 +128,7 @@ def _range(start: int, end: int, step: int, size: int) -> tuple[int, ...]:
     return tuple(range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step))
 
 
-def _split(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    sizes = _data_sizes(node)
+def _split(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     if sizes is None or "split" in node.attributes:
         return None
     axis = node.attributes.get_int("axis", 0)
@@ -159,8 +153,7 @@ def _split(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement
     return [Selection(axis, indices)]
 
 
-def _gather(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    sizes = _data_sizes(node)
+def _gather(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     indices = graph.array(node.inputs[1])
     axis = node.attributes.get_int("axis", 0)
     if sizes is None or indices is None or not -len(sizes) <= axis < len(sizes):
@@ -181,11 +174,11 @@ def _gather(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movemen
     return None if dropped.shape is None else [select, dropped]
 
 
-def _expand(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
-    source, target = _data_sizes(node), sizes_of(value)
-    if source is None or target is None or len(source) > len(target):
+def _expand(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
+    target = sizes_of(value)
+    if sizes is None or target is None or len(sizes) > len(target):
         return None
-    own = (1,) * (len(target) - len(source)) + source
+    own = (1,) * (len(target) - len(sizes)) + sizes
     # a symbolic dimension cannot be written as a number: only the data can have it
     if any(
         not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)
@@ -194,14 +187,14 @@ def _expand(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movemen
     return [Expansion(target)]
 
 
-def _tile(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+def _tile(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     repeats = _numbers(graph, node.inputs[1]) if len(node.inputs) > 1 else None
     if repeats is None or min(repeats, default=0) < 0:
         return None
     return [Tiling(tuple(repeats))]
 
 
-def _rearranged(graph: Rewriter, node: ir.Node, value: ir.Value) -> Sequence[Movement] | None:
+def _rearranged(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     target = sizes_of(value)
     if target is None or (node.op_type == "Pad" and not _repeats(node)):
         return None
@@ -221,9 +214,7 @@ def _repeats(node: ir.Node) -> bool:
     return mode in ("edge", "reflect", "wrap") and len(node.inputs) == 2
 
 
-_Reader = Callable[[Rewriter, ir.Node, ir.Value], "Sequence[Movement] | None"]
-
-_READERS: dict[str, _Reader] = {
+_READERS: dict[str, Callable[[Rewriter, ir.Value, ir.Node, Sizes | None], _Moves]] = {
     "DepthToSpace": _rearranged,
     "Expand": _expand,
     "Flatten": _reshape,

@@ -7,7 +7,7 @@ nodes, which are visited next. So all nodes before a node are in normal form whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class RewriteRule:
 
     name: str
     apply: Callable[[Rewriter, ir.Node], bool]
-    operators: frozenset[str] | None = None
+    operators: Collection[str] | None = None
     constants: bool = False
     domain: str = ""
 
