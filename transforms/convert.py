@@ -39,6 +39,7 @@ from qgraph.transforms.drafts.lowering import (
     note_joined,
     parts_marked,
 )
+from qgraph.transforms.fold_constants import computed_codes
 from qgraph.transforms.lower_vendor_operators import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
@@ -248,6 +249,11 @@ class FoldWeights(Transform):
             comparer = Comparer(model.ir)
             carry_out(model, lambda editor: self._choose(model, editor, comparer), report)
         fold_blocks(model, self.exact, ceiling(model.ir, self.opset), report)
+        if types := computed_codes(model):
+            report.notes.append(
+                f"{', '.join(types)} of stored codes is computed in each run; -p fold-constants "
+                "stores the result"
+            )
 
     def _choose(
         self, model: Model, editor: Editor, comparer: Comparer

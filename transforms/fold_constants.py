@@ -140,6 +140,26 @@ def _computed(nodes: list[ir.Node], known: KnownValues) -> Iterator[ir.Value]:
                 moved.update(node.outputs)
 
 
+def computed_codes(model: Model) -> list[str]:
+    """Return the types of operators that compute constants from stored codes in each run."""
+    computed: set[ir.Value] = set()
+    types: set[str] = set()
+    for node in model.nodes():
+        if is_linear(node, _DECODER):
+            codes = node.inputs[0]
+            maker = codes.producer() if codes in computed else None
+            types |= set() if maker is None else {maker.op_type}
+        elif decode := _moved_decoder(node):
+            is_kept = decode.attributes.get_int("block_size", 0)
+            types |= set() if is_kept else {node.op_type}
+        elif node.inputs and all(
+            value is None or value in computed or constant_tensor(value) is not None
+            for value in node.inputs
+        ):
+            computed.update(node.outputs)
+    return sorted(types)
+
+
 def _is_bias(node: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes INT32 codes, or only biases of layers."""
     codes, uses = node.inputs[0], list(node.outputs[0].uses())

@@ -323,11 +323,12 @@ def finite(number: float | None) -> float | None:
 
 def _incomparable(x: Any, y: Any) -> str | None:
     if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
-        return f"{type(x).__name__} against {type(y).__name__}; only tensors are compared"
+        kinds = type(x).__name__, type(y).__name__
+        return f"reference {kinds[0]}, candidate {kinds[1]}; only tensors are compared"
     if x.dtype != y.dtype:
-        return f"type {x.dtype} against {y.dtype}"
+        return f"type: reference {x.dtype}, candidate {y.dtype}"
     if x.shape != y.shape:
-        return f"shape {list(x.shape)} against {list(y.shape)}"
+        return f"shape: reference {list(x.shape)}, candidate {list(y.shape)}"
     return None
 
 

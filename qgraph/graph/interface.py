@@ -143,7 +143,7 @@ def fits(shape: Sequence[int | None] | None, sizes: Sequence[int | None] | None)
 
 
 def _differ(value: ir.Value, one: str, other: str) -> str:
-    return f"input {value.name!r} is {one} in one model and {other} in the other"
+    return f"input {value.name!r} is {one} in the reference and {other} in the candidate"
 
 
 def _fed(graph: ir.Graph) -> list[ir.Value]:

@@ -250,9 +250,9 @@ class ModelDifferences(Displayed):
         """Return a line for each quantizer and each differing field, and a summary line.
 
         Args:
-            is_brief: omit equal quantizers.
+            is_brief: omit equal quantizers and the legend.
         """
-        lines = []
+        lines = [] if is_brief or self.is_same else [_LEGEND]
         for change in self.changes:
             name = one_line(change.name)
             match change.kind:
@@ -277,6 +277,9 @@ class ModelDifferences(Displayed):
         numbers = {kind: len(self.of_kind(kind)) for kind in ChangeKind}
         texts = [f"{number} {kind}" for kind, number in numbers.items() if number]
         return ", ".join(texts) or "no quantizers"
+
+
+_LEGEND = "(- reference, + candidate, ! reference -> candidate)"
 
 
 def diff(

@@ -165,10 +165,9 @@ def illustrated(
     drawn: list[dict[str, Any]] = []
     if "regions" in certificate:
         drawn = _attempt(lambda: staircases(certificate, *models), drawn)
-    # The codes of quantizers written in standard operators are unknown.
-    order = models if "sites" not in document else models[::-1]
+    # All pages count codes of the reference's quantizers. A stored type may have more codes.
     counted: list[dict[str, Any]] = []
-    counted = _attempt(lambda: histograms(order[0], batches) or histograms(order[1]), counted)
+    counted = _attempt(lambda: histograms(reference, batches) or histograms(candidate), counted)
     return dict(document) | {"staircases": drawn, "quantizers": counted}
 
 

@@ -203,7 +203,7 @@ def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
         for expression, value in zip(sides, region.exit, strict=True)
     ]
     if kinds[0] != kinds[1]:
-        raise Undecidable(DO_NOT_FIT(f"the results are {kinds[0]} and {kinds[1]}"))
+        raise Undecidable(DO_NOT_FIT(f"the reference gives {kinds[0]}, the candidate {kinds[1]}"))
     return FunctionPair(sides[0], sides[1], region.shape)
 
 

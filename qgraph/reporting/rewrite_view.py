@@ -150,7 +150,7 @@ def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> Iterator[Se
     charts = Charts()
     done = [site for site in sites if site["outcome"] != "refused"]
     if done:
-        kinds = Counter((operator(s["op"]), s["spelling"] or "as it was") for s in done)
+        kinds = Counter((operator(s["op"]), s["spelling"] or _unspelled(s)) for s in done)
         parts = [
             f"{op} -> {form.replace('+', ' + ')} ({whole(number)})"
             for (op, form), number in kinds.most_common(6)
@@ -224,12 +224,16 @@ def _site_table(sites: Sequence[Site]) -> Table:
 def _form(site: Site) -> Cell:
     """Return the new form of a site in short."""
     if site["spelling"] is None:
-        return Cell("as it was" if site["outcome"] == "kept" else "changed")
+        return Cell(_unspelled(site))
     whole_form = str(site["spelling"])
     parts = [_SHORT.get(part, part) for part in whole_form.split("+")]
     if len(parts) > _PARTS:
         parts[_PARTS - 1 :] = [f"{len(parts) - _PARTS + 1} more"]
     return Cell(" + ".join(parts), full=whole_form)
+
+
+def _unspelled(site: Site) -> str:
+    return "as it was" if site["outcome"] == "kept" else "changed"
 
 
 def _reason(site: Site) -> str:
@@ -254,19 +258,18 @@ def _size_summary(
         *numbers("before", "after"),
         *numbers("factor", "values", spare=True),
         *numbers("changed", "clipped"),
-        *numbers("codes used", "scale", spare=True),
+        *numbers("scale", spare=True),
     ]
     rows: list[Row] = []
     for row in stored:
-        elements, used = row["elements"], row["codes_used"]
-        counts: list[Cell | str] = [NONE] * 4
+        elements = row["elements"]
+        counts: list[Cell | str] = [NONE] * 3
         if elements is not None:
             lost = elements - row["unchanged"]
             counts = [
                 whole(elements),
                 Cell(whole(lost), Tone.OPEN if lost else Tone.GOOD),
                 percent(row["clipped"] / max(elements, 1)),
-                NONE if used is None else f"{used} of {row['codes_available']}",
             ]
         before, after = row["bytes_before"], row["bytes_after"]
         rows.append(

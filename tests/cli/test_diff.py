@@ -58,6 +58,7 @@ def test_a_changed_scale_and_width_stand_field_by_field(qgraph, model, write):
     found = qgraph("diff", model, other)
     assert found.status == 1
     assert found.out.splitlines() == [
+        "(- reference, + candidate, ! reference -> candidate)",
         "! a:",
         "!     format: int4 -> uint4",
         "! q:",

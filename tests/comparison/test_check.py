@@ -166,7 +166,7 @@ def test_another_output_type_is_a_difference() -> None:
     reference = model("g (float[2] x) => (y) { y = Abs (x) }")
     candidate = model("g (float[2] x) => (y) { y = Cast <to = 7> (x) }")
     report = check(reference, candidate, {"x": [1, 2]}, tolerances=Tolerances(atol=100))
-    assert report.failed == {"y": "type float32 against int64"}
+    assert report.failed == {"y": "type: reference float32, candidate int64"}
     assert report.first_divergence is not None
     assert report.first_divergence.max_abs is None
     json.dumps(report.to_json(), allow_nan=False)

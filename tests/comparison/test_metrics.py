@@ -84,8 +84,8 @@ def test_batches_are_counted_together() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "note"),
     [
-        (floats(1), np.asarray([1.0]), "type float32 against float64"),
-        (floats(1), floats(1, 1), r"shape \[1\] against \[2\]"),
+        (floats(1), np.asarray([1.0]), "type: reference float32, candidate float64"),
+        (floats(1), floats(1, 1), r"shape: reference \[1\], candidate \[2\]"),
         (floats(1), [floats(1)], "only tensors"),
     ],
 )

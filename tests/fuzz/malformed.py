@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import random
 import resource
@@ -225,6 +226,9 @@ def _mutate(proto: onnx.ModelProto, chance: random.Random) -> None:
     present = [field for field, _ in part.ListFields()]
     fields = present if present and chance.random() < 0.8 else list(part.DESCRIPTOR.fields)
     field = chance.choice(fields)
+    if isinstance(part, onnx.TensorProto) and chance.random() < 0.5:
+        part.CopyFrom(_other(part, chance))
+        return
     value = getattr(part, field.name)
     is_many = not isinstance(value, Message | str | bytes | int | float)
     if chance.random() < 0.2:
@@ -243,6 +247,14 @@ def _mutate(proto: onnx.ModelProto, chance: random.Random) -> None:
             value.append(new) if is_many else setattr(part, field.name, new)
         except (ValueError, TypeError):
             part.ClearField(field.name)
+
+
+def _other(tensor: onnx.TensorProto, chance: random.Random) -> onnx.TensorProto:
+    """Return a valid tensor of the same name, of another shape or type."""
+    dims = chance.choice(((), (0,), (1,), (2,), (1, 1), (2, 2), (3, 1), tuple(tensor.dims)))
+    kinds = (chance.choice((1, 2, 3, 6, 7, 9, 10, 11, 16, 17, 21, 22)), tensor.data_type)
+    values = [chance.choice((0, 1, 1, 2, 7)) for _ in range(math.prod(dims))]
+    return onnx.helper.make_tensor(tensor.name, chance.choice(kinds), dims, values)
 
 
 def _rearrange(items: object, chance: random.Random) -> None:

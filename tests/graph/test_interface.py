@@ -63,10 +63,10 @@ def test_defaults_are_paired_by_name() -> None:
     ("ours", "theirs", "reason"),
     [
         ("float[2,N] x", "float[M,3] x", None),
-        ("float[2] x", "float[3] x", r"is \[2\] in one model and \[3\] in the other"),
-        ("float[2] x", "float[2,1] x", r"is \[2\] in one model"),
-        ("float[2] x", "float16[2] x", "is FLOAT in one model and FLOAT16 in the other"),
-        ("float[2] x", "seq(float[2]) x", "in one model and Sequence"),
+        ("float[2] x", "float[3] x", r"is \[2\] in the reference and \[3\] in the candidate"),
+        ("float[2] x", "float[2,1] x", r"is \[2\] in the reference"),
+        ("float[2] x", "float16[2] x", "is FLOAT in the reference and FLOAT16 in the candidate"),
+        ("float[2] x", "seq(float[2]) x", "in the reference and Sequence"),
     ],
 )
 def test_inputs_conflict_if_no_array_fits_both(ours: str, theirs: str, reason: str | None) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from qgraph.model import Model, load
 from qgraph.reporting.rewrite_view import rewrite_page
-from qgraph.transforms import ConvertDialect, FoldWeights
+from qgraph.transforms import ConvertDialect, FoldConstants, FoldWeights
 
 QONNX = "qonnx.custom_op.general"
 
@@ -130,3 +130,20 @@ def test_what_has_the_wanted_form_already_is_told() -> None:
     report = model.apply(FoldWeights())
     sentence = rewrite_page({**report.to_json(), "command": "fold", "qgraph": ""}).sentence
     assert sentence == "No quantizer was changed: 1 is already stored as codes."
+
+
+@pytest.mark.parametrize(
+    ("body", "operator"),
+    [
+        ("k = Clip (c, c, c) q = DequantizeLinear (k, s) y = Mul (x, q)", "Clip"),
+        ("d = DequantizeLinear (c, s) q = Transpose (d) y = Mul (x, q)", "Transpose"),
+    ],
+)
+def test_fold_names_the_pass_that_stores_what_operators_compute_from_codes(
+    body: str, operator: str
+) -> None:
+    model = made("2,2", "int8[2,2] c = {1, 2, 3, 4}, float s = {0.5}", body)
+    note = f"{operator} of stored codes is computed in each run; -p fold-constants stores"
+    assert note in " ".join(model.apply(FoldWeights()).notes)
+    assert model.apply(FoldConstants()).count("changed")
+    assert not model.apply(FoldWeights()).notes

@@ -353,8 +353,8 @@ def enumerate_values(
         np.copyto(data, x.reshape(along))
         a, b = (run(data) for run in runs)
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            kinds = [f"{side.dtype}{list(side.shape)}" for side in (a, b)]
-            raise Undecidable(DO_NOT_FIT(f"the results are {kinds[0]} and {kinds[1]}"))
+            one, other = (a.dtype, b.dtype) if a.dtype != b.dtype else (a.shape, b.shape)
+            raise Undecidable(DO_NOT_FIT(f"the reference gives {one}, the candidate {other}"))
         return np.broadcast_to(data, a.shape), a, b
 
     def flat(x: Array) -> tuple[Array, Array]:

@@ -224,9 +224,14 @@ def _clip_bounds(nodes: tuple[ir.Node, ...], form: IntFormat) -> tuple[Float32, 
         if node.op_type != "Clip":
             continue
         bounds = [
-            parameter(node, value, "bound") if value is not None else None
+            None if value is None else parameter(node, value, "bound")
             for value in (*node.inputs[1:], None, None)[:2]
         ]
+        if wrong := [each.shape for each in bounds if each is not None and each.size != 1]:
+            raise OperatorError(
+                f"{where(node)}: a bound has shape {list(wrong[0])}, expected a scalar. Use Min "
+                "and Max."
+            )
         lo = lo if bounds[0] is None else np.asarray(np.maximum(lo, bounds[0].reshape(())))
         hi = hi if bounds[1] is None else np.asarray(np.minimum(hi, bounds[1].reshape(())))
     return lo, hi
