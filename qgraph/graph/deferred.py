@@ -12,10 +12,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -27,6 +26,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.graph.streaming import FileRange, Sink, width_of
 from qgraph.numerics import Array
+from qgraph.numerics.checksum import checksum
 from qgraph.numerics.formats import numpy_dtype, packed_size, unpack
 
 PART_BYTES = 1 << 26
@@ -249,7 +249,7 @@ class WrittenRun:
         path: of the file.
         offset: of the first byte.
         length: in bytes.
-        checksum: CRC-32, computed from the bytes in memory when they were written.
+        checksum: of the bytes in memory when they were written.
     """
 
     path: str
@@ -272,14 +272,14 @@ class Recorder:
             return
         self._place.write(at, data)
         offset = self._place.offset + at
+        total = checksum(content, offset)
         last = self.runs[-1] if self.runs else None
         if last is not None and last.offset + last.length == offset:
-            checksum = zlib.crc32(content, last.checksum)
-            self.runs[-1] = WrittenRun(last.path, last.offset, last.length + len(content), checksum)
-        else:
-            self.runs.append(
-                WrittenRun(self._place.path, offset, len(content), zlib.crc32(content))
+            self.runs[-1] = WrittenRun(
+                last.path, last.offset, last.length + len(content), (last.checksum + total) % 2**64
             )
+        else:
+            self.runs.append(WrittenRun(self._place.path, offset, len(content), total))
 
 
 def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[WrittenRun]) -> str:
@@ -295,24 +295,27 @@ def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Writt
         OSError: it cannot be read.
     """
     digest, at = hashlib.sha256(), 0
-    with open(path, "rb") as file:
+    # Both digests are computed at the same time.
+    with open(path, "rb") as file, ThreadPoolExecutor(1) as hashing:
+        pending: Future[None] | None = None
         length = os.fstat(file.fileno()).st_size
         if length != size:
             raise _fault(path, f"has {length} bytes, expected {size}")
         for run in _sorted(runs):
             if run.offset != at:
                 raise _fault(path, f"was written up to byte {at} and from {run.offset} on")
-            checksum, left = 0, run.length
-            while left:
-                content = file.read(min(left, _PIECE_BYTES))
+            total, end = 0, at + run.length
+            while at < end:
+                content = file.read(min(end - at, _PIECE_BYTES))
                 if not content:
-                    raise _fault(path, f"ends {left} bytes early")
-                digest.update(content)
-                checksum = zlib.crc32(content, checksum)
-                left -= len(content)
-            if checksum != run.checksum:
-                raise _fault(path, f"has other bytes from {at} on than were written")
-            at += run.length
+                    raise _fault(path, f"ends {end - at} bytes early")
+                if pending is not None:
+                    pending.result()
+                pending = hashing.submit(digest.update, content)
+                total += checksum(content, at)
+                at += len(content)
+            if total % 2**64 != run.checksum:
+                raise _fault(path, f"has other bytes from {run.offset} on than were written")
     if at != size:
         raise _fault(path, f"was written up to byte {at} of {size}")
     return digest.hexdigest()

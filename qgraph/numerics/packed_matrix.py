@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qgraph.numerics import Array
 from qgraph.numerics.formats import Bytes, pack
 
-_GROUPS, _WORDS = 64, 1024
+_GROUPS, _WORDS = 128, 1024
 """Groups of rows, and words of a row of each group, at a time: they stay in the second-level cache.
 
 A group has as many rows as a word has codes.

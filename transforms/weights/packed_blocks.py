@@ -21,8 +21,8 @@ from qgraph.quantizers.weights.job import CodeWriter, JobPart
 
 Compute = Callable[[tuple[int, int], Sequence[Sink]], None]
 
-_PART_BYTES, _PART_OF_ROWS = 1 << 25, 1 << 24
-"""Maximum bytes of packed codes of a part in memory, by columns and by rows."""
+_PART_BYTES = 1 << 25
+"""Maximum bytes of packed codes of a part in memory."""
 
 _TILE_BYTES = 512
 """Bytes of each row of packed codes that are transposed at a time."""
@@ -206,7 +206,7 @@ class BlockCodes(_PackedJob):
         """Return parts: one for all parameters, and strips of rows of the codes."""
         k = step = self.form.k
         if self.order is None:
-            strips = max(-(-self.codes.nbytes // _PART_OF_ROWS), 1)
+            strips = max(-(-self.codes.nbytes // _PART_BYTES), 1)
             tile = _TILE_BYTES * 8 // self.form.bits
             step = -(-k // strips // tile) * tile
         return self._parts(self.write_rows, k, step)

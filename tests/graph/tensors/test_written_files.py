@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import Recorder, WrittenRun, expect_written
 from qgraph.graph.streaming import FileRange
+from qgraph.numerics.checksum import checksum
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 
@@ -34,7 +34,7 @@ def write(path: Path, *cuts: tuple[int, int]) -> list[WrittenRun]:
 def test_neighbours_are_one_run_and_the_order_does_not_matter(path: Path) -> None:
     runs = write(path, (3000, 4000), (4000, 5000), (0, 1000), (1000, 1000), (1000, 3000))
     assert [(run.offset, run.length) for run in runs] == [(3000, 2000), (0, 3000)]
-    assert runs[1].checksum == zlib.crc32(CONTENT[:3000].tobytes())
+    assert runs[1].checksum == checksum(CONTENT[:3000].tobytes(), 0)
     digest = hashlib.sha256(CONTENT.tobytes()).hexdigest()
     assert expect_written(path, CONTENT.size, runs) == digest
 
@@ -53,6 +53,22 @@ def test_gaps_and_overlaps_are_errors(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         expect_written(path, CONTENT.size, write(path, *cuts))
+
+
+def test_checksums_of_parts_add_up_and_depend_on_each_word_and_place() -> None:
+    content = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8)
+    whole = checksum(content.tobytes(), 13)
+    for cut in (0, 1, 3, 8, 1 << 20, (1 << 20) - 13, len(content)):
+        parts = checksum(content[:cut].tobytes(), 13), checksum(content[cut:].tobytes(), 13 + cut)
+        assert sum(parts) % 2**64 == whole
+    blocks = content.reshape(3, -1)
+    assert checksum(blocks[[1, 0, 2]].tobytes(), 13) != whole != checksum(content.tobytes(), 14)
+    words = np.zeros(1 << 18, np.uint64)
+    for place in (0, 1, 131071, 131072, 200000):
+        for bit in (0, 63):
+            words[place] = 1 << bit
+            assert checksum(words.tobytes(), 0)
+            words[place] = 0
 
 
 @pytest.mark.parametrize("place", [0, 2500, 4999])
