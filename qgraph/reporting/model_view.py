@@ -61,11 +61,12 @@ def info_sections(document: Part) -> Iterator[Section]:
     """Yield what a model file contains, and which runtimes can load it."""
     yield Section("Model", [document["path"], *_facts(document)])
     quantizers = document["quantizers"]
-    refused: dict[str, list[str]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
     for each in quantizers:
         if each["reason"]:
-            refused.setdefault(each["reason"], []).append(each["node"])
-    text = [f"no quantizer: {_and_more(nodes)}: {reason}" for reason, nodes in refused.items()]
+            what = "not converted" if each["format"] else "no quantizer"
+            refused.setdefault((what, each["reason"]), []).append(each["node"])
+    text = [f"{what}: {_and_more(nodes)}: {reason}" for (what, reason), nodes in refused.items()]
     text += [] if quantizers else [f"no quantizers; {document['instead']}"]
     if missing := document["unsupported"]:
         kinds = ", ".join(f"{op} ({number})" for op, number in missing.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 
 from qgraph.inventory.overview import overview
@@ -132,3 +133,14 @@ def test_zero_points_have_all_their_digits(qgraph, write):
         }""")
     (row,) = [line for line in qgraph("info", path).out.splitlines() if "uint16" in line]
     assert " 32769 " in row
+
+
+def test_codes_that_leave_the_graph_are_listed_and_not_called_no_quantizer(tmp_path, qgraph):
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] x) => (int8[2] q) <float s = {0.5}> {
+            q = QuantizeLinear <output_dtype = 3> (x, s)
+        }"""
+    ir.save(ir.from_onnx_text(text), tmp_path / "a.onnx")
+    found = qgraph("info", tmp_path / "a.onnx")
+    assert "not converted: q: its codes go to an output" in found.out
+    assert "no quantizer" not in found.out

@@ -70,6 +70,8 @@ def _info(path: Path) -> Cell:
     readable = [each for each in found.quantizers if each.reason is None]
     reasons = Counter(_plain(each.reason) for each in found.quantizers if each.reason)
     state = "shown" if any(each.format for each in found.quantizers) else "none"
+    if found.instead and "operators of vendors" in found.instead:
+        state = "named"
     return {"state": state, "quantizers": len(readable), "unread": dict(reasons.most_common(5))}
 
 

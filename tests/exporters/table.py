@@ -40,12 +40,7 @@ WHY_NONE = {
     "torchao/int8_weights_optimized": "the exporter folded the codes to floats",
     "modelopt/int8_mlp": "ModelOpt quantizes nothing here; the file is float16",
     "modelopt/fp8_cnn": "ModelOpt quantizes nothing here; the file is float16",
-    "modelopt/torch_fp8": "operators of TensorRT, which convert replaces; info names them",
-    "quark/bf16": "Quark's own operators, which convert replaces; info names them",
-    "quark/bfp16": "Quark's own operators, which convert replaces; info names them",
-    "quark/mx": "Quark's own operators, which convert replaces; info names them",
     "quark/matmul_nbits": "Quark quantizes nothing here",
-    "tf/fake_quant4": "TensorFlow's own operators, which convert replaces; info names them",
     "qkeras/": "QKeras writes x + (q - x), which is not read as a quantizer: it gives NaN above "
     "2**124, where quantizers have their largest value; its weights are floats",
     "hgq/wrap": "codes wrap around at their limits, as without overflow_mode=SAT; no dialect has "
@@ -67,11 +62,12 @@ embedding with a gated block) in an environment of its own. Then every command r
 {files} files, {cells} conversions and folds: {summary}.
 
 A conversion is **proved** if every quantizer was converted, `prove` shows the result equal to the
-file for every input, and `check --backend numpy` finds no difference on random inputs; a note says
-where ONNX Runtime's kernels give other results. **partly** is the same, but some quantizers stay.
-**kept** means that there is nothing to do: the quantizers are in this dialect already, or the
-weights are stored as codes. **undecided**: every change was compared by itself
-and is equal, but `prove` has no rule for both files as a whole. Notes explain the other cells.
+file for every input, and `check` finds no difference on random inputs. Where a note says so, this
+holds in NumPy only. **partly** is the same, but some quantizers stay. **kept** means that there is
+nothing to do: the quantizers are in this dialect already, or the weights are stored as codes.
+**named**: the file has operators of a vendor, which `info` names and `convert` replaces.
+**undecided**: every change was compared by itself and is equal, but `prove` has no rule for both
+files as a whole. Notes explain the other cells.
 
 """
 
@@ -124,7 +120,7 @@ def _cell(job: str, cell: dict[str, Any], notes: list[str], why: str) -> str:
     reasons = list(cell.get("reasons") or ())
     if cell.get("check") == "different":
         reasons.append(OTHER_KERNELS)
-    elif state in ("proved", "kept", "runs", "shown"):
+    elif state in ("proved", "kept", "runs", "shown", "named"):
         return state
     reason = cell.get("reason") or cell.get("why") or "; ".join(reasons)
     if state in ("none", "no quantizer"):

@@ -111,10 +111,7 @@ TEXTS = (
 NUMBERS = (0, 1, -1, 2, 7, 255, 2**31 - 1, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))
 REALS = (0.0, -1.0, 1e-45, 3e38, float("inf"), float("-inf"), float("nan"))
 NAMES = (
-    "",
-    "x",
-    "s",
-    "\n::error::n",
+    *("", "x", "s", "\n::error::n"),
     "\x1b[31m\0",
     "../w.bin",
     "/etc/passwd",
@@ -220,8 +217,7 @@ def _mutate(proto: onnx.ModelProto, chance: random.Random) -> None:
         value = chance.choice((1, 0.5, "ROUND", [1], [0.5], ["a"]))
         attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, value))
         return
-    kinds = sorted({type(part).__name__ for part in parts})
-    wanted = chance.choice(kinds)
+    wanted = chance.choice(sorted({type(part).__name__ for part in parts}))
     part = chance.choice([each for each in parts if type(each).__name__ == wanted])
     present = [field for field, _ in part.ListFields()]
     fields = present if present and chance.random() < 0.8 else list(part.DESCRIPTOR.fields)
@@ -287,8 +283,7 @@ def _scalar(field: object, parts: Sequence[Message], chance: random.Random) -> o
         return chance.choice((chance.choice(NAMES), *names[:200], *operators[:20]))
     if kind == field.TYPE_ENUM:  # type: ignore[attr-defined]
         return chance.choice([*range(13), 2**31 - 1])
-    numbers = NUMBERS if chance.random() < 0.5 else range(28)
-    return chance.choice(numbers)
+    return chance.choice(NUMBERS if chance.random() < 0.5 else range(28))
 
 
 def run(arguments: tuple[str, ...], folder: Path, seconds: float = SECONDS) -> Run:

@@ -135,14 +135,14 @@ def test_what_has_the_wanted_form_already_is_told() -> None:
 @pytest.mark.parametrize(
     ("body", "operator"),
     [
-        ("k = Clip (c, c, c) q = DequantizeLinear (k, s) y = Mul (x, q)", "Clip"),
+        ("k = Clip (c, n, n) q = DequantizeLinear (k, s) y = Mul (x, q)", "Clip"),
         ("d = DequantizeLinear (c, s) q = Transpose (d) y = Mul (x, q)", "Transpose"),
     ],
 )
 def test_fold_names_the_pass_that_stores_what_operators_compute_from_codes(
     body: str, operator: str
 ) -> None:
-    model = made("2,2", "int8[2,2] c = {1, 2, 3, 4}, float s = {0.5}", body)
+    model = made("2,2", "int8[2,2] c = {1, 2, 3, 4}, int8 n = {2}, float s = {0.5}", body)
     note = f"{operator} of stored codes is computed in each run; -p fold-constants stores"
     assert note in " ".join(model.apply(FoldWeights()).notes)
     assert model.apply(FoldConstants()).count("changed")

@@ -187,7 +187,10 @@ def test_an_output_has_no_shift_of_codes():
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
-    [("uint4", "uint8", "UINT4 in the reference and UINT8"), ("[1,", "[2,", "[1,3] in the reference")],
+    [
+        ("uint4", "uint8", "UINT4 in the reference and UINT8"),
+        ("[1,", "[2,", "[1,3] in the reference"),
+    ],
 )
 def test_models_that_take_different_inputs_have_no_bounds(old, new, reason):
     document = proof_of_pair() | {"facts": []}

@@ -37,7 +37,9 @@ Encoding = tuple[Array, Array]
 
 _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
-_AS_REALS = "-p lower-integer-operators{form=qdq,exact=near} writes real numbers"
+_AS_REALS = (
+    "-p lower-integer-operators{form=qdq,exact=near}, or convert --exact near, writes real numbers"
+)
 
 _RUNS = "; ONNX Runtime computes the node, also with --backend numpy"
 

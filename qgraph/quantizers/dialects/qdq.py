@@ -106,7 +106,10 @@ def _lone_quantize(node: ir.Node) -> Refusal | None:
 def _way_out(*others: ir.Node | None) -> str:
     """Return a remedy for codes without a pair, such as the pass that lowers operators on codes."""
     if others and all(node is not None and is_on_codes(node) for node in others):
-        return "; write that with -p lower-integer-operators first"
+        return (
+            "; write that with -p lower-integer-operators first, with {form=qdq,exact=near} if it "
+            "has no exact form"
+        )
     return "; leave it if codes are meant there, or add the other node of the pair"
 
 
