@@ -262,13 +262,21 @@ def _largest_sums(layer: WeightedSum, data: ir.Node, weights: ir.Node, facts: Fa
     form = None if fact is None or fact.dtype is None else FORMATS.get(fact.dtype.name)
     codes = constant_expression(weights.inputs[0])
     if not isinstance(form, IntFormat) or codes is None or codes.dtype.kind == "f":
-        raise Stuck(NO_OPERATOR(f"the codes of {title(layer.node)} are no known integers"))
+        raise Stuck(
+            NO_OPERATOR(
+                f"the codes of {title(layer.node)} are no known integers; -p fold-constants stores "
+                "those that are computed"
+            )
+        )
     points = []
     for decoder in (data, weights):
         value = input_of(decoder, 2)
         bias = np.zeros(1) if value is None else constant_expression(value)
         if bias is None:
-            raise Stuck(f"the zero point of {title(decoder)} is computed at run time")
+            raise Stuck(
+                f"the zero point of {title(decoder)} is computed at run time; run "
+                "-p fold-constants first, if it follows from constants"
+            )
         points.append(bias.astype(np.float64))
     largest = max(form.hi - float(points[0].min()), float(points[0].max()) - form.lo)
     sizes = np.abs(codes.astype(np.float64) - _laid(layer, weights, points[1]))

@@ -44,7 +44,7 @@ class SplitGemm(Transform):
             is_turned = bool(node.attributes.get_int("transA", 0))
             if factors != [1.0, 1.0] or is_turned:
                 reason = f"alpha is {factors[0]:g}, beta {factors[1]:g}, or its data are transposed"
-                report.sites.append(refused(node, NO_OPERATOR(f"{reason}; MatMul has none of it")))
+                report.sites.append(refused(node, NO_OPERATOR(f"{reason}; leave the Gemm")))
                 continue
             replace_node(
                 node, _split(node, editor), Verdict(), report, reason=_ORDER, heirs=("MatMul",)

@@ -125,7 +125,8 @@ class _Maximum(OfDraft):
         slopes = layer.outputs.spread(_slopes(bent), bent)
         if not ((slopes > 0) & (slopes <= 1)).all():
             text = f"slopes of {title(bent)} reach from {slopes.min():g} to {slopes.max():g}, and "
-            raise Stuck(NO_OPERATOR(text + "the larger code is that of slopes above 0, up to 1"))
+            text += "the larger code is that of slopes above 0, up to 1; leave the activation"
+            raise Stuck(NO_OPERATOR(text))
         draft = editor.draft(Region(present(node, 0), encode.outputs[0], chain))
         draft.needs(_INTEGERS_SINCE)
         scaling = WeightScaling(draft, known, facts, NegativeFactor.SCALES)

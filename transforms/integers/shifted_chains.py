@@ -95,7 +95,7 @@ class CodeChain:
         points = {tuple(np.unique(_points(n)).tolist()) for n in (*self.encoders, *self.decoders)}
         point = points.pop() if len(points) == 1 else ()
         if len(point) != 1:
-            return UNSUITED_RANGE("its codes have several zero points")
+            return UNSUITED_RANGE("its codes have several zero points; quantize them with one")
         step, form = -int(point[0]), FORMATS[type_name]
         for node in self.encoders:
             (low, high), is_limited = _limits(node, self.kind)
