@@ -218,7 +218,8 @@ def size(number: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return ``1 region`` or ``2 regions``."""
-    return f"{whole(number)} {noun}{'' if number == 1 else 's'}"
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{whole(number)} {noun}{'' if number == 1 else plural}"
 
 
 def example(witness: Mapping[str, Any] | None) -> str:

@@ -55,11 +55,7 @@ def read_array(path: Path) -> Array | FileRows:
 def read_archive(
     path: Path, wanted: Collection[str | None] | None = None
 ) -> dict[str, Array | None]:
-    """Return the arrays in an archive (.npz) by name.
-
-    Args:
-        path: of the archive.
-        wanted: names of the arrays to read, the others are None; None for all.
+    """Return the arrays in an archive (.npz) by name; those not ``wanted`` are None.
 
     Raises:
         ExecutionError: the file has no arrays.

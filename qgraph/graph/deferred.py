@@ -91,12 +91,7 @@ class NoSink:
 
 
 class DeferredTensor(ir.LazyTensor):
-    """A tensor that a job will compute; it has a type and a shape.
-
-    Attributes:
-        job: the job that computes it.
-        place: its index among the tensors of the job.
-    """
+    """A tensor that a job will compute; ``place`` is its index among the tensors of the job."""
 
     def __init__(
         self, job: Job, index: int, dtype: ir.DataType, shape: Sequence[int], name: str = ""
@@ -170,17 +165,11 @@ def carry_out(
     executor: Executor,
     tell: Callable[[int], None],
 ) -> list[WrittenRun]:
-    """Run all parts of all jobs; each job is concluded as soon as its last part is done.
+    """Run all parts of jobs, given with the sinks of their tensors; return the written runs.
 
-    After a failure no further part is started, and running parts are awaited.
-
-    Args:
-        work: jobs, and the sinks of their tensors.
-        executor: runs the parts.
-        tell: called after each part with the number of bytes that it has read.
-
-    Returns:
-        The written runs of bytes in files.
+    Each job is concluded as soon as its last part is done. After a failure no further part is
+    started, and running parts are awaited. ``tell`` is called after each part with the number of
+    bytes that it has read.
     """
     runs: list[WrittenRun] = []
     waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
@@ -283,12 +272,7 @@ class Recorder:
 
 
 def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[WrittenRun]) -> str:
-    """Read a file back, compare it with the written runs, and return its SHA-256.
-
-    Args:
-        path: of the file.
-        size: in bytes.
-        runs: all written runs; together they must fill the file.
+    """Read a file of some ``size`` back, compare it with the written runs, and return its SHA-256.
 
     Raises:
         ModelError: the file has another size, a gap, or other bytes.

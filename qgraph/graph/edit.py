@@ -244,9 +244,6 @@ class Draft:
 class Editor:
     """Fresh names and shared constants for all edits that one pass makes to a model.
 
-    Args:
-        model: the model that will be edited.
-
     Attributes:
         deferred: tensors that will be computed when the model is saved, by their weight.
     """
@@ -291,11 +288,8 @@ class Editor:
     def replace(self, draft: Draft, *, sweep: bool = True) -> None:
         """Commit ``draft``: insert its nodes, replace the output, remove unused nodes.
 
-        The new output takes over name, type, shape and metadata of the old one.
-
-        Args:
-            draft: what to insert.
-            sweep: remove all nodes that only the old output needed, not only its producer.
+        The new output takes over name, type, shape and metadata of the old one. A ``sweep`` removes
+        all nodes that only the old output needed, not only its producer.
         """
         if sweep:
             self.replace_all([draft])

@@ -121,7 +121,6 @@ class OpSchema:
     """Schema of an operator.
 
     Attributes:
-        name: operator name.
         domains: domains under which files contain it.
         inputs: names of the inputs, data first.
         attributes: its attributes; unknown ones in a file are ignored.
@@ -198,11 +197,8 @@ _TO = {"Cast": "to", "QuantizeLinear": "output_dtype"}
 def element_type(value: ir.Value, imports: dict[str, int]) -> ir.DataType | None:
     """Return the element type of a value: the stated type, or that implied by its producers.
 
-    Producers are followed as long as operators keep the type of one operand.
-
-    Args:
-        value: of a model.
-        imports: domains of the model and their versions.
+    Producers are followed as long as operators keep the type of one operand. ``imports`` are the
+    domains of the model and their versions.
     """
     while value.dtype is None:
         tensor, node = constant_tensor(value), value.producer()
@@ -235,13 +231,7 @@ def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:
 
 
 def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:
-    """Return whether a standard operator takes data of a type.
-
-    Args:
-        op_type: its name.
-        version: the opset.
-        dtype: type of the elements.
-    """
+    """Return whether a standard operator takes data of a type in an opset."""
     if not onnx.defs.has(op_type, version, ""):
         return False
     data = onnx.defs.get_schema(op_type, version, "").inputs[0]
@@ -249,13 +239,9 @@ def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:
 
 
 def attribute_values(node: ir.Node, version: int) -> dict[str, Hashable]:
-    """Return the attributes of a node, with defaults for absent ones.
+    """Return the attributes of a node, with defaults of the imported version for absent ones.
 
     Equal values compare equal, floats by their bits; graphs are omitted.
-
-    Args:
-        node: any node.
-        version: of the operator's domain, as the model imports it.
     """
     is_known = onnx.defs.has(node.op_type, version, node.domain)
     values = dict(_defaults(node.op_type, version, node.domain)) if is_known else {}

@@ -113,11 +113,9 @@ def inputs_of(node: ir.Node, count: int) -> list[ir.Value | None]:
 
 
 def producer_of(value: ir.Value | None, *names: str) -> ir.Node | None:
-    """Return the node that computes a value, or None.
+    """Return the node that computes a value, if it is a standard operator of one of some ``names``.
 
-    Args:
-        value: the value.
-        names: standard operators that it may be; none for any node.
+    Without names, any node is returned.
     """
     node = None if value is None else value.producer()
     is_other = node is None or (names and (node.domain or node.op_type not in names))
@@ -125,11 +123,7 @@ def producer_of(value: ir.Value | None, *names: str) -> ir.Node | None:
 
 
 def remove_unused(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """Remove unused ``nodes``, and the nodes that only they used.
-
-    Returns:
-        The constants that the removed nodes used.
-    """
+    """Remove unused ``nodes``, and the nodes that only they used; return the used constants."""
     constants: list[ir.Value] = []
     pending = deque(nodes)
     while pending:

@@ -1,7 +1,8 @@
 """Slices of a graph: ancestors, descendants, dominators and cuts.
 
 All functions walk over values. Their argument ``step`` returns the next values of a value, so that
-the caller chooses them: all operands, operands of elementwise nodes only, or users.
+the caller chooses them: all operands, operands of elementwise nodes only, or users. With ``most``,
+a walk stops at that number of values.
 
     r = Relu(x)     ancestors([y])           y, a, b, r, x
     a = Neg(r)      between(y, [r])          Neg, Exp, Add
@@ -42,11 +43,8 @@ def reached(
 ) -> dict[ir.Value, list[ir.Value]]:
     """Return the values that are reachable from ``starts``, each with the values next to it.
 
-    Args:
-        starts: where the walk begins; they come first.
-        step: the values next to a value.
-        most: number of values after which the walk stops. Values that were not expanded have no
-            next ones.
+    The starts come first. The walk stops after ``most`` values; those that were not expanded have
+    no next ones.
     """
     ways: dict[ir.Value, list[ir.Value]] = {start: [] for start in starts}
     pending = deque(ways)
@@ -63,13 +61,7 @@ def reached(
 def ancestors(
     values: Iterable[ir.Value], step: Step = sources, *, most: int | None = None
 ) -> list[ir.Value]:
-    """Return ``values`` and all values that they are computed from, the nearest first.
-
-    Args:
-        values: where the walk begins.
-        step: what a value is computed from.
-        most: the number of values from which on the walk stops.
-    """
+    """Return ``values`` and all values that they are computed from, the nearest first."""
     return list(reached(values, step, most=most))
 
 
@@ -82,13 +74,7 @@ def nearest_cut(
 ) -> list[ir.Value] | None:
     """Return the nearest values of a kind that cut ``end`` off from the inputs of the graph.
 
-    None is returned if ``end`` also depends on values that are not of the kind.
-
-    Args:
-        end: the result; it is not in the cut.
-        is_member: whether a value is of the kind.
-        step: what a value is computed from.
-        most: the number of values from which on the walk stops.
+    None is returned if ``end``, which is not in the cut, also depends on values of another kind.
     """
     ways = reached([end], lambda v: () if v is not end and is_member(v) else step(v), most=most)
     leaves = [value for value, following in ways.items() if not following]
@@ -102,12 +88,6 @@ def between(
 
     None is returned if ``end`` also depends on other values without operands. The list is empty if
     ``end`` is one of ``starts``.
-
-    Args:
-        end: the result.
-        starts: where the walk ends.
-        step: what a value is computed from.
-        most: the number of values from which on the walk stops.
     """
     ways = reached([end], lambda value: () if value in starts else step(value), most=most)
     if any(not following and value not in starts for value, following in ways.items()):
@@ -144,11 +124,7 @@ class ValueChain:
 
 
 class Dominators:
-    """The dominators of values; chains share their common parts.
-
-    Args:
-        step: operands of a value; must not change.
-    """
+    """The dominators of values; chains share their common parts. Operands must not change."""
 
     def __init__(self, step: Step = sources) -> None:
         self._step = step
@@ -197,12 +173,7 @@ def _meeting(chains: Sequence[ValueChain]) -> ValueChain | None:
 
 
 def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
-    """Return the values on all paths to ``value``, including it, the nearest first.
-
-    Args:
-        value: the end of all paths.
-        step: what a value is computed from.
-    """
+    """Return the values on all paths to ``value``, including it, the nearest first."""
     return list(Dominators(step).of(value))
 
 

@@ -38,13 +38,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes of a file.
-
-    Attributes:
-        path: absolute path of the file.
-        offset: of the first byte.
-        length: in bytes.
-    """
+    """Bytes of a file, given by its absolute path."""
 
     path: str
     offset: int
@@ -178,14 +172,10 @@ class Stream:
     def pieces(
         self, elements: int = PIECE, multiple: int = 1, between: tuple[int, int] | None = None
     ) -> Iterator[tuple[int, Array]]:
-        """Yield ``(start, flat array)`` for one piece after the other.
+        """Yield ``(start, flat array)`` for one piece after the other, ``between`` two places.
 
-        The array is overwritten by the next piece.
-
-        Args:
-            elements: about how many elements a piece has.
-            multiple: the sizes of all pieces except the last are multiples of this number.
-            between: first place and the one after the last; all if None.
+        The array is overwritten by the next piece. All pieces except the last have a multiple of
+        ``multiple`` elements, about as many as ``elements``.
         """
         first, last = between or (0, self.size)
         step = max(elements // multiple, 1) * multiple

@@ -46,7 +46,6 @@ class Slot:
     """A location of a tensor in a model.
 
     Attributes:
-        tensor: the tensor.
         owner: the initializer, or the node with the attribute.
         attribute: name of the attribute; empty for an initializer.
         position: index in the list, if the attribute is a list of tensors.
@@ -181,14 +180,7 @@ def shape_fault(tensor: ir.TensorProtocol, dims: Sequence[int] | None = None) ->
 
 
 class FileRows:
-    """An array in a file; rows are read, not mapped, on access.
-
-    Args:
-        path: of the file.
-        offset: of the first element, in bytes.
-        dtype: of the elements.
-        shape: of the array, in C order.
-    """
+    """An array in a file, in C order from ``offset`` on; rows are read, not mapped, on access."""
 
     def __init__(
         self,

@@ -19,7 +19,6 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    File,
     Issue,
     KeyFigure,
     Page,
@@ -27,6 +26,7 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
+    files_of,
     numbers,
     operator,
 )
@@ -59,18 +59,13 @@ def check_page(document: Mapping[str, Any]) -> Page:
     ]
     if differing:
         facts.append(KeyFigure("largest, in ulps", whole(max(int(o["max_ulp"]) for o in outputs))))
-    files = [
-        File(role, document[role]["path"], document[role].get("sha256"))
-        for role in ("reference", "candidate")
-        if isinstance(document.get(role), Mapping)
-    ]
     return Page(
         "check",
         str(document["qgraph"]),
         verdict,
         tone,
         _sentence(document, is_equal=is_equal, differing=differing),
-        files,
+        files_of(document, "reference", "candidate"),
         facts,
         list(_sections(document, outputs)),
         list(_findings(document, outputs)),

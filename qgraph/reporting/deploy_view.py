@@ -14,13 +14,14 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    File,
     KeyFigure,
     Page,
     Row,
     Section,
     Table,
     Tone,
+    and_more,
+    files_of,
     numbers,
 )
 from qgraph.text import amount, counted, percent, size, whole
@@ -43,15 +44,6 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
         *_scores(document["accuracy"]),
         *_times(document["measured"]),
     ]
-    files = [
-        File(role, document[role]["path"], document[role]["sha256"])
-        for role in ("input", "output")
-        if document.get(role)
-    ]
-    if document.get("output"):
-        written = document["output"]
-        remark = f"opset {written['opset']}, IR version {written['ir_version']}"
-        files[-1] = replace(files[-1], remark=remark)
     is_whole = done == all_layers and layers and not _but(document)
     tone = Tone.GOOD if is_whole else Tone.OPEN
     return Page(
@@ -60,7 +52,7 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
         f"{done} of {all_layers} quantized layers in integer kernels",
         tone,
         _sentence(document),
-        files,
+        files_of(document, "input", "output"),
         facts,
         list(_sections(document, layers)),
         [],
@@ -175,13 +167,13 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
     )
     if reasons:
         points = []
-        for (reason, reason_id), count in reasons.most_common():
+        for (reason, reason_id), _ in reasons.most_common():
             names = [
                 str(e["node"])
                 for e in layers
                 if (e["reason"], e["reason_id"]) == (reason, reason_id)
             ]
-            points.append(f"{names[0]}{_more(count)}: {reason} [{reason_id}]")
+            points.append(f"{names[0]}{and_more(names)}: {reason} [{reason_id}]")
         text = "These stay in float. 'qgraph explain ID' tells more about a cause."
         yield Section("Layers that are left", [text], points)
     if document["findings"]:
@@ -203,7 +195,7 @@ def _findings(document: Mapping[str, Any]) -> Section:
     points = []
     for (severity, rule_id), findings in rules.items():
         first = findings[0]
-        where = "".join(f"{name}{_more(len(findings))}: " for name in first["nodes"][:1])
+        where = "".join(f"{name}{and_more(findings)}: " for name in first["nodes"][:1])
         points.append(f"{severity} {rule_id}: {where}{first['message']}")
     path = (document.get("output") or {}).get("path", "OUT")
     command = f"'qgraph lint {path} --target {document['target']}' shows all."
@@ -217,7 +209,7 @@ def _tuned(tuning: Mapping[str, Any]) -> Section:
     columns += [*numbers("integer ms", "float ms", "ratio"), "chosen"]
     rows: list[Row] = [
         [
-            str(form["layers"][0]) + _more(len(form["layers"])),
+            str(form["layers"][0]) + and_more(form["layers"]),
             str(form["op"]),
             ", ".join("x".join(map(str, shape)) for shape in form["shapes"]),
             amount(form["integer_ms"], 3),
@@ -237,10 +229,6 @@ def _tuned(tuning: Mapping[str, Any]) -> Section:
     )
     table = Table("forms of layers", columns, rows, MANY)
     return Section("Measured forms", [text], tables=[table], detail=True)
-
-
-def _more(count: int) -> str:
-    return f" and {count - 1} more" if count > 1 else ""
 
 
 def _row(layer: Layer) -> Row:

@@ -15,16 +15,19 @@ from xml.etree import ElementTree as ET
 
 from qgraph.errors import OptionError
 from qgraph.reporting.pages import page_of
-from qgraph.reporting.view import File, FindingKind, Issue, Page, Severity
+from qgraph.reporting.view import File, FindingKind, Issue, Page, Severity, pascal
 from qgraph.text import json_text, one_line, printable
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
+def _kind(rule: str, short: str, full: str, help_text: str, level: Severity) -> FindingKind:
+    return FindingKind(rule, pascal(rule), short, full, help_text, level)
+
+
 RULES = (
-    FindingKind(
+    _kind(
         "region-differs",
-        "RegionDiffers",
         "A part of the two models differs for some input.",
         "The nodes compute another value than those of the reference for at least one float32 "
         "input; the message has the number of inputs and an example.",
@@ -32,33 +35,29 @@ RULES = (
         "writes an input of the whole model that shows the difference.",
         Severity.ERROR,
     ),
-    FindingKind(
+    _kind(
         "region-undecided",
-        "RegionUndecided",
         "Whether a part of the two models is equal could not be decided.",
         "The prover has no rule for these nodes, or gave up; the message gives the reason.",
         "Compare the models on data with 'qgraph check'.",
         Severity.WARNING,
     ),
-    FindingKind(
+    _kind(
         "bound-exceeded",
-        "BoundExceeded",
         "A part of the two models may differ by more than the limit.",
         "Results of the nodes are bounded, or were measured on data, beyond the limit of --within.",
         "Change the model at this node, or set a larger limit with --within.",
         Severity.ERROR,
     ),
-    FindingKind(
+    _kind(
         "bound-unlimited",
-        "BoundUnlimited",
         "A part of the two models may differ, and no limit was given.",
         "Results of the nodes are bounded, but not equal; the message has the bound.",
         "Accept the bound with a limit, such as --within 1step.",
         Severity.ERROR,
     ),
-    FindingKind(
+    _kind(
         "bound-violated",
-        "BoundViolated",
         "Data contradicts a bound.",
         "The executed candidate lies farther from what the reference means than was computed to be "
         "possible, from equal codes.",
@@ -66,67 +65,59 @@ RULES = (
         "writes: qgraph or the runtime does not compute as the conditions of the bound say.",
         Severity.ERROR,
     ),
-    FindingKind(
+    _kind(
         "output-differs",
-        "OutputDiffers",
         "An output differs by more than the tolerance allows.",
         "On the tested inputs, the outputs of candidate and reference differ.",
         "Inspect the first tensor that differs, or accept the difference with --atol, --rtol, "
         "--max-steps or --min-sqnr.",
         Severity.ERROR,
     ),
-    FindingKind(
+    _kind(
         "first-divergence",
-        "FirstDivergence",
         "The first tensor whose values differ.",
         "Everything that the reference computes before this node is the same in the candidate.",
         "Compare the operands and parameters of this node in both models.",
         Severity.NOTE,
     ),
-    FindingKind(
+    _kind(
         "within-tolerance",
-        "WithinTolerance",
         "An output differs, within the tolerance.",
         "On the tested inputs, values differ by no more than the tolerance.",
         "No action is needed; 'qgraph prove' shows whether other inputs differ by more.",
         Severity.NOTE,
     ),
-    FindingKind(
+    _kind(
         "metric-worse",
-        "MetricWorse",
         "The candidate scores worse than allowed.",
         "A metric on labelled data is lower for the candidate than for the reference.",
         "Inspect the first tensor that differs.",
         Severity.ERROR,
     ),
-    FindingKind(
+    _kind(
         "runtime-differs",
-        "RuntimeDiffers",
         "A runtime does not compute what the model says.",
         "The runtime executes the model differently from the definitions of its operators.",
         "Set the option given in the message, or accept the difference.",
         Severity.WARNING,
     ),
-    FindingKind(
+    _kind(
         "quantizer-refused",
-        "QuantizerRefused",
         "A quantizer was left unchanged.",
         "No form reaches the requested level of equality, or the node cannot be read.",
         "Lower --exact, choose another dialect, or correct the node; the message gives the reason.",
         Severity.WARNING,
     ),
-    FindingKind(
+    _kind(
         "values-moved",
-        "ValuesMoved",
         "A quantizer was replaced by one that differs for some inputs.",
         "The replacement reaches the requested level of equality, but is not equal in value for "
         "every input.",
         "Use --exact values to leave such quantizers unchanged.",
         Severity.WARNING,
     ),
-    FindingKind(
+    _kind(
         "weight-changed",
-        "WeightChanged",
         "Values of a weight changed when they were stored as codes.",
         "Some values of the stored codes differ from those of the quantizer.",
         "Use --exact values to leave such weights unchanged.",

@@ -20,6 +20,7 @@ from qgraph.reporting.view import (
     Severity,
     Table,
     Tone,
+    pascal,
 )
 from qgraph.text import counted, printable, whole
 
@@ -119,8 +120,7 @@ def _command(path: str, rule: str, fix: Mapping[str, Any]) -> str:
 
 
 def _kind(rule: Mapping[str, Any]) -> FindingKind:
-    name = "".join(word.capitalize() for word in rule["name"].split("-"))
-    level = _LEVELS[rule["severity"]]
+    level, name = _LEVELS[rule["severity"]], pascal(rule["name"])
     return FindingKind(rule["id"], name, rule["summary"], rule["summary"], rule["help"], level)
 
 

@@ -15,6 +15,7 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
+    and_more,
     numbers,
     operator,
 )
@@ -48,7 +49,7 @@ def run_page(document: Part) -> Page:
     count = len(document["quantizers"])
     sentence = (
         f"{counted(len(document['tensors']), 'tensor')} and {counted(count, 'quantizer')} on "
-        f"{document['batches']} {'batch' if document['batches'] == 1 else 'batches'}."
+        f"{counted(document['batches'], 'batch')}."
     )
     file = File("model", document["model"])
     sections = list(run_sections(document))
@@ -66,7 +67,9 @@ def info_sections(document: Part) -> Iterator[Section]:
         if each["reason"]:
             what = "not converted" if each["format"] else "no quantizer"
             refused.setdefault((what, each["reason"]), []).append(each["node"])
-    text = [f"{what}: {_and_more(nodes)}: {reason}" for (what, reason), nodes in refused.items()]
+    text = [
+        f"{what}: {nodes[0]}{and_more(nodes)}: {reason}" for (what, reason), nodes in refused.items()
+    ]
     text += [] if quantizers else [f"no quantizers; {document['instead']}"]
     if missing := document["unsupported"]:
         kinds = ", ".join(f"{op} ({number})" for op, number in missing.items())
@@ -186,10 +189,6 @@ def _zero_points(*ends: float | str) -> str:
     """Return the smallest and the largest zero point; whole ones with all digits."""
     texts = (f"{float(e):.0f}" if float(e).is_integer() else amount(e, 4) for e in ends)
     return " .. ".join(dict.fromkeys(texts))
-
-
-def _and_more(nodes: Sequence[str]) -> str:
-    return nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
 
 
 def _runtimes(verdicts: Sequence[Part]) -> Iterator[Section]:

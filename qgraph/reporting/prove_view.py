@@ -20,7 +20,6 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    File,
     Issue,
     KeyFigure,
     Page,
@@ -28,6 +27,7 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
+    files_of,
     numbers,
     with_id,
 )
@@ -83,7 +83,6 @@ def prove_page(document: Mapping[str, Any]) -> Page:
     ]
     if document["exactness"] is not None:
         facts.append(KeyFigure("equality", str(document["exactness"])))
-    files = [File(role, document[role]["path"], document[role]["sha256"]) for role in _SIDES]
     shown, tone = bounded_verdict(document) if verdict == "bounded" else (verdict, TONES[verdict])
     return Page(
         "prove",
@@ -91,7 +90,7 @@ def prove_page(document: Mapping[str, Any]) -> Page:
         shown,
         tone,
         _sentence(document, number),
-        files,
+        files_of(document, *_SIDES),
         facts,
         list(_sections(document, regions)),
         list(_findings(document, regions)),

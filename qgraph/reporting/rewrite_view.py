@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from qgraph.exactness import Exactness, Method, ProofVerdict, apart, codes_apart
@@ -15,7 +14,6 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    File,
     Issue,
     KeyFigure,
     Page,
@@ -23,6 +21,7 @@ from qgraph.reporting.view import (
     Section,
     Table,
     Tone,
+    files_of,
     numbers,
     operator,
     with_id,
@@ -72,22 +71,13 @@ def rewrite_page(document: Mapping[str, Any]) -> Page:
         facts.append(KeyFigure("inputs with another code", whole(codes), Tone.OPEN))
     if noise:
         facts.append(KeyFigure("inputs that differ by rounding", whole(noise), Tone.OPEN))
-    files = [
-        File(role, document[role]["path"], document[role]["sha256"])
-        for role in ("input", "output")
-        if role in document
-    ]
-    if files:
-        output = document["output"]
-        written = f"opset {output['opset']}, IR version {output['ir_version']}"
-        files[-1] = replace(files[-1], remark=written)
     return Page(
         str(document["command"]),
         str(document["qgraph"]),
         verdict,
         tone,
         sentence,
-        files,
+        files_of(document, "input", "output"),
         facts,
         list(_sections(document, sites)),
         list(_findings(sites)),

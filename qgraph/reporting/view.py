@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ class Table:
             groups.setdefault(tuple(c for column, c in pairs if not column.code), []).append(row)
         rows = []
         for group in groups.values():
-            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            more = and_more(group)
             rows.append(
                 [
                     Cell(cell.text + more, cell.tone) if column.code else cell
@@ -239,6 +239,30 @@ class Page:
     findings: Sequence[Issue]
     closing: Sequence[str] = ()
     kinds: Sequence[FindingKind] = ()
+
+
+def files_of(document: Mapping[str, Any], *roles: str) -> list[File]:
+    """Return the models of a document that it has, by their roles."""
+    stated = {role: document[role] for role in roles if isinstance(document.get(role), Mapping)}
+    return [
+        File(
+            role,
+            each["path"],
+            each.get("sha256"),
+            f"opset {each['opset']}, IR version {each['ir_version']}" if "opset" in each else "",
+        )
+        for role, each in stated.items()
+    ]
+
+
+def pascal(name: str) -> str:
+    """Return ``BiasScale`` for ``bias-scale``."""
+    return "".join(word.capitalize() for word in name.split("-"))
+
+
+def and_more(group: Sized) -> str:
+    """Return how many further members a group has, after its first."""
+    return f" and {len(group) - 1} more" if len(group) > 1 else ""
 
 
 def numbers(*names: str, spare: bool = False) -> list[Column]:

@@ -10,13 +10,13 @@ from qgraph.reporting.view import (
     Cell,
     Column,
     Columns,
-    File,
     KeyFigure,
     Page,
     Row,
     Section,
     Table,
     Tone,
+    files_of,
     numbers,
 )
 from qgraph.text import NONE, amount, counted
@@ -35,18 +35,14 @@ def why_page(document: Mapping[str, Any]) -> Page:
     """Return the page with the cost of each quantizer of a candidate."""
     costs = document["quantizers"]
     ranked = [cost for cost in costs if cost["reason"] is None]
-    files = [
-        File(role, document["models"][role]["path"], document["models"][role]["sha256"])
-        for role in ("reference", "candidate")
-    ]
     return Page(
         "why",
         str(document["qgraph"]),
         "equal outputs" if document["sqnr_db"] is None else "ranked",
         Tone.OPEN if ranked and document["sqnr_db"] is not None else Tone.GOOD,
         f"{_sentence(document, ranked)} {counted(len(ranked), 'quantizer')} exchanged one at a "
-        f"time, on {_batches(document['batches'])}.",
-        files,
+        f"time, on {counted(document['batches'], 'batch')}.",
+        files_of(document["models"], "reference", "candidate"),
         list(_facts(document)),
         list(_sections(document, ranked)),
         [],
@@ -142,10 +138,6 @@ def _row(
 
 def _number(number: int | None) -> str:
     return NONE if number is None else str(number)
-
-
-def _batches(number: int) -> str:
-    return "1 batch" if number == 1 else f"{number} batches"
 
 
 def _decibels(number: float | None) -> str:

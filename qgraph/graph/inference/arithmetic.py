@@ -41,13 +41,7 @@ Number = int | Size
 
 
 def calculated(name: str, dtype: ir.DataType | None, *operands: Items | None) -> Items | None:
-    """Return the elements of a result; None if they are not computed.
-
-    Args:
-        name: the operator.
-        dtype: the type in which it computes.
-        operands: elements of all operands.
-    """
+    """Return the elements of the result of an operator that computes in a type; None if unknown."""
     arrays = [items for items in operands if items is not None]
     if dtype is None or len(arrays) < len(operands):
         return None

@@ -35,8 +35,7 @@ _Monomial: TypeAlias = tuple[str, ...]
 class Size:
     """A polynomial over open sizes that is not a number.
 
-    Args:
-        terms: coefficients that are not zero, by the sorted atoms of the product.
+    ``terms`` has the coefficients that are not zero, by the sorted atoms of the product.
     """
 
     __slots__ = ("__dict__", "terms")

@@ -186,10 +186,7 @@ def broadcast_shape(
 ) -> Shape | None:
     """Return the shape to which two shapes broadcast, None where a rank is not known.
 
-    Args:
-        a: a shape.
-        b: another one.
-        limits: gets upper bounds of open sizes, without which the shapes do not broadcast.
+    ``limits`` gets upper bounds of open sizes, without which the shapes do not broadcast.
 
     Raises:
         ValueError: they do not broadcast.

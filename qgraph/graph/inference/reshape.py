@@ -64,7 +64,9 @@ def reshape(call: Call) -> list[Fact]:
         wanted = shape_in(call, 1)
     if wanted.count(-1) > 1 or any(isinstance(size, int) and size < -1 for size in wanted):
         raise Unknown
-    wanted = tuple(None if _may_be_negative(size) else size for size in wanted)
+    wanted = tuple(
+        None if isinstance(size, Size) and bounds(size)[0] < 0 else size for size in wanted
+    )
     shape = _reshaped(x.shape, wanted, allows_zero=bool(call.integer("allowzero", 0)))
     if x.shape is not None:
         merged(product(x.shape), product(shape))
@@ -73,10 +75,6 @@ def reshape(call: Call) -> list[Fact]:
     if items is None or len(numbers) < len(shape):
         return [Fact(x.dtype, shape)]
     return [Fact(x.dtype, shape, items.reshape(numbers))]
-
-
-def _may_be_negative(size: Dim) -> bool:
-    return isinstance(size, Size) and bounds(size)[0] < 0
 
 
 def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[Dim]:

@@ -181,12 +181,10 @@ class Unknown(Exception):  # noqa: N818 - no error: nothing follows
 
 @dataclass(frozen=True)
 class Call:
-    """A node with the facts about its operands.
+    """A node with the facts about its operands; None for an absent one.
 
     Attributes:
-        node: the node.
         version: the imported version of its domain.
-        operands: facts of the inputs; None for an absent one.
         limits: gets upper bounds of open sizes, by their texts.
     """
 

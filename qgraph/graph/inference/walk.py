@@ -53,13 +53,9 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
     """Return the facts about the values of a model, independent of the types stated in the file.
 
     The element types and the fixed sizes that the model states for its inputs are used: they are
-    its interface. Everything else is inferred from them, the constants and the operators.
-    Initializers that are also inputs can be fed, so they are not constants.
-
-    Args:
-        model: the model; its main graph and its functions are inferred. Inputs of functions are
-            unknown.
-        interface: shapes of inputs, if they differ from those that the model states.
+    its interface, unless shapes of inputs are given. Everything else is inferred from them, the
+    constants and the operators. Initializers that are also inputs can be fed, so they are not
+    constants. Inputs of functions are unknown.
     """
     return _walked(model, interface).known
 
@@ -67,9 +63,7 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
 def size_limits(model: ir.Model, interface: Interface | None = None) -> dict[str, int]:
     """Return upper bounds of open sizes on valid inputs of a model, by their texts.
 
-    Args:
-        model: the model; its functions are left out.
-        interface: shapes of the inputs, see :func:`infer`.
+    For the interface see :func:`infer`. Functions are left out.
     """
     return _walked(model, interface).limits
 
@@ -93,10 +87,7 @@ def infer_nodes(
 ) -> None:
     """Add facts about the results of nodes, each after those that it takes operands from.
 
-    Args:
-        nodes: the nodes, none of which calls a function.
-        known: facts about their operands; constants are listed too.
-        imports: domains and their versions.
+    No node calls a function. Facts about operands are ``known``; constants are listed too.
     """
     _Walk(known, frozenset(), imports).nodes(nodes)
 
@@ -294,13 +285,9 @@ def inferred(
     """Set the inferred shapes and types of values within the block.
 
     A shape is None if no rank can be inferred, even if the file states one. A type that cannot be
-    inferred stays as stated.
-
-    Args:
-        model: the model; its inputs keep their stated types and shapes.
-        values: the values; if empty, nothing is inferred.
-        keeps_types: keep inferred types, if the file states none, after the block.
-        facts: what :func:`infer` returns for the model; None to infer it.
+    inferred stays as stated. Inputs of the model keep types and shapes. Without values, nothing is
+    inferred. With ``keeps_types``, inferred types stay after the block if the file states none.
+    ``facts`` are inferred if they are None.
     """
     wanted = [v for v in dict.fromkeys(values) if not (v.is_graph_input() or v.is_initializer())]
     if facts is None:

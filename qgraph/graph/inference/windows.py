@@ -206,12 +206,8 @@ def pool(call: Call) -> list[Fact]:
 def rounded_up(get: Callable[[str, Any], Any], sizes: Sequence[Dim] | None) -> list[Axis] | None:
     """Return the spatial axes of a pool with ``ceil_mode``, where this may add windows.
 
-    Args:
-        get: returns an attribute of the pool by its name, or the default that is passed.
-        sizes: of its data; None if their number is not known.
-
-    Returns:
-        The axes, and None if the attributes do not fit together.
+    ``get`` returns an attribute of the pool by its name, or the default that is passed. ``sizes``
+    of its data are None if their number is not known. None if the attributes do not fit together.
     """
     auto = str(get("auto_pad", "NOTSET"))
     if not get("ceil_mode", 0) or auto.startswith("SAME"):

@@ -31,12 +31,10 @@ from qgraph.numerics import Array
 
 @dataclass
 class OpsetChange:
-    """A node that is to be rewritten, from one opset to a higher one.
+    """A node of the standard domain that is to be rewritten, from one opset to a higher one.
 
     Attributes:
-        node: the node, of the standard domain.
-        source: opset of the graph or function, now.
-        target: a higher one.
+        source, target: opset of the graph or function now, and a higher one.
         editor: creates names and constants.
         float_type: the only floating type of the model; None if there are several.
         facts: inferred types and shapes; None if they are not needed.
@@ -139,10 +137,10 @@ class OpsetChange:
         return None if self.facts is None else self.facts.get(value, UNKNOWN).dtype
 
 
-def rounds_up(node: ir.Node) -> bool:
-    """Return whether a pooling node may round the number of its windows up."""
-    attribute = node.attributes.get("ceil_mode")
-    return attribute is not None and (attribute.is_ref() or bool(attribute.value))
+def may_be_set(node: ir.Node, name: str, *, default: bool = False) -> bool:
+    """Return whether an attribute is true, or a parameter of the function."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.is_ref() or bool(attribute.value)
 
 
 def divide_by_window(change: OpsetChange) -> None:

@@ -105,10 +105,7 @@ def first_version(name: str) -> int | None:
 def versions_between(name: str, source: int, target: int) -> tuple[int, ...]:
     """Return the opsets after ``source`` up to ``target`` in which an operator has a new version.
 
-    Args:
-        name: of a standard operator; of any other one there are no versions.
-        source: an opset.
-        target: another one.
+    There are none of operators that are not standard.
     """
     versions = []
     step = _since(name, target)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant
-from qgraph.graph.opset.change import OpsetChange, divide_by_window, rounds_up, start_windows
+from qgraph.graph.opset.change import OpsetChange, divide_by_window, may_be_set, start_windows
 from qgraph.graph.scopes import input_of
 
 _RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
@@ -39,10 +39,6 @@ def _slice(change: OpsetChange) -> None:
     change.integers(3, "axes")
 
 
-def _split(change: OpsetChange) -> None:
-    change.integers(1, "split")
-
-
 def _split_evenly(change: OpsetChange) -> None:
     if len(change.node.inputs) < 2 or change.node.inputs[1] is None:
         change.set("num_outputs", len(change.node.outputs))
@@ -66,10 +62,6 @@ def _top_k(change: OpsetChange) -> None:
     if count is None:
         raise change.refuse("it has no attribute 'k'")
     change.feed(1, "k", np.asarray([count], np.int64))
-
-
-def _dft(change: OpsetChange) -> None:
-    change.feed(2, "axis", np.asarray(change.take("axis", 1), np.int64))
 
 
 def _has_mask(change: OpsetChange) -> bool:
@@ -98,13 +90,15 @@ def _batch_normalization_of_halves(change: OpsetChange) -> None:
 
 
 def _trains(node: ir.Node) -> bool:
-    attribute = node.attributes.get("training_mode")
-    return attribute is not None and (attribute.is_ref() or bool(attribute.value))
+    return may_be_set(node, "training_mode")
 
 
 def _saturates(node: ir.Node) -> bool:
-    attribute = node.attributes.get("saturate")
-    return attribute is None or attribute.is_ref() or bool(attribute.value)
+    return may_be_set(node, "saturate", default=True)
+
+
+def _rounds_up(node: ir.Node) -> bool:
+    return may_be_set(node, "ceil_mode")
 
 
 def _casts_to_fnuz(node: ir.Node) -> bool:
@@ -223,10 +217,6 @@ def _grid_sample(change: OpsetChange) -> None:
     change.set("mode", {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
 
 
-def _roi_align(change: OpsetChange) -> None:
-    change.set("coordinate_transformation_mode", "output_half_pixel")
-
-
 def _group_normalization(change: OpsetChange) -> None:
     raise change.refuse("its scale and bias belong to groups, and to channels since")
 
@@ -248,7 +238,9 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[OpsetChange], None]] = {
     ("CastLike", 24): _infinity_of_fnuz,
     ("Clip", 11): _clip,
     ("ConvTranspose", 11): _conv_transpose,
-    ("DFT", 20): _dft,
+    ("DFT", 20): lambda change: change.feed(
+        2, "axis", np.asarray(change.take("axis", 1), np.int64)
+    ),
     ("Dropout", 10): _dropout_mask,
     ("Dropout", 12): _dropout,
     ("Erf", 13): _floats_only,
@@ -266,11 +258,13 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[OpsetChange], None]] = {
     ("ReduceSum", 13): _axes,
     ("Resize", 11): _resize,
     ("Resize", 13): _resize_by_sizes,
-    ("RoiAlign", 16): _roi_align,
+    ("RoiAlign", 16): lambda change: change.set(
+        "coordinate_transformation_mode", "output_half_pixel"
+    ),
     ("Scatter", 11): _scatter,
     ("Slice", 10): _slice,
     ("Softmax", 13): _softmax,
-    ("Split", 13): _split,
+    ("Split", 13): lambda change: change.integers(1, "split"),
     ("Split", 18): _split_evenly,
     ("Squeeze", 13): _axes,
     ("TopK", 10): _top_k,
@@ -281,12 +275,12 @@ ADAPTERS: Mapping[tuple[str, int], Callable[[OpsetChange], None]] = {
 """Rewrite for an operator and the version that changed it."""
 
 CONCERNS: Mapping[tuple[str, int], Callable[[ir.Node], bool]] = {
-    ("AveragePool", 19): rounds_up,
-    ("AveragePool", 22): rounds_up,
+    ("AveragePool", 19): _rounds_up,
+    ("AveragePool", 22): _rounds_up,
     ("BatchNormalization", 15): _trains,
     ("Cast", 24): _casts_to_fnuz,
     ("CastLike", 24): _casts_like_fnuz,
-    ("MaxPool", 22): rounds_up,
+    ("MaxPool", 22): _rounds_up,
     ("QuantizeLinear", 19): _quantizes_integers,
     ("QuantizeLinear", 24): _quantizes_to_fnuz,
 }
@@ -294,14 +288,8 @@ CONCERNS: Mapping[tuple[str, int], Callable[[ir.Node], bool]] = {
 
 SHAPED = frozenset(
     {
-        "AveragePool",
-        "BatchNormalization",
-        "Clip",
-        "Hardmax",
-        "LogSoftmax",
-        "MaxPool",
-        "Pad",
-        "Softmax",
+        *("AveragePool", "BatchNormalization", "Clip", "Hardmax"),
+        *("LogSoftmax", "MaxPool", "Pad", "Softmax"),
     }
 )
 """Operators whose rewriting needs the shape or the type of their data."""

@@ -39,15 +39,7 @@ def adapt(
     float_type: ir.DataType | None,
     facts: Facts | None,
 ) -> None:
-    """Rewrite ``node`` of opset ``source`` for opset ``target``.
-
-    Args:
-        node: a node of the standard domain.
-        source: opset of the graph or function, now.
-        target: a higher one.
-        editor: gives names and places constants.
-        float_type: the only floating type of the model; None if there are several.
-        facts: inferred types and shapes, needed where :func:`asks_for_shapes`.
+    """Rewrite a standard node of opset ``source`` for a higher opset; see :class:`OpsetChange`.
 
     Raises:
         UnsupportedError: its computation cannot be expressed in opset ``target``.
@@ -95,11 +87,6 @@ def stays(node: ir.Node, source: int, target: int) -> bool:
     return is_known(node.op_type, source) and not changes_of(node, source, target)
 
 
-def asks_for_shapes(node: ir.Node, source: int, target: int) -> bool:
-    """Return whether the shapes or types of values matter for raising a standard node."""
-    return node.op_type in SHAPED and bool(changes_of(node, source, target))
-
-
 CEILING = 21
 """Default limit of the opset: INT4 needs it, and all runtimes that read quantized models support
 it."""
@@ -140,13 +127,11 @@ def minimum_ir_version(model: ir.Model) -> int:
 
 
 def declare_domains(model: ir.Model) -> list[str]:
-    """Import the domains that nodes use and the model or a function does not; return them.
+    """Import the domains that nodes use and the model or a function does not.
 
     Version 1 is imported, of ``qonnx.custom_op.general`` version 2 where a Trunc has the inputs
-    that came with it, of the standard domain the lowest that has all its nodes, from 9 upward.
-
-    Returns:
-        Each addition as ``domain version``, once.
+    that came with it, of the standard domain the lowest that has all its nodes, from 9 upward. Each
+    addition is returned once, as ``domain version``.
 
     Raises:
         ModelError: no version of the standard domain has all its nodes.
@@ -167,14 +152,11 @@ def declare_domains(model: ir.Model) -> list[str]:
 
 
 def require(model: ir.Model, version: int) -> bool:
-    """Raise the standard opset of ``model`` to ``version``, in place, if it is lower.
+    """Raise the standard opset of ``model`` to ``version``, in place; return whether it was lower.
 
     Nodes of operators that changed are rewritten so that they compute the same as before. Functions
     are raised too. If one node cannot be rewritten, nothing is changed. Zero points of 0 that ONNX
     Runtime would refuse afterwards are removed.
-
-    Returns:
-        Whether anything was raised.
 
     Raises:
         UnsupportedError: names the node that cannot be rewritten, or the version that is unknown.
@@ -255,7 +237,7 @@ def _raise(model: ir.Model, version: int) -> None:
     editor = Editor(model)
     float_type = only_float_type(model)
     nodes = [(owner.opset_imports.get("", version), node) for owner, node in _standard(model)]
-    is_asked = any(asks_for_shapes(node, now, version) for now, node in nodes)
+    is_asked = any(node.op_type in SHAPED and changes_of(node, now, version) for now, node in nodes)
     facts = infer(model) if is_asked else None
     for before, node in nodes:
         if before < version:
@@ -337,7 +319,10 @@ def is_copied_over(value: ir.Value) -> bool:
     return any(
         use.idx == 0
         and not use.node.domain
-        and (use.node.op_type in _MOVING or _becomes_gemm(use.node))
+        and (
+            use.node.op_type in _MOVING
+            or (use.node.op_type == "MatMul" and meets_add(use.node.outputs[0]))
+        )
         for use in value.uses()
     )
 
@@ -372,7 +357,3 @@ def leave_out_zero_points(nodes: Iterable[ir.Node]) -> None:
 def _has_signed_point(node: ir.Node) -> bool:
     point = constant_tensor(input_of(node, 2))
     return point is not None and point.dtype is ir.DataType.INT8 and point.size == 1
-
-
-def _becomes_gemm(node: ir.Node) -> bool:
-    return node.op_type == "MatMul" and meets_add(node.outputs[0])
