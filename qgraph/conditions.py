@@ -110,10 +110,7 @@ def _text_of(condition: str) -> str:
     return text if kind in _KINDS else condition
 
 
-BIAS_LAST = _condition(
-    "bias-last",
-    "the bias is added last, with one rounding",
-)
+BIAS_LAST = _condition("bias-last", "the bias is added last, with one rounding")
 """The condition of a proof that is printed with its verdict."""
 AS_WRITTEN = _condition(
     "as-written",
@@ -121,13 +118,9 @@ AS_WRITTEN = _condition(
     "operands, rounded to nearest even, subnormals kept; a runtime may do otherwise",
 )
 NOT_FED = _kind(
-    "inputs-not-fed",
-    "initializers that are also graph inputs keep the values of the file ({})",
+    "inputs-not-fed", "initializers that are also graph inputs keep the values of the file ({})"
 )
-NO_NAN = _kind(
-    "no-nan",
-    "no NaN reaches regions that treat NaN differently in the two models ({})",
-)
+NO_NAN = _kind("no-nan", "no NaN reaches regions that treat NaN differently in the two models ({})")
 ZERO_SIGNS = _kind(
     "zero-signs",
     "-0 counts as equal to +0: regions may change the sign of a zero ({}), and no operator after "
@@ -144,8 +137,7 @@ OPEN_BOUNDS = _condition(
     "stays infinite or becomes the largest finite number",
 )
 AFTER_DIFFERENCE = _condition(
-    "after-difference",
-    "after a difference, values were assumed equal to find later differences",
+    "after-difference", "after a difference, values were assumed equal to find later differences"
 )
 SUMS_REACH = _condition(
     "sums-reach",
@@ -154,8 +146,7 @@ SUMS_REACH = _condition(
 )
 """The condition of a difference that was not seen in a run."""
 EQUAL_OPERATORS = _condition(
-    "equal-operators",
-    "equal operators on equal operands have equal results",
+    "equal-operators", "equal operators on equal operands have equal results"
 )
 SUMMED_ALIKE = _condition(
     "summed-alike",
@@ -181,13 +172,9 @@ LIMITED_SIZE = _kind(
     "symbolic dimension {} is at most {}: with larger ones the operands of an operator of the "
     "reference do not broadcast",
 )
-ONE_SIZE = _kind(
-    "one-size",
-    "dimensions of the same name are equal: {} is the size of {}",
-)
+ONE_SIZE = _kind("one-size", "dimensions of the same name are equal: {} is the size of {}")
 NO_NAN_AT_MAXIMA = _kind(
-    "no-nan-at-maxima",
-    "no NaN reaches maxima that were exchanged with functions ({})",
+    "no-nan-at-maxima", "no NaN reaches maxima that were exchanged with functions ({})"
 )
 ZEROS_REWRITTEN = _condition(
     "zeros-rewritten",
@@ -210,8 +197,7 @@ VARIANCE_OF_DIFFERENCES = _condition(
     "normalizations compute the variance as the mean of the squared differences from the mean",
 )
 LARGEST_FIRST = _condition(
-    "largest-first",
-    "Softmax and its like subtract the largest element first",
+    "largest-first", "Softmax and its like subtract the largest element first"
 )
 GIVEN_CODES = _condition(
     "given-codes",
@@ -228,13 +214,9 @@ IN_CHUNKS = _kind(
     "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence: no "
     "Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate",
 )
-ACCUMULATED = _condition(
-    "accumulated",
-    "sums of 16-bit types are added in float32",
-)
+ACCUMULATED = _condition("accumulated", "sums of 16-bit types are added in float32")
 NO_SPECIALS = _condition(
-    "no-specials",
-    "no NaN and no infinity enters a segment, and inputs lie in the ranges given",
+    "no-specials", "no NaN and no infinity enters a segment, and inputs lie in the ranges given"
 )
 WRAPPED_SUM = _kind(
     "wrapped-sum",

@@ -207,10 +207,7 @@ class Model(Displayed):
         return freeze_inputs(self._ir)
 
     def apply(
-        self,
-        *steps: onnx_ir.passes.PassBase,
-        keep_inputs: bool = False,
-        atomic: bool = True,
+        self, *steps: onnx_ir.passes.PassBase, keep_inputs: bool = False, atomic: bool = True
     ) -> Report:
         """Run passes one after the other; if one fails, the model is not changed.
 
@@ -257,11 +254,7 @@ class Model(Displayed):
         return report
 
     def run(
-        self,
-        inputs: Arrays,
-        *,
-        backend: str = "auto",
-        taps: Sequence[str] = (),
+        self, inputs: Arrays, *, backend: str = "auto", taps: Sequence[str] = ()
     ) -> dict[str, npt.NDArray[Any]]:
         """Compute the outputs, and the values named in ``taps``.
 

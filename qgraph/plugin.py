@@ -23,14 +23,7 @@ from qgraph.model import Model
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.composite import composite
 from qgraph.ops.operator import operator, operator_of
-from qgraph.quantizers.dialects.dialect import (
-    Refusal,
-    Site,
-    data_of,
-    dialect,
-    parameter,
-    shape_of,
-)
+from qgraph.quantizers.dialects.dialect import Refusal, Site, data_of, dialect, parameter, shape_of
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Recipe
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.targets.reader import add_target

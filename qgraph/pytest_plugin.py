@@ -103,11 +103,7 @@ def assert_onnx_proved(tmp_path_factory: pytest.TempPathFactory) -> AssertProved
     """
 
     def compare(
-        reference: Source,
-        candidate: Source,
-        *,
-        exact: str = "values",
-        keep_inputs: bool = False,
+        reference: Source, candidate: Source, *, exact: str = "values", keep_inputs: bool = False
     ) -> Certificate:
         __tracebackhide__ = True
         from qgraph.comparison.prove import prove

@@ -42,8 +42,7 @@ Limits = Sequence[tuple[str | None, float]]
 )
 @options.backend_option
 @options.flag(
-    "--runtimes",
-    text="Separate changes of the rewrite from changes by runtimes and their options.",
+    "--runtimes", text="Separate changes of the rewrite from changes by runtimes and their options."
 )
 @options.flag(
     "--tensors", text="Compare the tensors that both models have, even if no output differs."

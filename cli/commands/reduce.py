@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 @options.talk_options
 @click.pass_obj
 def command(
-    talk: Talk,
-    reference: Path,
-    candidate: Path,
-    folder: Path,
-    inputs: InputOptions,
-    backend: str,
+    talk: Talk, reference: Path, candidate: Path, folder: Path, inputs: InputOptions, backend: str
 ) -> int:
     """Cut two models down to the nodes where they begin to differ.
 
@@ -69,12 +64,7 @@ def command(
             first, second = load(reference), load(candidate)
             feeds = arrays.feeds(talk, inputs, first)
             bar.tell("looking for the first difference", 0, 0)
-            reduction = reduce(
-                first,
-                second,
-                arrays.checked(inputs, feeds),
-                backend=backend,
-            )
+            reduction = reduce(first, second, arrays.checked(inputs, feeds), backend=backend)
             if is_over():
                 talk.note("the time limit was reached, so the parts may be larger than necessary")
             files = reduction.save(folder, outputs)

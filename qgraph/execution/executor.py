@@ -13,14 +13,7 @@ import onnx_ir as ir
 from qgraph.errors import Choice, ModelError, OptionError, UnsupportedError, meant, where
 from qgraph.execution.alone import AloneNodes
 from qgraph.execution.inputs import check_feeds
-from qgraph.execution.plan import (
-    ControlStep,
-    Plan,
-    Step,
-    function_kernel,
-    initial,
-    is_constant,
-)
+from qgraph.execution.plan import ControlStep, Plan, Step, function_kernel, initial, is_constant
 from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import is_control, operands
 from qgraph.ops.dispatch import Environment, Imports, NodeStep, kernel_for

@@ -161,9 +161,7 @@ def tensor_of(
 
 
 def carry_out(
-    work: Iterable[tuple[Job, Sequence[Sink]]],
-    executor: Executor,
-    tell: Callable[[int], None],
+    work: Iterable[tuple[Job, Sequence[Sink]]], executor: Executor, tell: Callable[[int], None]
 ) -> list[WrittenRun]:
     """Run all parts of jobs, given with the sinks of their tensors; return the written runs.
 

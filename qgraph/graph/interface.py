@@ -286,9 +286,7 @@ def _identifier(name: str) -> str:
 
 
 def _shared(
-    classes: Sequence[set[_Axis]],
-    sizes: Mapping[_Axis, Dim],
-    values: Sequence[Sequence[ir.Value]],
+    classes: Sequence[set[_Axis]], sizes: Mapping[_Axis, Dim], values: Sequence[Sequence[ir.Value]]
 ) -> dict[str, str]:
     """Return the open sizes of several dimensions of one model, with the first that has several."""
     shared = {}

@@ -59,11 +59,9 @@ def _others(model: ir.Model) -> list[Hashable] | None:
 
 
 class _Outline:
-    """The operators of a graph and their operands; each quantizer is one operator.
+    """The operators of a graph and the numbers of their operands; each quantizer is one operator.
 
-    Attributes:
-        operators: the operators, with numbers of their operands. Constants have no number.
-        quantizers: the quantizers between them, in order; those of constants at their first use.
+    Constants have no number; quantizers of constants are in order at their first use.
     """
 
     def __init__(self, graph: ir.Graph, described: Sequence[Described]) -> None:

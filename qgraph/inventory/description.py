@@ -120,13 +120,9 @@ class Description:
 
 @dataclass(frozen=True, eq=False)
 class Described:
-    """A quantizer in a graph and its description.
+    """A quantizer in a graph and its description; ``node`` is the name of its root.
 
-    Attributes:
-        description: its description.
-        x, y: its input and output; None outside of a graph.
-        node: name of its root.
-        nodes: its nodes; empty if it cannot be read.
+    Outside of a graph, input and output are None. It has no nodes if it cannot be read.
     """
 
     description: Description

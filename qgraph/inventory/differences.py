@@ -213,12 +213,7 @@ class QuantizerChange:
 
 @dataclass(frozen=True, repr=False)
 class ModelDifferences(Displayed):
-    """All quantizers of two models.
-
-    Attributes:
-        changes: in the order of the reference.
-        notes: remarks, such as inputs that were matched by position.
-    """
+    """All quantizers of two models in the order of the reference, and remarks."""
 
     changes: tuple[QuantizerChange, ...]
     notes: tuple[str, ...] = ()

@@ -42,11 +42,9 @@ from qgraph.targets.layer import LAYERS
 
 @dataclass(frozen=True)
 class ExecutedKernel:
-    """The executed kernel of a layer.
+    """The executed kernel of a layer, which is given by name and operator in the model.
 
     Attributes:
-        node: name of the layer in the model.
-        op: its operator in the model.
         kernel: operator, or type of layer, in the executed graph; None if it was not found.
         is_integer: whether it computes on codes.
     """
@@ -59,10 +57,9 @@ class ExecutedKernel:
 
 @dataclass(frozen=True)
 class ExecutedGraph:
-    """The products that a runtime executes.
+    """The products that a runtime, given by name and version, executes.
 
     Attributes:
-        runtime: name and version.
         layers: kernels of the quantized layers of the model, in order.
         kernels: number of each kind of product in the executed graph.
         integer_nodes, float_nodes: numbers of products on codes, and of others.

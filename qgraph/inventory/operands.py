@@ -289,9 +289,7 @@ def _scaled(operand: CodedOperand, scale: Float32 | None) -> CodedOperand:
         return replace(operand, is_constant_scale=False, is_positive=False)
     mantissas = np.frexp(np.abs(scale))[0]
     return replace(
-        operand,
-        is_positive=bool((scale > 0).all()),
-        is_power_of_two=bool((mantissas == 0.5).all()),
+        operand, is_positive=bool((scale > 0).all()), is_power_of_two=bool((mantissas == 0.5).all())
     )
 
 

@@ -92,10 +92,8 @@ class TensorStatistics:
     """Statistics of a tensor over the parts added so far; NaN is counted and otherwise ignored.
 
     Attributes:
-        name: of the tensor.
         dtype: NumPy's name of its type; empty before the first part.
         shape: shape of all parts joined along the first axis; None if they cannot be joined.
-        elements, nan: number of elements, and of NaN.
         min, max: smallest and largest value; None if there is no number.
     """
 
@@ -162,7 +160,6 @@ class QuantizerStatistics:
 
     Attributes:
         node, op: name and operator of the node that reports name.
-        tensor: name of its output.
         weight: whether its input is constant; it is then counted once, not in every run.
         format, bits: number format of its codes; None if only the operator defines it.
         reason: why there are no statistics; None if there are.
@@ -265,14 +262,9 @@ class QuantizerStatistics:
 
 
 class Statistics:
-    """Statistics of chosen tensors and of all quantizers of a model, over any number of runs.
+    """Statistics of tensors given by name, and of all quantizers of a model, over any number of runs.
 
     Initializers that are listed as inputs too count as constants, as they do for conversions.
-
-    Args:
-        model: the model.
-        names: tensors to collect statistics of.
-        quantizers: whether to include the quantizers.
     """
 
     def __init__(

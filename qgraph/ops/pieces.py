@@ -160,8 +160,8 @@ def element(draft: Draft, v: Operand, grid: Minifloat) -> Operand:
 
 def blocks_of(
     draft: Draft, x: ir.Value, sizes: Sequence[int | None], axis: int, size: int
-) -> tuple[ir.Value, int]:
-    """Return ``x`` as ``[..., blocks, size]`` with ``axis`` last, padded with zeros, and the pad.
+) -> ir.Value:
+    """Return ``x`` as ``[..., blocks, size]`` with ``axis`` last, padded with zeros.
 
     Raises:
         ValueError: the size of the axis, or more than one other size, is not known.
@@ -178,7 +178,7 @@ def blocks_of(
         pads[-1] = pad
         y = draft.node("Pad", [y, pads], dtype=x.dtype)
     others = [sizes[other] for other in order[:-1]]
-    return reshape(draft, y, [*others, (length + pad) // size, size]), pad
+    return reshape(draft, y, [*others, (length + pad) // size, size])
 
 
 def joined_blocks(draft: Draft, y: Operand, sizes: Sequence[int | None], axis: int) -> ir.Value:

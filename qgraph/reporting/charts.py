@@ -31,10 +31,7 @@ _BINS = 64
 
 
 def layer_figure(
-    names: Sequence[str],
-    series: Mapping[str, Sequence[float]],
-    axis: str,
-    is_error: bool = False,
+    names: Sequence[str], series: Mapping[str, Sequence[float]], axis: str, is_error: bool = False
 ) -> Figure:
     """Return horizontal bars, one group for each name, from the top down.
 

@@ -35,12 +35,7 @@ from qgraph.text import NONE, amount, counted, whole
 
 Region = Mapping[str, Any]
 
-TONES = {
-    "proved": Tone.GOOD,
-    "bounded": Tone.GOOD,
-    "different": Tone.BAD,
-    "undecided": Tone.OPEN,
-}
+TONES = {"proved": Tone.GOOD, "bounded": Tone.GOOD, "different": Tone.BAD, "undecided": Tone.OPEN}
 
 _COMPARED = {
     "constant": "its constant",

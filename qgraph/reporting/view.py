@@ -63,11 +63,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        label: str,
-        columns: Columns,
-        rows: Sequence[Row],
-        most: int | None = None,
+        self, label: str, columns: Columns, rows: Sequence[Row], most: int | None = None
     ) -> None:
         self.label = label
         self.columns: list[Column] = [

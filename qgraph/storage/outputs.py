@@ -275,11 +275,7 @@ class Outputs:
 
     @contextmanager
     def staging(
-        self,
-        path: StrPath,
-        *,
-        follow_links: bool = True,
-        failure: type[QGraphError] = QGraphError,
+        self, path: StrPath, *, follow_links: bool = True, failure: type[QGraphError] = QGraphError
     ) -> Iterator[Output]:
         """Yield an output to write in the block; it appears only if the block succeeds.
 

@@ -24,14 +24,7 @@ from qgraph.graph.inference.dimensions import (
     multiply,
     subtract,
 )
-from qgraph.graph.inference.rules import (
-    FLOATS,
-    MOST_ITEMS,
-    Items,
-    as_items,
-    range_of,
-    wrapped,
-)
+from qgraph.graph.inference.rules import FLOATS, MOST_ITEMS, Items, as_items, range_of, wrapped
 
 _FEW_FLOATS = 64
 """Maximum size of computed tensors of floating-point numbers; sizes need few of them."""

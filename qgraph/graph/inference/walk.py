@@ -19,24 +19,11 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim, Size, symbol
 from qgraph.graph.inference.elementwise import of_quantizer
-from qgraph.graph.inference.rules import (
-    RULES,
-    UNKNOWN,
-    Call,
-    Fact,
-    Unknown,
-    joined,
-    of_tensor,
-)
+from qgraph.graph.inference.rules import RULES, UNKNOWN, Call, Fact, Unknown, joined, of_tensor
 from qgraph.graph.schema import is_own, versions_of
 from qgraph.graph.scopes import CONTROL, bodies
 
-_FAMILIES = (
-    "elementwise",
-    "movement",
-    "reshape",
-    "windows",
-)
+_FAMILIES = ("elementwise", "movement", "reshape", "windows")
 """Modules of rules, which register themselves."""
 
 for _family in _FAMILIES:

@@ -190,11 +190,7 @@ _OPSET_OF_TRIANGLES = 14
 _WHOLE_NUMBERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
-@composite(
-    "QAttention",
-    MICROSOFT,
-    remark="ONNX leaves the order of the sums open",
-)
+@composite("QAttention", MICROSOFT, remark="ONNX leaves the order of the sums open")
 def q_attention(draft: Draft, node: ir.Node) -> Operand:
     """Write ``y = softmax(q @ k.T / sqrt(H) + mask) @ v`` for each of ``num_heads`` heads.
 

@@ -155,13 +155,7 @@ def quant(
     """
     x = steps.real_data(x)
     stages = QuantStages.of(
-        x.dtype,
-        scale,
-        zero_point,
-        bits,
-        signed=signed,
-        narrow=narrow,
-        rounding_mode=rounding_mode,
+        x.dtype, scale, zero_point, bits, signed=signed, narrow=narrow, rounding_mode=rounding_mode
     )
     s, z, _, _, single = stages.arrays
     return steps.fill(stages, steps.broadcast(x, scale=s, zero_point=z, bits=single), x)

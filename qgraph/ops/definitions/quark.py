@@ -192,7 +192,7 @@ def _in_blocks(
         return draft.node("Identity", [operand], dtype=dtype)
     op, x = draft.op, pieces.cast(draft, operand, pieces.FLOAT)
     size = node.attributes.get_int("block_size", default)
-    blocks, _ = pieces.blocks_of(draft, x, sizes, axis, size)
+    blocks = pieces.blocks_of(draft, x, sizes, axis, size)
     magnitude = op.Abs(blocks)
     is_finite = op.Less(magnitude, float("inf"))
     finite = op.Where(is_finite, magnitude, 0.0)

@@ -110,7 +110,7 @@ def fp4_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     everywhere = draft.node("ReduceMax", [magnitude], {"keepdims": 0}, dtype=pieces.FLOAT)
     unit = op.Div(everywhere, _LARGEST_FP4 * _LARGEST_FP8)
     unit = op.Where(op.Equal(unit, 0.0), 1.0, unit)
-    blocks, _ = pieces.blocks_of(draft, x, sizes, 1, size)
+    blocks = pieces.blocks_of(draft, x, sizes, 1, size)
     scale = op.Div(pieces.largest(draft, op.Abs(blocks)), op.Mul(unit, _LARGEST_FP4))
     scale = op.Where(op.Equal(scale, 0.0), 1.0, scale)
     scale = op.Min(op.Max(scale, _LEAST_FP8), _LARGEST_FP8)

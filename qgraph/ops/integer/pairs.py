@@ -19,10 +19,7 @@ from qgraph.ops.integer.products import read_encoding, read_single, refuse_refer
 from qgraph.ops.integer.sums import Factor, cast
 from qgraph.ops.operator import operator_of
 
-OPERATIONS = {
-    OpKey(MICROSOFT, "QLinearAdd"): "Add",
-    OpKey(MICROSOFT, "QLinearMul"): "Mul",
-}
+OPERATIONS = {OpKey(MICROSOFT, "QLinearAdd"): "Add", OpKey(MICROSOFT, "QLinearMul"): "Mul"}
 _REAL, _WIDE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 

@@ -188,11 +188,7 @@ def q_linear_average_pool(node: ir.Node) -> Kernel:
     kernel = node.attributes.get_ints("kernel_shape", [])
 
     def run(
-        x: Array,
-        s_x: Array,
-        z_x: Array | None,
-        s_y: Array,
-        z_y: Array | None = None,
+        x: Array, s_x: Array, z_x: Array | None, s_y: Array, z_y: Array | None = None
     ) -> Sequence[Array]:
         x = np.moveaxis(x, -1, 1) if last else x
         windows = Windows.of(node, x.shape[2:], kernel)
