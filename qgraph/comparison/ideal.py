@@ -23,7 +23,7 @@ from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import kernel_for
-from qgraph.ops.integer.pairs import read_pair
+from qgraph.ops.integer.kernels import read_pair
 from qgraph.ops.integer.products import SIGNATURES, Result, read_product
 from qgraph.ops.integer.sums import Factor, Parameter
 from qgraph.ops.operator import operator_of

@@ -262,7 +262,7 @@ class QuantizerStatistics:
 
 
 class Statistics:
-    """Statistics of tensors given by name, and of all quantizers of a model, over any number of runs.
+    """Statistics of named tensors and of all quantizers of a model, over any number of runs.
 
     Initializers that are listed as inputs too count as constants, as they do for conversions.
     """

@@ -284,11 +284,7 @@ def expanded_parameters(model: ir.Model) -> dict[ir.Value, Array]:
 
 
 class _Finder:
-    """Follows expanded constants through elementwise operators.
-
-    Args:
-        model: the model.
-    """
+    """Follows expanded constants through elementwise operators."""
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph

@@ -370,11 +370,7 @@ def _head(tensors: Iterable[ir.TensorProtocol]) -> bytes:
 
 
 def _expect_head(path: Path) -> None:
-    """Read the head of a file, and compare its offsets with the size of the file.
-
-    Raises:
-        ModelError: the tensors do not fill the file from the end of the head on.
-    """
+    """Read the head of a file, and compare its offsets with the size of the file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))

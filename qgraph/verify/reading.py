@@ -13,10 +13,10 @@ from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import inline_functions, nodes_of
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
+from qgraph.ops.integer.definitions import with_definitions
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.moved_elements import Sizes, primes_of
 from qgraph.ops.operator import OPERATORS
-from qgraph.ops.written_definitions import with_definitions
 from qgraph.verify import shapes
 from qgraph.verify.operators import graphs_of, is_apart, meaning, names
 

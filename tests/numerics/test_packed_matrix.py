@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qgraph.numerics import packed_matrix
-from qgraph.numerics.packed_matrix import transpose, transpose_packed
+from qgraph.numerics import chunks
+from qgraph.numerics.chunks import transpose, transpose_packed
 
 
 def code(row: np.ndarray, place: int, bits: int) -> int:
@@ -17,8 +17,8 @@ def code(row: np.ndarray, place: int, bits: int) -> int:
 def test_code_c_of_row_r_becomes_code_r_of_row_c(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_matrix, "_GROUPS", 2)
-    monkeypatch.setattr(packed_matrix, "_WORDS", 32)
+    monkeypatch.setattr(chunks, "_GROUPS", 2)
+    monkeypatch.setattr(chunks, "_WORDS", 32)
     rows, width = 75, 43
     data = np.random.default_rng(bits).integers(0, 256, (rows, 50), dtype=np.uint8)[
         :, 3 : 3 + width
@@ -42,13 +42,13 @@ def test_every_pair_of_bytes_of_nibbles() -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_fault_of_the_exchange_is_found(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = packed_matrix._exchange
+    exchange = chunks._exchange
 
     def faulty(words: np.ndarray, bits: int, spare: np.ndarray) -> None:
         exchange(words, bits, spare)
         words[0, 0, 0] ^= np.uint64(1)
 
-    monkeypatch.setattr(packed_matrix, "_exchange", faulty)
+    monkeypatch.setattr(chunks, "_exchange", faulty)
     data = np.zeros((8, 16), np.uint8)
     assert not transpose_packed(data, bits, np.empty((16 * 8 // bits, 8), np.uint8))
 

@@ -17,7 +17,7 @@ from qgraph.errors import OperatorError
 from qgraph.graph.edit import Editor
 from qgraph.ops.composite import region_of
 from qgraph.ops.integer.definitions import write
-from qgraph.ops.integer.pairs import read_pair
+from qgraph.ops.integer.kernels import read_pair
 from tests.verify.checking import certificate, checked, texts, without
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'

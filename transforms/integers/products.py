@@ -32,7 +32,7 @@ from qgraph.ops.integer.forms import (
     draft_reals,
     unproved,
 )
-from qgraph.ops.integer.pairs import OPERATIONS, Pair, read_pair
+from qgraph.ops.integer.kernels import OPERATIONS, Pair, read_pair
 from qgraph.ops.integer.products import Product, Result
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor
 from qgraph.quantizers.dialects.dialect import Refusal

@@ -14,8 +14,8 @@ from qgraph.errors import ModelError
 from qgraph.graph.deferred import DeferredTensor, NoSink
 from qgraph.graph.streaming import FileRange, Sink, Stream
 from qgraph.numerics import Array
+from qgraph.numerics.chunks import transpose, transpose_packed
 from qgraph.numerics.formats import FORMATS, IntFormat, pack, unpack
-from qgraph.numerics.packed_matrix import transpose, transpose_packed
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.quantizers.weights.job import CodeWriter, JobPart
 

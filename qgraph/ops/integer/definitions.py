@@ -1,5 +1,8 @@
 """Operators on codes as graphs of standard operators, for proofs of models that have both.
 
+Also replaced: all other operators that a graph defines, and MatMulNBits, by a MatMul with its decoded
+weights.
+
     QLinearMul(a, b)
         -> QuantizeLinear((Cast(a) - z_a) * (Cast(b) - z_b) * m + z_y, 1, 0)
            with m = s_a * s_b / s_y
@@ -24,22 +27,23 @@ both forms have the same result for every pair of codes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.conditions import SUMS_OF_CODES, WHOLE_SUMS, Condition
-from qgraph.errors import OperatorError, where
-from qgraph.graph.constants import constant_expression
+from qgraph.errors import OperatorError, UnsupportedError, where
+from qgraph.graph.constants import constant_elements, constant_expression
 from qgraph.graph.edit import Draft, Operand
-from qgraph.graph.schema import MICROSOFT, OpKey
+from qgraph.graph.inference.walk import with_facts
+from qgraph.graph.schema import MICROSOFT, OpKey, versions_of
 from qgraph.graph.scopes import inputs_of, nodes_of
-from qgraph.ops.composite import differing, write_out
+from qgraph.ops.composite import composite_of, differing, write_composite, write_out
 from qgraph.ops.integer.codes import float32
 from qgraph.ops.integer.forms import draft_codes, draft_exact, draft_offset_codes
-from qgraph.ops.integer.pairs import OPERATIONS, read_pair
+from qgraph.ops.integer.kernels import OPERATIONS, read_pair
 from qgraph.ops.integer.products import (
     SIGNATURES,
     Product,
@@ -50,6 +54,8 @@ from qgraph.ops.integer.products import (
 )
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor
 from qgraph.ops.integer.tables import averages_all, counts
+from qgraph.ops.kernels import mat_mul_n_bits
+from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.ops.kernels.standard import Windows
 from qgraph.ops.steps import FLOATS
 
@@ -290,3 +296,66 @@ def read_joined(node: ir.Node, *, states_zeros: bool = False) -> Callable[[Draft
         return draft.node("QuantizeLinear", [y, *encoding])
 
     return draft_joined
+
+
+def differing_definitions(models: Sequence[ir.Model]) -> frozenset[OpKey]:
+    """Return the operators with definitions that not all models have equally often."""
+    return differing(models, _writer)
+
+
+def conditions_of(models: Sequence[ir.Model], operators: Collection[OpKey]) -> list[Condition]:
+    """Return the conditions under which operators of models are equal to their definitions."""
+    nodes = (node for model in models for node in nodes_of(model.graph))
+    replaced = [node for node in nodes if OpKey.of(node) in operators]
+    return [*conditions(operators), *mat_mul_n_bits.conditions(replaced)]
+
+
+def with_definitions(model: ir.Model, defined: Collection[OpKey]) -> ir.Model:
+    """Return a copy of a model in which operators are replaced by their definitions.
+
+    Nodes stay that their definition does not describe, or that need a later opset. The types and
+    shapes that definitions depend on follow from the inputs alone.
+    """
+    opset = versions_of(model.opset_imports).get("", 0)
+    for writer in (write_composite, write, _write_packed):
+        model = with_facts(model)
+        nodes = [node for node in nodes_of(model.graph) if OpKey.of(node) in defined]
+        write_out(model, [node for node in nodes if _writer(node) is writer], writer, opset)
+    return model
+
+
+def _writer(node: ir.Node) -> object:
+    """Return what writes the definition of a node; None if it has none."""
+    if is_mat_mul_n_bits(node):
+        return _write_packed
+    if composite_of(node) is not None:
+        return write_composite
+    return write if is_defined(node) else None
+
+
+def _write_packed(draft: Draft, node: ir.Node) -> Operand:
+    """Write a MatMulNBits as a MatMul with its weights, then Add with its bias."""
+    inputs: list[ir.Value | None] = [*node.inputs, *[None] * (6 - len(node.inputs))]
+    x, *_, order, bias = inputs
+    codes, scales, points = (constant_elements(value) for value in inputs[1:4])
+    if codes is None or scales is None or (points is None and inputs[3] is not None):
+        raise OperatorError(f"{where(node)}: its weights are not constant")
+    if scales.dtype != np.float32 or order is not None:
+        raise OperatorError(f"{where(node)}: its scales are not float32, or it has groups")
+    zero = None if points is None else points.array()
+    try:
+        weights = Weights.of(node)
+        weights.check(codes, scales)
+        weights.zero_points(zero)
+    except (UnsupportedError, ValueError) as error:
+        raise OperatorError(f"{where(node)}: {error}") from error
+
+    def decoded() -> ir.TensorProtocol:
+        array = weights.values(codes.array(), scales.array(), zero)
+        return ir.Tensor(np.ascontiguousarray(array.T))
+
+    shape = ir.Shape((weights.k, weights.n))
+    matrix = ir.LazyTensor(decoded, dtype=ir.DataType.FLOAT, shape=shape, name="weights")
+    operands = [x, draft.stored(matrix, "weights")]
+    total = draft.node("MatMul", operands, dtype=ir.DataType.FLOAT)
+    return total if bias is None else draft.op.Add(total, bias)

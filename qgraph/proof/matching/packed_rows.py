@@ -18,7 +18,7 @@ from qgraph.graph.constants import constant_elements
 from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.packed_matrix import transpose
+from qgraph.numerics.chunks import transpose
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 
 _STRIP_BYTES = 1 << 25
