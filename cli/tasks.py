@@ -50,12 +50,9 @@ _VERDICTS = {DIFFERENT: "different", UNDECIDED: "undecided"}
 
 @dataclass(frozen=True)
 class Task:
-    """One call of a command, for one model or pair.
+    """One call of a command, for one model or pair (then ``model`` is the candidate).
 
-    Attributes:
-        name: of the command.
-        model: the model; for a pair, the candidate.
-        title: what is printed first; empty for nothing.
+    The ``title``, if not empty, is printed first.
     """
 
     name: str
@@ -67,12 +64,9 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Result for a model or a pair.
+    """Result for a model or a pair: why it failed, and its report, if one is wanted.
 
-    Attributes:
-        message: why it failed.
-        document: its report, if one is wanted.
-        out, err: output of the command that is not printed yet.
+    ``out`` and ``err`` are output of the command that is not printed yet.
     """
 
     model: Path

@@ -57,10 +57,7 @@ class _PictureForm(Choice):
 
 
 def info(model: Source) -> Overview:
-    """Return what a model contains, and which runtimes can load it.
-
-    Args:
-        model: a path or a model.
+    """Return what a model, or the model of a path, contains, and which runtimes can load it.
 
     Raises:
         ModelError: it is not usable.
@@ -183,33 +180,23 @@ def _rewritten(
 
 
 def diff(reference: Source, candidate: Source, *, keep_inputs: bool = False) -> ModelDifferences:
-    """Compare the quantizers of two models.
+    """Compare the quantizers of two models, each a path or a model.
 
-    Args:
-        reference: a path or a model.
-        candidate: a path or a model.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
+    With ``keep_inputs``, initializers that are inputs too are not constant.
     """
     return differences(load(reference).ir, load(candidate).ir, keep_inputs=keep_inputs)
 
 
 def lock(model: Source, *, keep_inputs: bool = False) -> str:
-    """Return the text of the lock file of a model's quantizers.
+    """Return the text of the lock file of the quantizers of a model, or of the model of a path.
 
-    Args:
-        model: a path or a model.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
+    With ``keep_inputs``, initializers that are inputs too are not constant.
     """
     return lock_text(load(model).ir, keep_inputs=keep_inputs)
 
 
 def check_lock(model: Source, lock: PathLike, *, keep_inputs: bool = False) -> ModelDifferences:
-    """Compare the quantizers of a model with its lock file.
-
-    Args:
-        model: a path or a model.
-        lock: path of the lock file.
-        keep_inputs: leave initializers that are inputs too; they are not constant then.
+    """Compare the quantizers of a model with the lock file of a path; see :func:`lock`.
 
     Raises:
         QGraphError: the file cannot be read, or is no lock file.
@@ -254,9 +241,6 @@ def verify(
 def passes(name: str | None = None) -> list[PassInfo]:
     """Return the descriptions of all passes, or of one.
 
-    Args:
-        name: of a pass.
-
     Raises:
         OptionError: there is none of this name.
     """
@@ -264,10 +248,7 @@ def passes(name: str | None = None) -> list[PassInfo]:
 
 
 def targets(name: PathLike | None = None) -> list[Profile]:
-    """Return the profiles of all targets, or of one.
-
-    Args:
-        name: of a target, or the path of a profile.
+    """Return the profiles of all targets, or of one, given by name or by the path of a profile.
 
     Raises:
         OptionError: there is none of this name, or the file is no profile.
@@ -312,8 +293,7 @@ def explain(reason_id: None = None) -> list[Cause]: ...
 def explain(reason_id: str | None = None) -> Cause | list[Cause]:
     """Return what the id of a reason or of a rule means, and what to do; without an id, all.
 
-    Args:
-        reason_id: such as ``QG001`` or ``QG112``, or the name of a rule.
+    An id is such as ``QG001`` or ``QG112``, or the name of a rule.
 
     Raises:
         OptionError: there is none of this id.

@@ -36,11 +36,9 @@ def renamed(module: str) -> Callable[[str], object]:
 def grouped(**groups: Any) -> Callable[[F], F]:
     """Return a decorator for a function whose old keywords are now fields of dataclasses.
 
-    ``check(a, b, atol=1)`` becomes ``check(a, b, tolerances=Tolerances(atol=1))``.
-
-    Args:
-        groups: dataclasses, by name of the parameter. Another value of this parameter becomes the
-            first field of the dataclass.
+    ``check(a, b, atol=1)`` becomes ``check(a, b, tolerances=Tolerances(atol=1))``. ``groups`` are
+    the dataclasses, by name of the parameter. Another value of this parameter becomes the first
+    field.
     """
     homes = {
         field.name: group for group, group_type in groups.items() for field in fields(group_type)

@@ -105,18 +105,15 @@ def part_of(total: int, first: int, last: int) -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the time of calls in the block.
+    """Limit the time of calls in the block, in seconds.
 
     At the limit, a proof stops; remaining regions are undecided, with the reason QG066.
     :func:`qgraph.why` and :func:`qgraph.reduce` return partial results. A check that has found no
     difference, and a conversion or deployment that is not complete, raise
     :class:`qgraph.errors.UndecidedError`; the model is not changed.
 
-    Args:
-        seconds: the limit, a positive number.
-
     Raises:
-        OptionError: it is not a positive number.
+        OptionError: the limit is not a positive number.
     """
     require(seconds, int | float, "a time limit", "a number of seconds")
     if not seconds > 0:

@@ -62,11 +62,7 @@ class ExecutionError(QGraphError):
 
 
 class EquivalenceError(QGraphError):
-    """Two models are not equivalent.
-
-    Attributes:
-        report: the comparison that found the difference.
-    """
+    """Two models are not equivalent; ``report`` is the comparison that found the difference."""
 
     def __init__(self, message: str, report: object = None) -> None:
         super().__init__(message)

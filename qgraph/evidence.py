@@ -130,10 +130,6 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Reached:
-    """A run that shows a difference.
-
-    Attributes:
-        example: the input of the reference; None if numbers of the entry were replaced.
-    """
+    """A run that shows a difference: its input, None if numbers of the entry were replaced."""
 
     example: Demonstration | None

@@ -19,11 +19,7 @@ from qgraph.text import Fields
 
 
 class ExplainedReason(str):
-    """The text of a reason, with the id of its cause.
-
-    Attributes:
-        id: the id.
-    """
+    """The text of a reason, with the ``id`` of its cause."""
 
     __slots__ = ("id",)
     id: str

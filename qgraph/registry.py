@@ -30,11 +30,7 @@ GROUPS = ("dialects", "operators", "passes", "rules", "targets")
 
 @functools.cache
 def load_plugins(group: str) -> None:
-    """Import the modules that installed packages name in a group; log an error if one fails.
-
-    Args:
-        group: one of :data:`GROUPS`.
-    """
+    """Import the modules that installed packages name in a group of :data:`GROUPS`; log errors."""
     if not _has_plugins():
         return
     from importlib.metadata import entry_points  # takes as long as all of qgraph.graph

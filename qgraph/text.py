@@ -43,11 +43,8 @@ def without_commands(text: str, *, at_line_start: bool = True) -> str:
     """Return text in which no line is a GitHub workflow command.
 
     Workflow commands are lines that begin with ``::`` after blanks, and ``##[`` anywhere. The first
-    colon or number sign is replaced by its JSON escape, so a JSON document keeps its meaning.
-
-    Args:
-        text: any text; names of a model or file in it may have line breaks.
-        at_line_start: whether the text begins a line.
+    colon or number sign is replaced by its JSON escape, so a JSON document keeps its meaning. The
+    text begins a line if ``at_line_start``.
     """
 
     def escape(match: re.Match[str]) -> str:

@@ -244,8 +244,7 @@ class Draft:
 class Editor:
     """Fresh names and shared constants for all edits that one pass makes to a model.
 
-    Attributes:
-        deferred: tensors that will be computed when the model is saved, by their weight.
+    ``deferred`` has tensors that will be computed when the model is saved, by their weight.
     """
 
     def __init__(self, model: ir.Model) -> None:

@@ -30,10 +30,7 @@ Pair = tuple[ir.Value, ir.Value]
 class Interface:
     """The inputs and outputs of two graphs in pairs.
 
-    Attributes:
-        inputs: the inputs that must be fed.
-        defaults: the inputs of both graphs that are also initializers.
-        outputs: the outputs.
+    ``inputs`` must be fed; ``defaults`` are initializers too, in both graphs.
     """
 
     inputs: list[Pair]
@@ -173,9 +170,8 @@ class Domain:
     """The inputs that both models accept.
 
     Attributes:
-        interfaces: for each of the two models, the shapes of its inputs by name.
+        interfaces, reasons: for each model, by name of an input, its shape, and why.
         shared: open sizes that are a dimension of several inputs, each with these dimensions.
-        reasons: for each of the two models, where the shape of an input comes from, by name.
     """
 
     interfaces: tuple[Mapping[str, Sequence[Dim]], Mapping[str, Sequence[Dim]]]

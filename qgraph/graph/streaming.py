@@ -133,12 +133,10 @@ class Stream:
         return (self.kind, self.shape, data.__array_interface__["data"][0], data.strides)
 
     def read(self, start: int = 0, stop: int | None = None, out: Array | None = None) -> Array:
-        """Return the elements from ``start`` to before ``stop`` as a flat array.
+        """Return the elements from ``start`` to before ``stop``, in C order, as a flat array.
 
-        Args:
-            start: first place, in C order.
-            stop: the place after the last; None means the end.
-            out: ``[stop - start]`` elements of ``dtype``, contiguous, to be filled and returned.
+        ``out``, ``[stop - start]`` contiguous elements of ``dtype``, is filled and returned if
+        given.
 
         Raises:
             ModelError: the file ends before, or cannot be read.

@@ -44,9 +44,8 @@ from qgraph.targets.layer import LAYERS
 class ExecutedKernel:
     """The executed kernel of a layer, which is given by name and operator in the model.
 
-    Attributes:
-        kernel: operator, or type of layer, in the executed graph; None if it was not found.
-        is_integer: whether it computes on codes.
+    The kernel is an operator, or type of layer, of the executed graph; None if it was not found. It
+    computes on codes if it ``is_integer``.
     """
 
     node: str
@@ -75,11 +74,8 @@ class ExecutedGraph:
 def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     """Return the kernels that a runtime executes at its default options for a model's layers.
 
-    The graph is loaded and optimized, but not run. The model is not changed.
-
-    Args:
-        model: the model.
-        runtime: ``onnxruntime`` or ``openvino``.
+    The graph is loaded and optimized in ``onnxruntime`` or ``openvino``, but not run. The model is
+    not changed.
 
     Raises:
         ExecutionError: the runtime refuses the model.

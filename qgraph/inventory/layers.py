@@ -41,8 +41,7 @@ _ENDS = LAYERS | {"QuantizeLinear", "DynamicQuantizeLinear"}
 class FoundLayer:
     """A layer in a graph, and its description.
 
-    Attributes:
-        follows: nodes between it and the quantizer of its result, and the nodes of this quantizer.
+    The nodes between it and the quantizer of its result, and the nodes of this quantizer, follow.
     """
 
     node: ir.Node

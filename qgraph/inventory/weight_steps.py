@@ -31,8 +31,7 @@ _MOST_BITS = 16
 class StepRange:
     """Smallest and largest of steps of a scale, each rounded to an integer; NaN if there is one.
 
-    Attributes:
-        has_signs_only: whether all are -1 or 1.
+    ``has_signs_only`` says whether all are -1 or 1.
     """
 
     low: float = np.inf

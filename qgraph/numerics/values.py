@@ -50,8 +50,7 @@ def compare_values(reference: Array, candidate: Array) -> Comparison:
 def compare_pieces(pieces: Callable[[], Iterable[tuple[Array, Array]]]) -> Comparison:
     """Return how two arrays of one shape and type compare that are not in memory as a whole.
 
-    Args:
-        pieces: gives, each time anew, pairs of flat pieces of one size and type, in C order.
+    ``pieces`` gives, each time anew, pairs of flat pieces of one size and type, in C order.
     """
     differing = zero_sign = start = 0
     wrong_at = sign_at = None

@@ -300,11 +300,6 @@ def is_any_order_exact(node: ir.Node, kernel: Kernel, operands: Sequence[Array |
 
         1.5 + 0.25 - 3      unit 0.25, magnitudes add up to 4.75 = 19 units, 19 < 2**24: exact
         1.5 + 2**-30        unit 2**-30, 1.5 is more than 2**24 units: depends
-
-    Args:
-        node: the node.
-        kernel: its kernel.
-        operands: the operands of the kernel.
     """
     if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return False

@@ -130,11 +130,8 @@ RULES = (
 def sarif_log(document: Mapping[str, Any]) -> str:
     """Return the findings of a report as a SARIF log.
 
-    Args:
-        document: a JSON report of check, prove, convert, fold or transform.
-
     Raises:
-        OptionError: it is no such report.
+        OptionError: it is no JSON report of check, lint, prove, convert, fold or transform.
     """
     page = page_of(document)
     kinds = _kinds(page)
@@ -243,11 +240,8 @@ def junit_report(document: Mapping[str, Any]) -> str:
 
     Servers tell tests apart by their class, so the path of the candidate is part of that.
 
-    Args:
-        document: a JSON report of check, lint or prove.
-
     Raises:
-        OptionError: it is no such report.
+        OptionError: it is no JSON report of check, lint or prove.
     """
     if document.get("command") not in _WITH_TESTS:
         raise OptionError(

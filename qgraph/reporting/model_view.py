@@ -68,7 +68,8 @@ def info_sections(document: Part) -> Iterator[Section]:
             what = "not converted" if each["format"] else "no quantizer"
             refused.setdefault((what, each["reason"]), []).append(each["node"])
     text = [
-        f"{what}: {nodes[0]}{and_more(nodes)}: {reason}" for (what, reason), nodes in refused.items()
+        f"{what}: {nodes[0]}{and_more(nodes)}: {reason}"
+        for (what, reason), nodes in refused.items()
     ]
     text += [] if quantizers else [f"no quantizers; {document['instead']}"]
     if missing := document["unsupported"]:

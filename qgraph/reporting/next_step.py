@@ -18,12 +18,9 @@ def next_step(
 ) -> str | None:
     """Return the next step after a result, in one line; None if there is none.
 
-    The line is a command, usually with a comment, so that it can be pasted as a whole.
-
-    Args:
-        document: the JSON document of the result.
-        models: the files that the command was given, in their order.
-        inputs: options with which the command got its inputs.
+    The line is a command, usually with a comment, so that it can be pasted as a whole. ``models``
+    and ``inputs`` are the files, in their order, and the options for inputs that the command was
+    given.
     """
     names = [shlex.quote(str(model)) for model in models]
     command = str(document.get("command"))

@@ -30,9 +30,7 @@ _PAGES = {
 def page_of(document: Mapping[str, Any]) -> Page:
     """Return the page of a JSON report; its charts are drawn on demand.
 
-    Args:
-        document: a JSON report of check, prove, convert, fold or transform. Data that
-            :func:`qgraph.inventory.pictures.illustrated` added are drawn.
+    Data that :func:`qgraph.inventory.pictures.illustrated` added are drawn.
 
     Raises:
         OptionError: it is no report of a command that has a page.
@@ -55,10 +53,7 @@ _UNDECIDED = "?"
 
 
 def html_page(document: Mapping[str, Any]) -> str:
-    """Return a report as an HTML page.
-
-    Args:
-        document: see :func:`page_of`.
+    """Return a report, see :func:`page_of`, as an HTML page.
 
     Raises:
         OptionError: it is no such report, or the libraries that draw are not installed.
@@ -95,10 +90,7 @@ _ROWS = 100
 
 
 def markdown_report(document: Mapping[str, Any]) -> str:
-    """Return a report in GitHub's Markdown.
-
-    Args:
-        document: see :func:`page_of`.
+    """Return a report, see :func:`page_of`, in GitHub's Markdown.
 
     Raises:
         OptionError: it is no such report.

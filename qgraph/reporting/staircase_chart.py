@@ -54,11 +54,9 @@ def plot_figure(data: Mapping[str, Any], title: str) -> Figure:
 
 
 def plot(data: Mapping[str, Any], *, format: str = "svg") -> bytes:  # noqa: A002 - as matplotlib
-    """Return a picture of one or two quantizers: output and error over the input, drawn exactly.
+    """Return a picture (svg or png) of one or two quantizers: output and error over the input.
 
-    Args:
-        data: what :func:`qgraph.inventory.pictures.plot_data` returns.
-        format: of the picture: svg or png.
+    It is drawn exactly from what :func:`qgraph.inventory.pictures.plot_data` returns.
 
     Raises:
         OptionError: the format is another one, or the libraries that draw are not installed.

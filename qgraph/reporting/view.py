@@ -119,8 +119,7 @@ class Chart:
 class Section:
     """A part of a report with a heading; ``points`` are remarks, one below the other.
 
-    Attributes:
-        detail: whether terminals show its tables only on demand.
+    Terminals show the tables of a ``detail`` only on demand.
     """
 
     title: str

@@ -201,11 +201,7 @@ _LOCK = ".qgraph-lock"
 
 
 class Scratch:
-    """A folder for the files of one output, which only this user can read.
-
-    Args:
-        target: the output, without links.
-    """
+    """A folder for the files of one output, a path without links, which only this user can read."""
 
     def __init__(self, target: Path) -> None:
         self._target = target

@@ -251,11 +251,8 @@ class Outputs:
     def reserve(self, path: StrPath, *, follow_links: bool = True) -> Output:
         """Lock an output, before any work is done for it.
 
-        An output that is never written leaves what is there.
-
-        Args:
-            path: its name.
-            follow_links: see :func:`qgraph.storage.places.expect_place`.
+        An output that is never written leaves what is there. For links see
+        :func:`qgraph.storage.places.expect_place`.
 
         Raises:
             OptionError: the run reads this file, or writes it already.

@@ -163,10 +163,7 @@ _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 class Access:
     """Mode, owner and access list of a file.
 
-    Attributes:
-        mode: permissions; None for those that a new file has.
-        owner: user and group.
-        access_list: as Linux stores it; None if there is none.
+    The mode is None for that of a new file. The access list is as Linux stores it, if there is one.
     """
 
     mode: int | None = None

@@ -50,9 +50,7 @@ _FOLLOWED = frozenset({*_INTEGERS, *FLOATS, ir.DataType.BOOL})
 class Fact:
     """Facts about a value that hold whenever the nodes that compute it succeed.
 
-    Attributes:
-        dtype: the element type, None if unknown.
-        shape: its dimensions, None if not even their number is known.
+    The element type is None if unknown; the shape if not even its rank is known.
     """
 
     __slots__ = ("_items", "_read", "dtype", "shape")
@@ -181,11 +179,9 @@ class Unknown(Exception):  # noqa: N818 - no error: nothing follows
 
 @dataclass(frozen=True)
 class Call:
-    """A node with the facts about its operands; None for an absent one.
+    """A node, the imported version of its domain, and facts about its operands.
 
-    Attributes:
-        version: the imported version of its domain.
-        limits: gets upper bounds of open sizes, by their texts.
+    Those of an absent operand are None. ``limits`` gets upper bounds of open sizes, by their texts.
     """
 
     node: ir.Node

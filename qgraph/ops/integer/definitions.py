@@ -1,7 +1,7 @@
 """Operators on codes as graphs of standard operators, for proofs of models that have both.
 
-Also replaced: all other operators that a graph defines, and MatMulNBits, by a MatMul with its decoded
-weights.
+Also replaced: all other operators that a graph defines, and MatMulNBits, by a MatMul with its
+decoded weights.
 
     QLinearMul(a, b)
         -> QuantizeLinear((Cast(a) - z_a) * (Cast(b) - z_b) * m + z_y, 1, 0)
