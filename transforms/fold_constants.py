@@ -250,6 +250,8 @@ def _folded(
     rows = np.repeat(scale, form.size, axis).take(range(x.shape[axis]), axis)
     codes = codes_of(y / rows, form.kind)
     attributes = {"axis": axis, "block_size": form.size}
+    if scale.size == 1:  # runtimes refuse blocks of a single scale
+        scale, attributes = scale.reshape(()), {"axis": 1, "block_size": 0}
     same = dequantize_linear(codes, scale, None, **attributes, output_dtype=ir.DataType.UNDEFINED)
     verdict = Verdict(_level(y, same), Method.CONSTANT, reason="the codes give other values")
     if verdict.exactness is not Exactness.DIFFERENT:

@@ -69,6 +69,19 @@ def test_codes_and_scales_are_those_computed_by_hand(
     assert str(prove(model(name, attributes), folded).verdict) == "proved"
 
 
+@pytest.mark.runtime
+def test_a_weight_of_one_block_loads_in_the_runtime() -> None:
+    """ONNX Runtime refuses blocks if there is one scale."""
+    import onnxruntime as ort
+
+    attributes = {"axis": 1, "block_size": 32, "element_dtype": "int8"}
+    folded = model("MXQuantizeDequantize", attributes, [[1, -2, 0.25, 3]])
+    assert folded.apply(FoldWeights()).count("changed") == 1
+    session = ort.InferenceSession(folded.to_proto().SerializeToString())
+    (y,) = session.run(None, {"x": np.zeros((3, 4), np.float32)})
+    assert y.tolist() == [[1, -2, 0.25, 3]] * 3
+
+
 def test_a_weight_with_infinities_stays() -> None:
     (site,) = model("MXQuantizeDequantize", {}, [[np.inf, 1]]).apply(FoldWeights())
     assert site.outcome is SiteStatus.REFUSED

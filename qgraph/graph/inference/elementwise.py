@@ -76,7 +76,7 @@ def skip_normalization(call: Call) -> list[Fact]:
     return [form, UNKNOWN, UNKNOWN, form]
 
 
-@rule("GroupQueryAttention", "MultiHeadAttention", domain=MICROSOFT)
+@rule("Attention", "GroupQueryAttention", "MultiHeadAttention", domain=MICROSOFT)
 def contributed_attention(call: Call) -> list[Fact]:
     """The type of the query; its last axis may also hold keys and values."""
     return [Fact(call[0].dtype)]

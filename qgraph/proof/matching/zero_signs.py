@@ -124,12 +124,18 @@ _DOMAINS = frozenset({"", "ai.onnx.ml"})
 _KNOWN = frozenset(
     OpKey("com.microsoft", name)
     for name in (
-        *("DequantizeLinear", "DynamicQuantizeMatMul", "FusedConv", "FusedGemm", "FusedMatMul"),
-        *("Gelu", "MatMulInteger16", "MatMulIntegerToFloat", "QLinearAdd", "QLinearMul"),
-        "QuantizeLinear",
+        *("Attention", "BiasGelu", "DequantizeLinear", "DynamicQuantizeLSTM"),
+        *("DynamicQuantizeMatMul", "FastGelu"),
+        *("FusedConv", "FusedGemm", "FusedMatMul", "Gelu", "GroupQueryAttention"),
+        *("MatMulInteger16", "MatMulIntegerToFloat", "MultiHeadAttention", "QLinearAdd"),
+        *("QLinearMul", "QuantizeLinear", "QuickGelu", "RotaryEmbedding"),
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
     )
-)
+) | {OpKey("qonnx.custom_op.general", n) for n in ("Im2Col", "MultiThreshold", "QuantAvgPool2d")}
 """Operators of other domains that do not distinguish zeros."""
+
+_SCALES_OF_CACHES = 12
+"""Index of the first operand of GroupQueryAttention that may divide."""
 
 
 def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
@@ -154,6 +160,8 @@ def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bo
     divides = operator is not None and not operator.schema.standard
     if divides or node.op_type == "QuantizeLinear":
         return any(value in touched for value in node.inputs[1:])
+    if node.domain == MICROSOFT and node.op_type == "GroupQueryAttention":
+        return any(value in touched for value in node.inputs[_SCALES_OF_CACHES:])
     if node.domain in _DOMAINS:
         return node.op_type in (_DIVIDING_OF_ML if node.domain else _DISTINGUISHING)
     is_modelled = operator is not None or is_mat_mul_n_bits(node)

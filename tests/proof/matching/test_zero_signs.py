@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -80,3 +82,48 @@ def test_codes_have_one_zero():
     code, real = model.graph.inputs
     assert code.dtype is ir.DataType.UINT8
     assert distinguished(model.graph) == {real}
+
+
+OF_RUNTIME = {
+    "Attention": ("x, w, b", "<num_heads = 2>"),
+    "BiasGelu": ("x, g", ""),
+    "FastGelu": ("x", ""),
+    "GroupQueryAttention": ("x, x, x, , , n, l", "<num_heads = 1, kv_num_heads = 1>"),
+    "MultiHeadAttention": ("x, x, x", "<num_heads = 2>"),
+    "QuickGelu": ("x", ""),
+    "RotaryEmbedding": ("x, p, c, c", "<num_heads = 1>"),
+    "SkipLayerNormalization": ("x, x, g", ""),
+    "SkipSimplifiedLayerNormalization": ("x, x, g", ""),
+}
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("name", OF_RUNTIME)
+def test_operators_of_the_runtime_give_equal_values_for_zeros_of_either_sign(name: str) -> None:
+    import onnxruntime as ort
+
+    operands, attributes = OF_RUNTIME[name]
+    text = f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[1,4,16] x, float[16,48] w, float[48] b, float[16] g, float[8,8] c)
+        => (float[1,4,16] y) <int32[1] n = {{3}}, int32 l = {{4}}, int64[1,4] p = {{0, 1, 2, 3}}> {{
+            y = com.microsoft.{name} {attributes} ({operands})
+        }}"""
+    model = onnx.parser.parse_model(text)
+    node = ir.from_onnx_text(text).graph[-1]
+    assert not distinguishes_signed_zeros(node, [node.inputs[0]])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    for share in (0.3, 0.9, 1.0):
+        feeds = {
+            each.name: np.where(
+                (numbers := random.normal(size=each.shape)) * (random.random(each.shape) > share),
+                numbers,
+                0,
+            ).astype(np.float32)
+            for each in session.get_inputs()
+        }
+        other = {
+            key: np.where((x == 0) & (random.random(x.shape) < 0.5), -x, x)
+            for key, x in feeds.items()
+        }
+        np.testing.assert_array_equal(session.run(None, feeds)[0], session.run(None, other)[0])

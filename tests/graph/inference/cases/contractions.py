@@ -52,10 +52,15 @@ def contributed_rotary(name: str, rng: Rng) -> Case:
     return Case(name, [x, places, cosines, sines], domain=MICROSOFT)
 
 
-@makes("MultiHeadAttention", "GroupQueryAttention", domain=MICROSOFT)
+@makes("Attention", "MultiHeadAttention", "GroupQueryAttention", domain=MICROSOFT)
 def contributed_attention(name: str, rng: Rng) -> Case:
     batch, rows = dims(rng, 2, low=1)
     x = [data(rng, [batch, rows, 16]) for _ in range(3)]
+    if name == "Attention":
+        weights = [data(rng, shape, F) for shape in ([16, 48], [48])]
+        return Case(
+            name, [data(rng, [batch, rows, 16], F), *weights], {"num_heads": 2}, domain=MICROSOFT
+        )
     if name == "MultiHeadAttention":
         return Case(name, x, {"num_heads": 2}, domain=MICROSOFT)
     counts = [Operand(np.full(s, rows - less, np.int32)) for s, less in (([batch], 1), ([], 0))]
