@@ -12,7 +12,7 @@ from qgraph.reporting.view import Cell, Column, Page, Section, Table, Tone
 from qgraph.text import as_read, markdown, markdown_code, one_line
 
 _PAGES = {
-    "bench": "bench_view.bench_page",
+    "bench": "runtimes_view.bench_page",
     "check": "check_view.check_page",
     "convert": "rewrite_view.rewrite_page",
     "deploy": "deploy_view.deploy_page",
