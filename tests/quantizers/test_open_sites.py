@@ -16,7 +16,7 @@ from qgraph.numerics.values import OpenScale, ScaleReadError
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.dialects.dialect import DIALECTS, Site
 from qgraph.quantizers.open_sites import opened, spelled_once
-from qgraph.quantizers.sites import sites
+from qgraph.quantizers.sites import site_of, sites
 
 ONE = np.float32(1)
 
@@ -117,6 +117,20 @@ def test_quantizers_that_differ_in_their_scale_have_one_form() -> None:
     a, b = forms_of(pair("s", "s"), pair("t", "t"))
     assert a is not None
     assert a == b
+
+
+@pytest.mark.parametrize(
+    "make", [lambda s: f"y{{0}} = {QUANT} (x, {s}, z, b)", lambda s: pair(s, s)]
+)
+def test_quantizers_that_differ_in_their_scale_keep_it(make: Callable[[str], str]) -> None:
+    scales = [0.25, 0.1, 0, -0.3, 0.1, 1]
+    listed = found(*map(make, ("s", "t", "u", "v", "t", "one")))
+    for site, scale in zip(listed, scales, strict=True):
+        alone: Any = site_of(site.root)
+        assert site.meaning.scale == np.float32(scale)
+        assert (site.x, site.y, site.nodes) == (alone.x, alone.y, alone.nodes)
+        assert repr(site.meaning) == repr(alone.meaning)
+    assert listed[1].meaning is listed[4].meaning
 
 
 @pytest.mark.parametrize(

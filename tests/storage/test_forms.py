@@ -98,6 +98,13 @@ def broken_tensor(proto: onnx.ModelProto) -> None:
         )
 
 
+def short_initializer(proto: onnx.ModelProto) -> None:
+    """Let a late initializer of many, which nothing uses, hold less than its shape says."""
+    for i in range(20):
+        content = bytes(8 if i < 19 else 4)
+        proto.graph.initializer.add(name=f"i{i}", data_type=1, dims=[2], raw_data=content)
+
+
 def text_constant(proto: onnx.ModelProto) -> None:
     """Let an operator on numbers use the last of many Constants, which is text."""
     for i in range(20):
@@ -122,6 +129,7 @@ FAULTS = (
     cycle,
     no_such_result,
     broken_tensor,
+    short_initializer,
     text_constant,
 )
 
@@ -142,8 +150,11 @@ def is_part_readable(proto: onnx.ModelProto) -> bool:
 
 def test_a_part_of_a_good_file_is_readable_and_has_a_node_of_each_form() -> None:
     proto = model()
+    for i in range(20):
+        proto.graph.initializer.add(name=f"i{i}", data_type=1, dims=[2], raw_data=bytes(8))
     assert is_part_readable(proto)
     assert sorted(node.op_type for node in proto.graph.node) == ["Clip", "Relu", "Sum"]
+    assert sorted(tensor.name for tensor in proto.graph.initializer) == ["h", "i0", "l"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
