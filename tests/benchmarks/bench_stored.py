@@ -34,7 +34,7 @@ FOLDED = (
     *("quant4", "fakequantize", "bipolar", "pair4", "pair8"),
     *("quant4block", "mxfp4", "nvfp4", "fp4block"),
 )
-DESCRIBED = ("quant4", "fakequantize", "pair4", "quant4block", "mxfp4")
+DESCRIBED = ("quant4", "fakequantize", "pair8", "quant4block", "mxfp4")
 SEARCHED = (
     *("format=int4,scale=minmax", "format=int4,scale=mse", "format=int2,scale=mse"),
     *("format=nvfp4,scale=mse", "format=int4,granularity=axis,scale=mse"),

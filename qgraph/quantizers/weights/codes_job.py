@@ -35,7 +35,7 @@ LEAST_BYTES = 1 << 20
 
 _MOST_COUNTED_BITS = 16
 
-_FEW = 16
+_FEW = 4
 """Number of codes up to which each is searched separately, which is faster than counting all."""
 
 _EXACT = 1 << 20
