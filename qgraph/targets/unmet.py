@@ -120,9 +120,12 @@ PACKED = _condition(
 )  # fmt: skip
 NOT_CODES = _condition(
     226, "operands-not-codes",
-    "In the result, an operand of the layer is not written as codes of 16 bits or fewer with one "
-    "scale and zero point each, though the layer fits a kernel as the model means it.",
-    "Convert the model to qdq first, and look at the quantizers of the layer: 'qgraph info'.",
+    "A kernel of the target computes such a layer, but in the result the quantizer of the data or "
+    "of the weights is not a plain one: other operators stand around it, so the runtime decodes "
+    "the operand and computes in float.",
+    "The refusals of passes after this reason say what could not be rewritten. Without any, "
+    "'qgraph info' lists the quantizers of the result; use whole zero points and one scale for all "
+    "data of a layer.",
 )  # fmt: skip
 SATURATES = _condition(
     239, "products-saturate",

@@ -254,6 +254,22 @@ def test_a_deployment_that_lowers_the_opset_warns_of_no_option(caplog) -> None:
     assert "opset=20 limits what is written" in caplog.text
 
 
+def test_scales_that_are_inputs_too_become_constants():
+    """Old files list each initializer as an input, and no pass has to change anything else."""
+    proto = onnx.parser.parse_model("""<ir_version: 6, opset_import: ["": 11, "onnx.brevitas": 1]>
+        net (float[2,4] x, float s, float o, float b, float[4,2] w, float t) => (float[2,2] y)
+        <float s = {0.05}, float o = {0}, float b = {8},
+         float[4,2] w = {0.5, -1, 2, 1.5, 0, 3, -2.5, 1}, float t = {0.5}> {
+            d = onnx.brevitas.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, s, o, b)
+            v = onnx.brevitas.Quant <signed = 1, narrow = 1, rounding_mode = "ROUND"> (w, t, o, b)
+            [only] y = MatMul (d, v)
+        }""")
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "hls4ml")
+    assert [layer.kernel for layer in found.layers] == ["scaled-fixed-point"]
+    assert [each.name for each in model.to_proto().graph.input] == ["x"]
+
+
 @pytest.mark.exhaustive
 def test_quantizers_that_stand_behind_one_another_keep_no_layer_in_float():
     """The second one does nothing; exporters put one behind each operator."""

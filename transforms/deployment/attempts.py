@@ -99,6 +99,12 @@ class Attempt:
         return beyond + [r for r in self.certificate.regions if r.verdict not in settled]
 
     @property
+    def is_changed(self) -> bool:
+        """Whether a site changed, or initializers became constants that were inputs, too."""
+        inputs = [len(each.ir.graph.inputs) for each in (self.reference, self.model)]
+        return self.report.count(SiteStatus.CHANGED) > 0 or inputs[0] != inputs[1]
+
+    @property
     def changing(self) -> set[str]:
         """The names of the passes that changed something."""
         sites = self.report.sites

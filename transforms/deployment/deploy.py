@@ -197,7 +197,7 @@ def deploy(
         )
         deployment = replace(deployment, notes=[*deployment.notes, remark])
     require_time("The layers were rewritten, but their kernels and findings were not read")
-    if attempt.report.count(SiteStatus.CHANGED):
+    if attempt.is_changed:
         _sign(attempt.model, profile, reference)
         model.replace(attempt.model)
     return deployment

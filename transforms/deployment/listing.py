@@ -126,7 +126,7 @@ def _unread(layer: QuantizedLayer, profile: Profile) -> _Taken:
     taken = _predicted(layer, profile)
     if taken.kernel is None:
         return taken
-    return _Taken(None, NOT_CODES("its operands are not codes in the result"))
+    return _Taken(None, NOT_CODES("no plain quantizer of its data or weights could be written"))
 
 
 def listed(
@@ -137,7 +137,7 @@ def listed(
     Layers of the input that are left in float by choice are ``chosen``, with the reason.
     """
     profile = runtime.profile
-    result = attempt.model if attempt.report.count(SiteStatus.CHANGED) else reference
+    result = attempt.model if attempt.is_changed else reference
     plain = reference.clone()
     plain.apply(as_pairs())
     read = readable_sites(plain.ir)
