@@ -7,7 +7,7 @@ all other operators.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +143,7 @@ def compute(node: ir.Node, imports: Imports, environment: Environment) -> Any:
     return environment[node.outputs[0]]
 
 
-def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) -> Array:
+def evaluate(nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, data: Array) -> Array:
     """Return ``y`` for ``x`` equal to ``data``, with kernels of quantizers and primitives only.
 
     Raises:
@@ -166,8 +166,11 @@ def evaluate(nodes: Iterable[ir.Node], x: ir.Value, y: ir.Value, data: Array) ->
             raise UnsupportedError(f"{where(node)}: operand {value.name!r} is not constant.")
         return stored
 
-    for node in nodes:
+    for index, node in enumerate(nodes):
         operands = [array(node, value) for value in node.inputs]
+        needed = {y, *(value for later in nodes[index + 1 :] for value in later.inputs)}
+        for value in environment.keys() - needed:
+            del environment[value]
         operator = operator_of(node)
         if operator is not None:
             environment[node.outputs[0]] = operator.run(node, operands)
