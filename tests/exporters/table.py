@@ -41,6 +41,7 @@ WHY_NONE = {
     "modelopt/int8_mlp": "ModelOpt quantizes nothing here; the file is float16",
     "modelopt/fp8_cnn": "ModelOpt quantizes nothing here; the file is float16",
     "quark/matmul_nbits": "Quark quantizes nothing here",
+    "quark/mx9": "its weights have exponents of two levels, which no DequantizeLinear has",
     "qkeras/": "QKeras writes x + (q - x), which is not read as a quantizer: it gives NaN above "
     "2**124, where quantizers have their largest value; its weights are floats",
     "hgq/wrap": "codes wrap around at their limits, as without overflow_mode=SAT; no dialect has "
@@ -90,7 +91,7 @@ def main(folder: Path) -> None:
         if results:
             lines += ["| file | info | run | to qdq | to qonnx | to openvino | to onnx | fold |"]
             lines += ["|---|---|---|---|---|---|---|---|"]
-        for name, cells in results.items():
+        for name, cells in sorted(results.items()):
             number += 1
             totals.update(_state(cells[job]) for job in JOBS[2:])
             place = f"{exporter}/{name}"
@@ -136,7 +137,7 @@ def _cell(job: str, cell: dict[str, Any], notes: list[str], why: str) -> str:
 
 def _short(reason: str) -> str:
     line = " ".join(reason.replace("[96m", "").replace("[0m", "").replace("\x1b", "").split())
-    return (line if len(line) <= 240 else line[:237] + "...").replace("|", "/")
+    return (line if len(line) <= 480 else line[:477] + "...").replace("|", "/")
 
 
 if __name__ == "__main__":
