@@ -186,7 +186,7 @@ def _form(site: Site, forms: Forms) -> object | None:
     """Return a key that is equal for sites of data with equal quantizers and nodes, or None."""
     if type(site) is not Site or site.weight is not None or site.x.dtype is None:
         return None
-    nodes = site.form or forms.of_region(site.nodes, site.x, site.y)
+    nodes = forms.of_region(site.nodes, site.x, site.y) if site.form is None else site.form
     types = site.x.dtype, site.y.dtype, str(site.x.shape)
     key = id(site.meaning), id(site.repeats), site.dialect, site.shape, types, nodes
     return None if nodes is None else key
