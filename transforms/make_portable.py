@@ -194,11 +194,7 @@ def _quantizers(model: ir.Model) -> Iterable[_QuantizerCall | SiteReport]:
 
 
 def _key(node: ir.Node, operator: Operator) -> _Key:
-    """Return the key of the function that a node needs.
-
-    Raises:
-        OperatorError: it cannot have one.
-    """
+    """Return the key of the function that a node needs; OperatorError if it cannot have one."""
     if node.domain == "":
         raise OperatorError(
             "Runtimes accept no functions in the standard domain. Give the node the domain "

@@ -107,11 +107,7 @@ class _Bias(OfDraft):
         facts: Facts,
         editor: Editor,
     ) -> _Bias:
-        """Return the codes of a layer's bias.
-
-        Raises:
-            Stuck: it has none.
-        """
+        """Return the codes of a layer's bias; Stuck if it has none."""
         (node, index), size = bias_input, layer.outputs.size
         if layer.dtype is not ir.DataType.FLOAT:
             raise Stuck(UNSUPPORTED_TYPE(f"its bias is {layer.dtype.name}; {TO_FLOAT32}"))

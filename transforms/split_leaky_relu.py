@@ -152,11 +152,7 @@ class _Maximum(OfDraft):
 
 
 def _slopes(bent: ir.Node) -> Array:
-    """Return the slopes of a LeakyRelu or PRelu.
-
-    Raises:
-        Stuck: they are computed at run time.
-    """
+    """Return the slopes of a LeakyRelu or PRelu; Stuck if they are computed at run time."""
     if bent.op_type == "LeakyRelu":
         return np.asarray(bent.attributes.get_float("alpha", 0.01), np.float32)
     slopes = constant_expression(bent.inputs[1])

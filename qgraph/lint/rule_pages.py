@@ -104,11 +104,7 @@ def known_causes() -> dict[str, Cause]:
 
 
 def known_cause(name: str) -> Cause:
-    """Return the cause with an id, or of the rule with a name.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """Return the cause with an id, or of the rule with a name; OptionError if there is none."""
     ids = {rule.name: rule.id for rule in RULES}
     return cause_of(ids.get(name.lower(), name), known_causes())
 

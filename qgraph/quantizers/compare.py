@@ -113,11 +113,7 @@ class _Lowering:
         self._open: dict[Draft, OpenPair | None] = {}
 
     def of(self, site: Site, draft: Draft) -> FunctionPair:
-        """Return both sides as expressions.
-
-        Raises:
-            Undecidable: one side cannot be lowered.
-        """
+        """Return both sides as expressions; Undecidable if one side cannot be lowered."""
         if draft.template is not None and draft.scale is not None:
             opened = self._opened(draft.template)
             if opened is not None:

@@ -49,11 +49,7 @@ class Scaling:
     facts: Facts = field(default_factory=dict)
 
     def rank(self, node: ir.Node, value: ir.Value | None) -> int:
-        """Return the rank of a value that ``node`` depends on.
-
-        Raises:
-            Stuck: it is not known.
-        """
+        """Return the rank of a value that ``node`` depends on; Stuck if it is not known."""
         fact = UNKNOWN if value is None else self.facts.get(value, UNKNOWN)
         shape = fact.shape if value is None or value.shape is None else value.shape.dims
         if shape is None:

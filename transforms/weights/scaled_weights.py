@@ -88,11 +88,7 @@ class WeightScaling:
         return rule(self, node, factor)
 
     def shape(self, value: ir.Value | None) -> tuple[int, ...]:
-        """Return the shape of a value.
-
-        Raises:
-            Stuck: it is not known.
-        """
+        """Return the shape of a value; Stuck if it is not known."""
         shape = None if value is None else self.facts.get(value, UNKNOWN).shape
         numbers = [size for size in shape or () if isinstance(size, int)]
         if shape is None or len(numbers) < len(shape):
@@ -315,11 +311,7 @@ def _to_odd(exact: Float64) -> Array:
 
 
 def real_constant(value: ir.Value | None, what: str) -> Array:
-    """Return a constant of floats.
-
-    Raises:
-        Stuck: it is no constant, or has another type.
-    """
+    """Return a constant of floats; Stuck if it is no constant, or has another type."""
     array = constant_expression(value)
     if array is None or array.dtype not in FLOATS:
         described = "computed at run time" if array is None else array.dtype
@@ -332,11 +324,7 @@ def _wide(array: Array) -> Float64:
 
 
 def present(node: ir.Node, index: int) -> ir.Value:
-    """Return an input of a node.
-
-    Raises:
-        Stuck: it is absent.
-    """
+    """Return an input of a node; Stuck if it is absent."""
     value = node.inputs[index]
     if value is None:
         raise Stuck(f"{title(node)} has no input {index}")

@@ -211,11 +211,7 @@ def plans_of(
 
 
 def expect_opset(draft: Draft, limit: int, what: str = "one scale for each channel") -> None:
-    """Discard a draft that needs an opset above the limit.
-
-    Raises:
-        Stuck: it does.
-    """
+    """Discard a draft that needs an opset above the limit; Stuck if it does."""
     if draft.opset > limit:
         needed = draft.opset
         draft.discard()

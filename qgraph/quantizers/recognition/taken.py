@@ -30,11 +30,7 @@ class _StepsTaken:
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Self:
-        """Return the parameters of ``steps``.
-
-        Raises:
-            NoMatch: a step has another effect.
-        """
+        """Return the parameters of ``steps``; NoMatch if a step has another effect."""
         result = cls()
         for step in steps:
             result._take(step)
@@ -162,11 +158,7 @@ def index_of(steps: Sequence[Step], name: str) -> int:
 
 
 def constant_of(step: Step) -> Array:
-    """Return the constant of an arithmetic step.
-
-    Raises:
-        NoMatch: it is another step.
-    """
+    """Return the constant of an arithmetic step; NoMatch if it is another step."""
     if not isinstance(step, ArithmeticStep):
         raise NoMatch
     return step.value

@@ -346,11 +346,7 @@ class RepackJob:
         return flat_parts(self.recoder.source.stream, self.recoder.compute)
 
     def conclude(self, results: Sequence[tuple[int, int]]) -> None:
-        """Add up the counts of all parts.
-
-        Raises:
-            ModelError: an element would change.
-        """
+        """Add up the counts of all parts; ModelError if an element would change."""
         wrong = sum(wrong for _, wrong in results)
         if wrong:
             raise ModelError(

@@ -62,11 +62,7 @@ class WeightJob:
         ]
 
     def conclude(self, results: Sequence[Losses]) -> None:
-        """Add up the losses of all parts.
-
-        Raises:
-            ModelError: a weight is infinite or not a number.
-        """
+        """Add up the losses of all parts; ModelError if a weight is infinite or not a number."""
         losses = Losses()
         for result in results:
             losses.add(result)
