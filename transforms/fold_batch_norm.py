@@ -23,22 +23,11 @@ from qgraph.quantizers.sites import PLAIN, parts, readable_sites
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
-from qgraph.transforms.drafts.choice import (
-    OfDraft,
-    carry_out,
-    label,
-    opset_reason,
-    refused,
-)
+from qgraph.transforms.drafts.choice import OfDraft, carry_out, label, opset_reason, refused
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.channel_steps import ChannelAffine, ChannelReader
 from qgraph.transforms.weights.output_scale import Stuck, title
-from qgraph.transforms.weights.scaled_weights import (
-    NegativeFactor,
-    WeightScaling,
-    compact,
-    rounded,
-)
+from qgraph.transforms.weights.scaled_weights import NegativeFactor, WeightScaling, compact, rounded
 from qgraph.transforms.weights.weighted_sums import OPERATORS, WeightedSum
 
 _NORM = "BatchNormalization"

@@ -132,8 +132,7 @@ class RaiseIntegerOperators(Transform):
     """
 
     microsoft: bool = option(
-        False,
-        help="write Gemm, Add and Mul too, in operators of com.microsoft such as QGemm",
+        False, help="write Gemm, Add and Mul too, in operators of com.microsoft such as QGemm"
     )
     exact: Exactness = option(Exactness.VALUES, help="minimum level of equality to accept")
 

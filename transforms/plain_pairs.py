@@ -23,13 +23,7 @@ from qgraph.quantizers.sites import PLAIN, sites
 from qgraph.reasons import NO_EQUAL_FORM
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
-from qgraph.transforms.drafts.choice import (
-    Decision,
-    carry_out,
-    choose,
-    entry,
-    readable,
-)
+from qgraph.transforms.drafts.choice import Decision, carry_out, choose, entry, readable
 
 _FORMS = {
     "qdq": (

@@ -26,11 +26,7 @@ from qgraph.ops.steps import TO_FLOAT32
 from qgraph.reasons import NO_OPERATOR, UNSUPPORTED_TYPE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import (
-    OfDraft,
-    carry_out,
-    entry,
-)
+from qgraph.transforms.drafts.choice import OfDraft, carry_out, entry
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded

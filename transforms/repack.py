@@ -13,13 +13,7 @@ from qgraph.model import Model
 from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import (
-    Decision,
-    carry_out,
-    entry,
-    opset_reason,
-    refused,
-)
+from qgraph.transforms.drafts.choice import Decision, carry_out, entry, opset_reason, refused
 from qgraph.transforms.drafts.versions import lower_opset
 from qgraph.transforms.integers.shifted_chains import shift_activations
 from qgraph.transforms.quantize_weights import CODE_TYPES

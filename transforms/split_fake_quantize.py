@@ -20,14 +20,7 @@ from qgraph.quantizers.dialects.openvino import ENDS
 from qgraph.reasons import UNSUITED_RANGE
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
-from qgraph.transforms.drafts.choice import (
-    Decision,
-    carry_out,
-    choose,
-    entry,
-    readable,
-    refused,
-)
+from qgraph.transforms.drafts.choice import Decision, carry_out, choose, entry, readable, refused
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.ranges.grids import (
     CodeGrid,

@@ -23,18 +23,10 @@ from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import (
-    OfDraft,
-    carry_out,
-)
+from qgraph.transforms.drafts.choice import OfDraft, carry_out
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
-from qgraph.transforms.weights.scaled_weights import (
-    NegativeFactor,
-    WeightScaling,
-    compact,
-    present,
-)
+from qgraph.transforms.weights.scaled_weights import NegativeFactor, WeightScaling, compact, present
 from qgraph.transforms.weights.weighted_sums import WeightedSum, decoders, expect_opset, plans_of
 
 _INTEGERS_SINCE = 12

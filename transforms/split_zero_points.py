@@ -23,10 +23,7 @@ from qgraph.ops.steps import TO_FLOAT32
 from qgraph.reasons import UNSUPPORTED_TYPE
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
-from qgraph.transforms.drafts.choice import (
-    OfDraft,
-    carry_out,
-)
+from qgraph.transforms.drafts.choice import OfDraft, carry_out
 from qgraph.transforms.drafts.rebuilding import carry_over
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import AXIS_SINCE, present, real_constant, rounded

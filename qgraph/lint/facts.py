@@ -89,10 +89,7 @@ class ModelFacts:
     """
 
     def __init__(
-        self,
-        model: ir.Model,
-        target: Profile | None = None,
-        observation: Observation | None = None,
+        self, model: ir.Model, target: Profile | None = None, observation: Observation | None = None
     ) -> None:
         self.original = model
         self.target = target

@@ -11,12 +11,7 @@ import numpy.typing as npt
 from qgraph.bound import Against, Bounding, Within
 from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
-from qgraph.errors import (
-    EquivalenceError,
-    OptionError,
-    member,
-    require,
-)
+from qgraph.errors import EquivalenceError, OptionError, member, require
 from qgraph.graph.array_files import Arrays
 from qgraph.inventory.layers import quantized_layers
 from qgraph.lint.engine import LintFinding, lint

@@ -20,13 +20,7 @@ from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.open_sites import Spell, spelled_once
 from qgraph.quantizers.quantizer import unhealthy
-from qgraph.reasons import (
-    NEEDS_OPSET,
-    NO_EQUAL_FORM,
-    UNREADABLE,
-    ExplainedReason,
-    explained,
-)
+from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReason, explained
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
 

@@ -42,13 +42,7 @@ from qgraph.quantizers.dialects.parts import (
     split_top,
 )
 from qgraph.quantizers.quantizer import Affine, Bipolar, Decoding, Floating, Ranged
-from qgraph.quantizers.weights.codes_job import (
-    LEAST_BYTES,
-    CodesJob,
-    CodesPlan,
-    Coding,
-    tally_of,
-)
+from qgraph.quantizers.weights.codes_job import LEAST_BYTES, CodesJob, CodesPlan, Coding, tally_of
 from qgraph.quantizers.weights.level_table import LevelTable
 from qgraph.quantizers.weights.piecewise import ElementProgram
 from qgraph.reports import operator_name

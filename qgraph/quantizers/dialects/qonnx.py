@@ -16,13 +16,7 @@ from qgraph.numerics.formats import Minifloat
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import Operator
-from qgraph.quantizers.dialects.dialect import (
-    Refusal,
-    Site,
-    dialect,
-    single_node,
-    written,
-)
+from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, single_node, written
 from qgraph.quantizers.dialects.onnx import decoded_in_float
 from qgraph.quantizers.dialects.qonnx_forms import WRITERS
 from qgraph.quantizers.quantizer import (

@@ -42,14 +42,7 @@ from qgraph.quantizers.dialects.parts import (
     steps_of,
     truncated,
 )
-from qgraph.quantizers.quantizer import (
-    Affine,
-    Bipolar,
-    Floating,
-    Ranged,
-    Recipe,
-    Truncating,
-)
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Recipe, Truncating
 
 DOMAIN = "qonnx.custom_op.general"
 

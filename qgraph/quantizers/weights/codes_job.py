@@ -266,12 +266,7 @@ def _enter(digest: Any, what: Any) -> None:
 
 
 def tally_of(
-    coding: Coding,
-    codes: Array,
-    values: Array,
-    decoded: Array,
-    data: Array,
-    box: Box,
+    coding: Coding, codes: Array, values: Array, decoded: Array, data: Array, box: Box
 ) -> Tally:
     """Return the counts of elements whose values and codes are all in memory, in one shape."""
     tally = _no_elements(coding.bits)

@@ -166,11 +166,7 @@ def unit_of(high: float, scheme: Scheme) -> np.float32:
 
 
 def parameters(
-    low: Float32,
-    high: Float32,
-    scheme: Scheme,
-    unit: np.float32 = ONE,
-    factor: npt.ArrayLike = 1.0,
+    low: Float32, high: Float32, scheme: Scheme, unit: np.float32 = ONE, factor: npt.ArrayLike = 1.0
 ) -> Parameters:
     """Return scale and zero point for weights from ``low`` to ``high``.
 
