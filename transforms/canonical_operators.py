@@ -146,7 +146,7 @@ def _scaled(draft: Draft, value: ir.Value, factor: float) -> ir.Value | None:
         return value
     is_decoded = decoder is not None and decoder.op_type == _DECODER
     source = decoder.inputs[1] if decoder is not None and is_decoded else value
-    array = None if source is None else constant_expression(source)
+    array = constant_expression(source)
     if array is None or array.dtype != np.float32:
         return None
     with np.errstate(all="ignore"):
@@ -233,7 +233,7 @@ def _point(node: ir.Node, graph: _Graph) -> Draft | None:
 
 
 def _factor(node: ir.Node, graph: _Graph) -> Draft | None:
-    constants = [None if v is None else constant_expression(v) for v in node.inputs]
+    constants = [constant_expression(v) for v in node.inputs]
     data = [index for index, factor in enumerate(constants) if factor is None]
     if len(data) != 1 or (node.op_type == "Div" and data != [0]):
         return None

@@ -95,8 +95,8 @@ def _product(node: ir.Node, rank: int, editor: Editor) -> Draft | None:
     decode = producer_of(weights)
     if x is None or decode is None or decode.op_type != _DECODER:
         return None
-    parameters = [None if v is None else constant_expression(v) for v in decode.inputs]
-    summand = None if bias is None else constant_expression(bias)
+    parameters = [constant_expression(v) for v in decode.inputs]
+    summand = constant_expression(bias)
     missing = [v is not None and a is None for v, a in zip(decode.inputs, parameters, strict=True)]
     codes = parameters[0]
     is_along = decode.attributes.get_int("axis", 1) == 0 or all(

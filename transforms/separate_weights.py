@@ -74,7 +74,7 @@ def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
         return None
     rank, value = matrix.ndim, draft.constant(_swapped(matrix), "turned")
     for node in chain.nodes:
-        arrays = [None if v is None else constant_expression(v) for v in node.inputs[1:]]
+        arrays = [constant_expression(v) for v in node.inputs[1:]]
         if any(a is not None and a.ndim > rank for a in arrays):
             return None
         is_linear = node.op_type in _LINEAR

@@ -135,7 +135,7 @@ class CodeChain:
 def _points(node: ir.Node) -> Array:
     """Return the zero points of QuantizeLinear or DequantizeLinear, which are constant."""
     scale, stored = constant_expression(node.inputs[1]), input_of(node, 2)
-    array = None if stored is None else constant_expression(stored)
+    array = constant_expression(stored)
     return np.zeros(() if scale is None else scale.shape, np.int32) if array is None else array
 
 
