@@ -9,8 +9,8 @@ import numpy as np
 
 from qgraph.lint.facts import ModelFacts, nodes_of_site
 from qgraph.lint.layers import listed
-from qgraph.lint.observation import SeenQuantizer
 from qgraph.lint.rule import Found, LintLevel, rule
+from qgraph.lint.seen import SeenQuantizer
 from qgraph.text import counted
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO

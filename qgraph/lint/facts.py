@@ -23,7 +23,7 @@ from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
-from qgraph.lint.observation import CodeCounts, Observation, count_codes
+from qgraph.lint.seen import CodeCounts, Observation, count_codes
 from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters, static_parameters
 from qgraph.quantizers.dialects.dialect import Refusal, Site
