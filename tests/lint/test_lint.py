@@ -126,7 +126,7 @@ def test_codes_are_counted_in_pieces(
     channels = 1 if axis is None else codes.shape[axis]
     zero = np.arange(channels, dtype=np.int8)
     sizes = np.abs(np.moveaxis(codes, axis or 0, 0).reshape(channels, -1) - zero[:, None] * 1.0)
-    monkeypatch.setattr("qgraph.lint.observation.PIECE", piece)
+    monkeypatch.setattr("qgraph.lint.seen.PIECE", piece)
     counts = count_codes(Stream("INT8", codes.shape, codes), zero, axis)
     assert counts is not None
     assert counts.reach.tolist() == sizes.sum(1).tolist()

@@ -70,7 +70,7 @@ def saved(path: Path, bits: int) -> Path:
 def test_strips_give_the_weights_of_the_documentation(
     bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_blocks, "_PART_OF_ROWS", 200)
+    monkeypatch.setattr(packed_blocks, "_PART_BYTES", 200)
     monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
     monkeypatch.setattr(MOST_ELEMENTS, 1)
     source = saved(tmp_path / "a.onnx", bits)
@@ -160,7 +160,7 @@ def test_values_for_other_dialects_are_computed_strip_by_strip(
 ) -> None:
     monkeypatch.setattr(codes_job, "LEAST_BYTES", 1)
     monkeypatch.setattr(job, "PIECE", 100)
-    monkeypatch.setattr(packed_blocks, "_PART_OF_ROWS", 200)
+    monkeypatch.setattr(packed_blocks, "_PART_BYTES", 200)
     model = load(saved(tmp_path / "a.onnx", bits))
     report = model.apply(ConvertDialect(to="qonnx"))
     assert [str(entry.verdict.exactness) for entry in report] == ["bits", "bits"]
