@@ -267,4 +267,5 @@ def test_models_of_other_inputs_are_told_before_they_run(qgraph, write):
     for command in (["check"], ["why"], ["reduce", "-o", paths[0].parent / "parts"]):
         found = qgraph(*command, *paths)
         assert found.status == 3
-        assert "No array can be fed to both models: input 'x' is [N,3] in the reference" in found.error
+        text = "No array can be fed to both models: input 'x' is [N,3] in the reference"
+        assert text in found.error

@@ -186,6 +186,7 @@ def test_scales_are_computed_again_when_the_model_is_saved(
     monkeypatch.setattr(codes_job, "LEAST_BYTES", 1)
     monkeypatch.setattr(deferred, "LARGE", 1)
     monkeypatch.setattr(qdq, "_FEW", 1)
+    monkeypatch.setattr(deferred, "_MOST_KEPT", 0)
     model = load(saved(tmp_path / "a.onnx", 4))
     gc.disable()  # cycles of drafts must not hold them either
     try:
