@@ -6,7 +6,6 @@ The library changes none of these; :func:`tune` is called only where the process
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import re
@@ -49,10 +48,6 @@ _OBJECTS = 1_000_000
 """Number of new objects after which Python collects garbage."""
 
 
-_M_MMAP_THRESHOLD = -3
-"""Parameter of glibc's ``mallopt``; other libraries have no such function, or ignore it."""
-
-
 class _LazyFinder:
     """Import finder that executes the modules of :data:`_LAZY` only when they are first used."""
 
@@ -71,15 +66,12 @@ def tune() -> None:
 
     Modules that few commands use are loaded at first use. Garbage is collected rarely, because most
     objects of a command live until the process ends. Passes multiply no matrices, so NumPy is
-    limited to one thread. Arrays of 4 MB and more are given back to the system when they are freed;
-    glibc would keep the memory, whose holes do not fit the next weight.
+    limited to one thread.
     """
     sys.meta_path.insert(0, _LazyFinder)
     gc.set_threshold(_OBJECTS, 50, 50)
     atexit.register(gc.freeze)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 22)
 
 
 class Guarded:
