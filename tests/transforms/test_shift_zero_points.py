@@ -104,6 +104,20 @@ def test_first_factors_of_products_of_data_become_signed(check_pass, product, ki
     assert constant(encode.inputs[2]).dtype == np.dtype(kind)
 
 
+@pytest.mark.parametrize("kind", ["float8e4m3fn", "float"])
+def test_codes_that_are_no_integers_stay(kind):
+    """The last is no quantizer, but a malformed model may have it."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[4] x) => (float[4] y) <float s = {{0.5}}, {kind} z = {{0}}> {{
+            q = QuantizeLinear (x, s, z)
+            y = DequantizeLinear (q, s, z)
+        }}"""
+    model = load(ir.from_onnx_text(text))
+    report = model.apply(ShiftZeroPoints(activations="int8", centre=True))
+    assert not report.sites
+    assert [constant(n.inputs[2]).size for n in model.nodes()] == [1, 1]
+
+
 def test_zero_points_stay_where_codes_do_not_fit():
     for nodes in (FORMS["pair"], "c = Clip (q, l)\n y = DequantizeLinear (c, s, z)\n u = Neg (y)"):
         model = load(ir.from_onnx_text(chain("uint8", 9, nodes)))

@@ -315,8 +315,9 @@ def shift_activations(
         if not symmetric and is_plain and not chain.meets_concat:
             continue
         if centre and type_name in FORMATS:
-            step = chain.obstacle
-            if step is None and FORMATS[chain.kind].bits == FORMATS[type_name].bits:
+            form, step = FORMATS.get(chain.kind), chain.obstacle
+            is_coded = isinstance(form, IntFormat) and form.bits == FORMATS[type_name].bits
+            if step is None and is_coded:
                 step = chain.centred(type_name)
             if step is None or (step == 0 and chain.kind == type_name):
                 continue
