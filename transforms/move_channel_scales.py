@@ -68,7 +68,7 @@ def _pair(encode: ir.Node) -> tuple[ir.Node, ...] | None:
     if not is_linear(encode, "QuantizeLinear"):
         return None
     scale = constant_expression(encode.inputs[1])
-    if scale is None or scale.ndim != 1 or scale.size == 1:
+    if scale is None or scale.ndim != 1 or scale.size < 2:
         return None
     nodes = [encode]
     while nodes[-1].op_type != "DequantizeLinear":
@@ -111,7 +111,7 @@ class _Move:
                 f"the scales of {title(last)} are not those of {title(first)}; write "
                 "one pair first, with -p convert{to=qdq}"
             )
-        if (point != point.reshape(-1)[0]).any():
+        if not point.size or (point != point.reshape(-1)[0]).any():
             raise Stuck(
                 "its channels have several zero points, and one scale needs one of them; quantize "
                 "them symmetrically"

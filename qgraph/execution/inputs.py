@@ -217,10 +217,10 @@ def _parameters(node: ir.Node) -> tuple[dict[str, Array], dict[str, Any]] | None
 def _ranged(
     low: Array, high: Array, attributes: dict[str, Any], shape: Sequence[int]
 ) -> Grid | None:
-    low, high = low.astype(np.float32), high.astype(np.float32)
-    step = (high - low) / np.float32(attributes["levels"] - 1)
-    aligned, offset = _aligned(step, {}, shape), _aligned(low, {}, shape)
-    return None if aligned is None or offset is None else Grid(aligned, offset)
+    first, last = _aligned(low, {}, shape), _aligned(high, {}, shape)
+    if first is None or last is None:
+        return None
+    return Grid((last - first) / np.float32(attributes["levels"] - 1), first)
 
 
 def _aligned(parameter: Array, attributes: dict[str, Any], shape: Sequence[int]) -> Float32 | None:

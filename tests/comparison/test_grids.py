@@ -50,6 +50,9 @@ def test_grid_of_a_quantizer_with_a_zero_point_per_channel() -> None:
 
 def test_parameters_that_do_not_fit_the_shape_give_no_grid() -> None:
     assert input_grid(graph(f"{{ {PAIR} y = Abs (d) }}")[0], (7, 3)) is None
+    ends = FAKE.replace("(x, l, h, l, h)", "(x, e, t, l, h)")
+    body = f"{{ e = Constant <value_floats = [-1.0, -2.0, -3.0]> () y = {ends} }}"
+    assert input_grid(graph(body)[1], (2, 3)) is None
 
 
 def test_computed_parameters_give_no_grid() -> None:

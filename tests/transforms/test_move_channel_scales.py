@@ -96,3 +96,8 @@ def test_refusals_change_nothing(reason):
     assert ir.to_onnx_text(model.ir) == before
     read = [value for node in model.nodes() for value in node.inputs if value is not None]
     assert all(len(value.uses()) == read.count(value) for value in read)
+
+
+def test_empty_scales_are_left_alone():
+    model = load(ir.from_onnx_text(graph(scales="{}", zero="").replace("float[3] t", "float[0] t")))
+    assert not model.apply(MoveChannelScales()).sites
