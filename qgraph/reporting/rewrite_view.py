@@ -140,13 +140,14 @@ def _sections(document: Mapping[str, Any], sites: Sequence[Site]) -> Iterator[Se
     charts = Charts()
     done = [site for site in sites if site["outcome"] != "refused"]
     if done:
-        kinds = Counter((operator(s["op"]), s["spelling"] or _unspelled(s)) for s in done)
+        changed = [site for site in done if site["outcome"] == "changed"]
+        kinds = Counter((operator(s["op"]), s["spelling"] or _unspelled(s)) for s in changed)
         parts = [
             f"{op} -> {form.replace('+', ' + ')} ({whole(number)})"
             for (op, form), number in kinds.most_common(6)
         ]
         text = "; ".join(parts) + ("; and others." if len(kinds) > 6 else ".")
-        yield Section("Sites", [text], tables=[_site_table(done)])
+        yield Section("Sites", [text] if parts else [], tables=[_site_table(done)])
     if refused := [site for site in sites if site["outcome"] == "refused"]:
         rows: list[Row] = [
             [str(site["node"]), operator(site["op"]), _reason(site)] for site in refused
