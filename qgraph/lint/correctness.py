@@ -241,6 +241,10 @@ def reversed_range(facts: ModelFacts) -> Iterator[Found]:
         low, high = (facts.constant(value) for value in inputs_of(node, 3)[1:])
         if low is None or high is None:
             continue
+        try:
+            low, high = np.broadcast_arrays(low, high)
+        except ValueError:
+            continue
         with np.errstate(invalid="ignore"):
             count, equal = int(np.count_nonzero(low > high)), int(np.count_nonzero(low == high))
         if count:

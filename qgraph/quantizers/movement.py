@@ -110,9 +110,11 @@ def linear_producer(value: ir.Value | None, name: str) -> ir.Node | None:
 
 def moves_constant(decode: ir.Node) -> bool:
     """Return whether a DequantizeLinear decodes moved constant codes."""
-    start = unmoved(decode.inputs[0])
-    is_decoder = is_linear(decode, "DequantizeLinear")
-    return is_decoder and start is not decode.inputs[0] and constant_stream(start) is not None
+    if not is_linear(decode, "DequantizeLinear"):
+        return False
+    data = decode.inputs[0]
+    start = unmoved(data)
+    return start is not data and constant_stream(start) is not None
 
 
 def unmoved(value: ir.Value | None) -> ir.Value | None:

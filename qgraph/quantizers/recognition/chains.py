@@ -345,7 +345,7 @@ def _is_magnitude(e: Expr, v: Expr) -> bool:
 
 
 def _exponent(value: Array) -> int | None:
-    number = float(value.reshape(-1)[0])
+    number = float(value.reshape(-1)[0]) if value.size else 0.0
     if not same(value, number) or not number > 0:
         return None
     mantissa, exponent = np.frexp(number)
