@@ -93,7 +93,8 @@ def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> Ar
 
 def power_of_two(exponent: Float32) -> Float32:
     """Return ``2 ** exponent`` of whole numbers, exactly; NumPy's exp2 is not at 127."""
-    return np.ldexp(np.float32(1), exponent.astype(np.int32))
+    # beyond these limits, the power is 0 or infinite
+    return np.ldexp(np.float32(1), np.clip(exponent, -999, 999).astype(np.int32))
 
 
 def element_type(value: ir.Value | None) -> ir.DataType | None:

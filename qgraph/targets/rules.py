@@ -17,7 +17,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
-from qgraph.graph.schema import element_type, is_standard
+from qgraph.graph.schema import MICROSOFT, element_type, is_standard
 from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity
 from qgraph.targets.tables import made
@@ -113,7 +113,7 @@ def _details(node: ir.Node, domain: str) -> dict[str, Any]:
     """Return the attributes of the form of a node that only some operators have."""
     if node.op_type in _PAIR:
         return _pair(node, domain)
-    if node.op_type == "MatMulNBits":
+    if (domain, node.op_type) == (MICROSOFT, "MatMulNBits"):
         return {"bits": node.attributes.get_int("bits", 4) or 4}
     if node.op_type in ("Quant", "IntQuant"):
         x, _, zero, bits = inputs_of(node, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 HEAD = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1,
-    "qonnx.custom_op.general": 2]> net (float[1,4] x) => (float[1,4] y) """
+    "qonnx.custom_op.general": 2, "com.example": 1]> net (float[1,4] x) => (float[1,4] y) """
 EMPTY_LIMITS = """<float[1,4] a = {-1, -2, -3, -4}, float[0] b = {}> {
     y = org.openvinotoolkit.FakeQuantize <levels = 16> (x, a, b, a, b)
 }"""
@@ -21,7 +21,17 @@ EMPTY_MANTISSA = """<float s = {0.5}, float z = {0}, float o = {2},
 }"""
 
 
-BODIES = {"limits": EMPTY_LIMITS, "inputs": NO_INPUTS, "mantissa": EMPTY_MANTISSA}
+HUGE_WIDTH = """<float s = {0.5}, float z = {0}, float b = {17179869184}> {
+    y = qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, s, z, b)
+}"""
+UNKNOWN_DOMAIN = "{ y = com.example.MatMulNBits <bits = 4.0> (x) }"
+BODIES = {
+    "limits": EMPTY_LIMITS,
+    "inputs": NO_INPUTS,
+    "mantissa": EMPTY_MANTISSA,
+    "width": HUGE_WIDTH,
+    "domain": UNKNOWN_DOMAIN,
+}
 
 
 @pytest.mark.parametrize("body", BODIES)

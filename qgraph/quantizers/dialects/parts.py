@@ -86,9 +86,12 @@ class CodeType:
 
     @classmethod
     def of(cls, lo: Float32, hi: Float32, kinds: tuple[str, ...] = CODE_TYPES) -> CodeType | None:
-        """Return the first of ``kinds`` that can represent all codes; None if none can."""
+        """Return the first of ``kinds`` that can represent all codes; None if none can.
+
+        Malformed quantizers have no codes: their smallest one is above the largest.
+        """
         low, high = float(lo.min()), float(hi.max())
-        type_name = holding(low, high, kinds)
+        type_name = holding(low, high, kinds) if low <= high else None
         uniform = bool((lo == low).all() and (hi == high).all())
         return None if type_name is None else cls(type_name, low, high, uniform)
 

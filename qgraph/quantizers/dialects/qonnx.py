@@ -16,6 +16,7 @@ from qgraph.numerics.formats import Minifloat
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import Operator
+from qgraph.ops.steps import power_of_two
 from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, single_node, written
 from qgraph.quantizers.dialects.onnx import decoded_in_float
 from qgraph.quantizers.dialects.qonnx_forms import WRITERS
@@ -108,7 +109,7 @@ def _read_trunc(attributes: Attributes, parameters: list[Float32]) -> Quantizer:
     scale, zero_point, in_bits, *_, out_bits = parameters
     rounding = attributes["rounding_mode"]
     if len(parameters) == _INPUTS_OF_VERSION_1:
-        ratio = np.ldexp(np.float32(1), (in_bits - out_bits).astype(np.int32))
+        ratio = power_of_two(in_bits - out_bits)
         end = np.asarray(np.inf, np.float32)
         return Truncating(scale, zero_point, ratio, -end, end, rounding, scale, zero_point)
     out_scale = parameters[3]
