@@ -154,6 +154,18 @@ def attribute_of_another_version(proto):
     node(proto, "decode").attribute.append(helper.make_attribute("block_size", "two"))
 
 
+def no_text_of_a_dialect(proto):
+    proto.opset_import.append(helper.make_opsetid("qonnx.custom_op.general", 1))
+    node(proto, "quantize").op_type = "Quant"
+    node(proto, "quantize").domain = "qonnx.custom_op.general"
+    mode = helper.make_attribute("rounding_mode", b"\x1d\x87")
+    node(proto, "quantize").attribute.append(mode)
+
+
+def version_of_no_onnx(proto):
+    proto.opset_import[0].version = 1001
+
+
 def attribute_of_a_function(proto):
     proto.functions.append(function("F"))
     proto.functions[0].attribute.append("slope")
@@ -180,6 +192,8 @@ FAULTS = {
     text_scale: "'quantize'.*input 'y_scale' is of type STRING, expected real numbers",
     complex_scale: "'quantize'.*input 'y_scale' is of type COMPLEX64",
     text_of_a_dialect: "Quant 'quantize'.*input 's' is of type STRING",
+    no_text_of_a_dialect: "Quant 'quantize'.*'rounding_mode' is no text, expected UTF-8",
+    version_of_no_onnx: "operator set 'ai.onnx' is imported at version 1001, expected 1 to 1000",
     microsoft_inputs: "QLinearAdd 'sum'.*it has 2 inputs, expected 7 at least",
     microsoft_attribute: "MatMulNBits 'sum'.*'block_size' is of type STRING, expected INT",
     microsoft_bits: "MatMulNBits 'sum'.*its codes have -1 bits, expected 1 to 16",
