@@ -24,7 +24,8 @@ from qgraph.transforms.drafts.rebuilding import replace_node
 
 _SAME = Verdict(Exactness.BITS, Method.CONSTANT)
 _INFINITE = FAULTY_SCALE(
-    "results of the quantizer of its operand may be infinite, and a Max would change them"
+    "results of the quantizer of its operand may be infinite, and a Max would change them; "
+    "export finite scales"
 )
 
 

@@ -133,7 +133,7 @@ class _Limited:
         blocks = encode.attributes.get_int("block_size", 0)
         if blocks or not (np.isfinite(steps) & (steps > 0)).all():
             return UNSUITED_RANGE("its scale is not above 0, or belongs to blocks; codes are not "
-                                  "ordered as the data are")  # fmt: skip
+                                  "ordered as the data are; export one positive scale")  # fmt: skip
         point = np.zeros_like(steps) if zero is None else zero.astype(np.float32)
         lo, hi = (np.full(steps.shape, end, np.float32) for end in (form.lo, form.hi))
         for node in (*before, *behind):

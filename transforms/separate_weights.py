@@ -22,7 +22,7 @@ from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
 _SAME = Verdict(Exactness.BITS, Method.CONSTANT)
 _UNKNOWN = NO_EQUAL_FORM(
     "its weights are shared with a product that reads them transposed, and a parameter of their "
-    "quantizer has no transposed form"
+    "quantizer has no transposed form; export weights of its own for one of the products"
 )
 
 
