@@ -17,14 +17,15 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
-from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_type
 from qgraph.quantizers.movement import (
     axis_before,
     axis_of,
+    copied_operands,
     keeps_order,
     linear_producer,
     moved_operands,
+    run_linear,
 )
 from qgraph.reasons import USED_ELSEWHERE
 from qgraph.reports import Report, SiteStatus
@@ -35,7 +36,6 @@ from qgraph.transforms.weights.output_scale import title
 
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
-_COPIES = {("Resize", "nearest"), ("Pad", "constant"), ("Pad", "edge"), ("Pad", "reflect")}
 _MAXIMA = Verdict(Exactness.VALUES, Method.CONGRUENCE, reason="NaN may not be kept")
 _TRIED = Verdict(Exactness.BITS, Method.EXHAUSTIVE)
 
@@ -256,21 +256,21 @@ def _parameters(node: ir.Node) -> tuple[object, ...]:
 
 
 def _copied(node: ir.Node) -> list[ir.Value | None]:
-    """Return the data of a Resize or Pad whose results are elements of it, or a known number.
+    """Return the data of a Resize or Pad of codes; Pad is one if a code stands for its number.
 
     Runtimes move a Pad with zeros into the layer behind it, so it counts as none.
     """
-    mode = node.attributes.get_string("mode", "nearest" if node.op_type == "Resize" else "constant")
-    coordinates = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
-    crops = coordinates == "tf_crop_and_resize"  # another number lies beyond the edges
-    if node.domain or crops or (node.op_type, mode) not in _COPIES:
-        return []
-    if mode == "constant":
-        fill, decode = constant_expression(input_of(node, 2)), linear_producer(node.inputs[0], _DQ)
-        numbers = None if decode is None else _run(decode, _every(decode))
+    data = copied_operands(node)
+    if (
+        data
+        and node.op_type == "Pad"
+        and node.attributes.get_string("mode", "constant") == "constant"
+    ):
+        fill, decode = constant_expression(input_of(node, 2)), linear_producer(data[0], _DQ)
+        numbers = None if decode is None else run_linear(decode, _every(decode))
         if fill is None or numbers is None or not (fill.any() and np.isin(fill, numbers).all()):
             return []
-    return list(node.inputs[:1])
+    return data
 
 
 def _linear(
@@ -292,7 +292,7 @@ def _differ(decode: ir.Node, encode: ir.Node) -> bool:
         return True
     if any(array is None or array.size > 1 for array in arrays):
         return True
-    results = _run(encode, _run(decode, every))
+    results = run_linear(encode, run_linear(decode, every))
     return results is None or results.dtype != every.dtype or not np.array_equal(results, every)
 
 
@@ -303,12 +303,3 @@ def _every(node: ir.Node) -> Array | None:
     if dtype is None or not isinstance(form, IntFormat) or form.bits > 8:
         return None
     return np.arange(form.lo, form.hi + 1).astype(np.int32).astype(numpy_dtype(dtype.name))
-
-
-def _run(node: ir.Node, data: Array | None) -> Array | None:
-    operator = operator_of(node)
-    arrays = [constant_expression(value) for value in node.inputs[1:]]
-    if operator is None or data is None or any(array is None for array in arrays):
-        return None
-    single = [array.reshape(()) for array in arrays if array is not None and array.size == 1]
-    return operator.run(node, [data, *single]) if len(single) == len(arrays) else None

@@ -7,37 +7,47 @@ Constant codes, such as the rows that Gather takes from an embedding, are decode
     DequantizeLinear(Gather(codes, indices))  ->  Gather(DequantizeLinear(codes), indices)
 
 Equal bit for bit: every element is decoded with the same scale and zero point. Movements are
-Transpose, Reshape, Slice, Gather, Concat and similar operators. MaxPool counts as a movement if the
-scale is positive and no window lies entirely in the padding, because decoding then keeps the order
-of codes. Shapes are inferred; shapes stated in the model are not used.
+Transpose, Reshape, Slice, Gather, Concat, Split and similar operators, a Resize that takes the
+nearest elements, and Pad, whose number is decoded too. MaxPool counts as a movement if the scale is
+positive and no window lies entirely in the padding, because decoding then keeps the order of codes.
+Shapes are inferred; shapes stated in the model are not used.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_stream
-from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import RESHAPING, Facts, infer
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners, producer_of
+from qgraph.numerics import Array
+from qgraph.numerics.formats import numpy_dtype
+from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
+from qgraph.ops.steps import code_type
 from qgraph.ops.windows import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
 
 MOVES = RESHAPING | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
-MOVES |= {"Tile", "Transpose"}
+MOVES |= {"SpaceToDepth", "Tile", "Transpose"}
 """Operators whose results are elements of their data; MaxPool returns the largest ones."""
+
+COPIES = {("Resize", "nearest"), ("Pad", "constant"), ("Pad", "edge"), ("Pad", "reflect")}
+"""Operators and their modes whose results are elements of their data, or a known number."""
 
 _Axis: TypeAlias = int | None
 _Write: TypeAlias = Callable[[Draft], ir.Value]
+_Splits: TypeAlias = dict[tuple[object, ...], ir.Node]
 
 
 def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
@@ -79,15 +89,16 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
         for node in nodes_of(owner)
         if is_linear(node, "DequantizeLinear")
         if (codes := node.inputs[0]) is not None
-        if (maker := codes.producer()) is not None and maker.op_type in MOVES
+        if producer_of(codes, *MOVES, "Pad", "Resize", "Split") is not None
         if constant_stream(codes) is None
     ]
     facts = infer(model) if decodes else {}
     pairs = []
+    splits: _Splits = {}
     for node, codes in decodes:
         dtype = facts.get(node.outputs[0], UNKNOWN).dtype or node.outputs[0].dtype
-        write = _decoded(node, codes, axis_of(node, facts), facts, dtype or ir.DataType.FLOAT)
-        if write is not None:
+        decoder = _Decoder(node, dtype or ir.DataType.FLOAT, facts, splits)
+        if (write := decoder.written(codes, axis_of(node, facts))) is not None:
             pairs.append((node, write))
     return pairs
 
@@ -138,35 +149,94 @@ def axis_of(decode: ir.Node, facts: Facts) -> _Axis:
     return None if is_single else decode.attributes.get_int("axis", 1)
 
 
-def _decoded(
-    decode: ir.Node, codes: ir.Value, axis: _Axis, facts: Facts, dtype: ir.DataType
-) -> _Write | None:
-    """Return a function that writes decoded values before the movements; None if not possible."""
-    node = codes.producer()
-    if decode.attributes.get_int("block_size", 0) > 0:
-        return None
-    is_encoded = node is not None and is_linear(node, "QuantizeLinear")
-    if is_encoded or constant_stream(codes) is not None:
-        operands, changes = [codes, *decode.inputs[1:]], {"axis": axis}
-        return lambda draft: draft.copy(decode, operands, changes, dtype=dtype)
-    parts = [] if node is None else moved_operands(node)
-    if node is None or not parts:
-        return None
-    before = None if axis is None else axis_before(node, axis, facts)
-    if (before is None) != (axis is None) or not keeps_order(node, decode, facts):
-        return None
-    writers = [
-        None if part is None else _decoded(decode, part, before, facts, dtype) for part in parts
-    ]
-    if any(write is None for write in writers):
-        return None
+@dataclass(frozen=True)
+class _Decoder:
+    """Writes one DequantizeLinear before the movements that lead to it.
 
-    def write(draft: Draft) -> ir.Value:
-        data = [each(draft) for each in writers if each is not None]
-        operands = [*data, *node.inputs[len(parts) :]]
-        return draft.copy(node, operands, dtype=dtype)
+    Attributes:
+        decode: the DequantizeLinear.
+        dtype: the type of its result.
+        facts: types and shapes of all values.
+        splits: each Split of decoded values that was written, by the node that splits codes, scale
+            and zero point.
+    """
 
-    return write
+    decode: ir.Node
+    dtype: ir.DataType
+    facts: Facts
+    splits: _Splits
+
+    def written(self, codes: ir.Value, axis: _Axis) -> _Write | None:
+        """Return a function that writes decoded values before the movements, or None."""
+        node, decode = codes.producer(), self.decode
+        if decode.attributes.get_int("block_size", 0) > 0:
+            return None
+        is_encoded = node is not None and is_linear(node, "QuantizeLinear")
+        if is_encoded or constant_stream(codes) is not None:
+            operands, changes = [codes, *decode.inputs[1:]], {"axis": axis}
+            return lambda draft: draft.copy(decode, operands, changes, dtype=self.dtype)
+        if node is None:
+            return None
+        is_split = node.op_type == "Split" and not node.domain
+        parts = list(node.inputs[:1]) if is_split else moved_operands(node) or copied_operands(node)
+        rest: list[Operand | None] = list(node.inputs[len(parts) :])
+        if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+            fill = constant_expression(rest[1]) if len(rest) > 1 else None
+            number = self._number(np.zeros((), np.int8) if len(rest) < 2 else fill)
+            if number is None:
+                return None
+            rest[1:2] = [number]
+        before = None if axis is None else axis_before(node, axis, self.facts)
+        if (before is None) != (axis is None) or not keeps_order(node, decode, self.facts):
+            return None
+        writers = [None if part is None else self.written(part, before) for part in parts]
+        if not parts or any(write is None for write in writers):
+            return None
+
+        def write(draft: Draft) -> ir.Value:
+            data = [each(draft) for each in writers if each is not None]
+            return draft.copy(node, [*data, *rest], dtype=self.dtype)
+
+        def split(draft: Draft) -> ir.Value:
+            new = self.splits.get(key := (node, *decode.inputs[1:]))
+            if new is None:
+                operands = [*(each(draft) for each in writers if each), *node.inputs[1:]]
+                count = len(node.outputs)
+                new = ir.node("Split", operands, node.attributes, num_outputs=count)
+                for output in new.outputs:
+                    output.type = ir.TensorType(self.dtype)
+                draft.nodes.append(new)
+                self.splits[key] = new
+            return new.outputs[node.outputs.index(codes)]
+
+        return split if is_split else write
+
+    def _number(self, code: Array | None) -> Array | None:
+        """Return the number for which a code stands."""
+        dtype = code_type(self.decode)
+        if code is None or code.size != 1 or dtype is None:
+            return None
+        return run_linear(self.decode, code.reshape(()).astype(numpy_dtype(dtype.name)))
+
+
+def copied_operands(node: ir.Node) -> list[ir.Value | None]:
+    """Return the data of a Resize or Pad whose results are elements of it, or one number."""
+    mode = node.attributes.get_string("mode", "nearest" if node.op_type == "Resize" else "constant")
+    coordinates = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    crops = coordinates == "tf_crop_and_resize"  # another number lies beyond the edges
+    if node.domain or crops or (node.op_type, mode) not in COPIES or "pads" in node.attributes:
+        return []
+    return list(node.inputs[:1])
+
+
+def run_linear(node: ir.Node, data: Array | None) -> Array | None:
+    """Return what a QuantizeLinear or DequantizeLinear of one constant scale makes of data."""
+    operator = operator_of(node)
+    arrays = [constant_expression(value) for value in node.inputs[1:]]
+    if operator is None or data is None or any(array is None for array in arrays):
+        return None
+    single = [array.reshape(()) for array in arrays if array is not None and array.size == 1]
+    return operator.run(node, [data, *single]) if len(single) == len(arrays) else None
 
 
 def keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
@@ -188,7 +258,7 @@ def axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
     axis %= len(result)
     if node.op_type == "Transpose":
         return node.attributes.get_ints("perm", range(len(result))[::-1])[axis]
-    if node.op_type == "Concat":
+    if node.op_type in ("Concat", "Split"):
         return axis if node.attributes.get_int("axis", 0) % len(result) != axis else None
     if node.op_type == "Slice":
         steps = constant_expression(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)

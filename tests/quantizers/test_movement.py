@@ -37,6 +37,37 @@ CASES = {
         "2,3,2",
         f"q = {Q} m = MaxPool <kernel_shape = [2], strides = [2]> (q) y = {DQ} (m, s, z)",
     ),
+    "one part": ("2,3,4", f"q = {Q} m = Concat <axis = 0> (q) y = {DQ} (m, s, z)"),
+    "split": (
+        "2,3,4",
+        f"""q = {Q} a, b = Split <axis = 2> (q) c = {DQ} (b, s, z) d = {DQ} (a, s, z)
+        y = Concat <axis = 2> (c, d)""",
+    ),
+    "pad": (
+        "2,4,5",
+        f"""f = Constant <value = uint8 {{103}}> () p = Constant <value_ints = [0, 1, 0, 0, 0, 1]> ()
+        q = {Q} m = Pad (q, p, f) y = {DQ} (m, s, z)""",
+    ),
+    "pad with code 0": (
+        "2,4,5",
+        f"""p = Constant <value_ints = [0, 1, 0, 0, 0, 1]> ()
+        q = {Q} m = Pad (q, p) y = {DQ} (m, s, z)""",
+    ),
+    "edge": (
+        "2,4,5",
+        f"""p = Constant <value_ints = [0, 1, 0, 0, 0, 1]> ()
+        q = {Q} m = Pad <mode = "edge"> (q, p) y = {DQ} (m, s, z)""",
+    ),
+    "nearest": (
+        "2,6,6",
+        f"""r = Constant <value_floats = [1.0, 2.0, 1.5]> ()
+        q = {Q} m = Resize <mode = "nearest"> (q, , r) y = {DQ} (m, s, z)""",
+    ),
+    "blocks": (
+        "1,4,3,2",
+        f"""four = Constant <value_ints = [1, 1, 6, 4]> () b = Reshape (x, four)
+        q = QuantizeLinear (b, s, z) m = SpaceToDepth <blocksize = 2> (q) y = {DQ} (m, s, z)""",
+    ),
     "channels": (
         "3,4,2",
         f"""q = QuantizeLinear <axis = 1> (x, sc, zc) m = Transpose <perm = [1, 2, 0]> (q)

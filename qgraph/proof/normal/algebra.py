@@ -102,9 +102,12 @@ def write_sum(graph: Rewriter, node: ir.Node) -> bool:
 
 
 def hand_on(graph: Rewriter, node: ir.Node) -> bool:
-    """Remove an Identity."""
+    """Remove an operator that returns its only operand."""
     x, output = node.inputs[0], node.outputs[0]
-    return x is not None and not output.is_graph_output() and graph.replace(output, x)
+    if len(node.inputs) > 1 or x is None:
+        return False
+    is_last = node.op_type == "Identity" and output.is_graph_output()
+    return not is_last and graph.replace(output, x)
 
 
 def _has_exact_reciprocal(number: np.float32) -> bool:

@@ -50,7 +50,6 @@ from qgraph.proof.normal.maxima import are_equal_constants, common_function
 from qgraph.proof.normal.movements import (
     Movement,
     Permutation,
-    Rearrangement,
     Reshaping,
     Selection,
     is_written,
@@ -125,7 +124,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         return False
     sizes = sizes_of(value)
     data = data_of(graph, inner)
-    if not data or (isinstance(movement, Rearrangement) and len(data) > 1):
+    if not data:
         return False
     if isinstance(movement, Permutation):
         rank = len(movement.order)

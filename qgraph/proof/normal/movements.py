@@ -220,7 +220,7 @@ class Rearrangement(Movement):
 
     op_type: str
     attributes: tuple[tuple[str, Any], ...]
-    operands: tuple[tuple[int, ...], ...]
+    operands: tuple[tuple[str, tuple[float, ...]] | None, ...]
     target: Sizes
 
     def parameter(self, array: Array, sizes: Sizes) -> Array | None:
@@ -229,7 +229,8 @@ class Rearrangement(Movement):
 
     def written(self) -> Written:
         """Return the operator that does the movement."""
-        return self.op_type, self.operands, dict(self.attributes)
+        arrays = [each and np.asarray(each[1], each[0]) for each in self.operands]
+        return self.op_type, arrays, dict(self.attributes)
 
 
 def reduced(array: Array) -> Array:
@@ -256,7 +257,10 @@ def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) 
     if shared is not None:
         return shared
     op_type, operands, attributes = movement.written()
-    constants = [graph.constant(np.asarray(o, np.int64), f"{op_type}_operand") for o in operands]
+    arrays = [
+        o if o is None or isinstance(o, np.ndarray) else np.asarray(o, np.int64) for o in operands
+    ]
+    constants = [None if a is None else graph.constant(a, f"{op_type}_operand") for a in arrays]
     result = graph.node(
         before,
         op_type,

@@ -49,7 +49,12 @@ _OF_CODES = tuple(
 )
 
 RULES = (
-    RewriteRule("remove Identity", algebra.hand_on, {"Identity"}, constants=True),
+    RewriteRule(
+        "remove operators that return their only operand",
+        algebra.hand_on,
+        {"Concat", "Identity", "Max", "Mean", "Min", "Sum"},
+        constants=True,
+    ),
     RewriteRule("write movements in one way", hoisting.write_movements, constants=True),
     RewriteRule("join movements", hoisting.join_movements, constants=True),
     RewriteRule("write constants with few dimensions", elementwise.trim_constants),

@@ -5,7 +5,8 @@
                                                     dimensions of size 1
     Slice, Split, Gather with constant indices      Selection
     Expand, Tile                                    Expansion, Tiling
-    DepthToSpace, SpaceToDepth, Pad that repeats    Rearrangement
+    DepthToSpace, SpaceToDepth, and Pad and Resize  Rearrangement
+    that repeat elements of the data
 
 All are exact, because nothing is computed from the elements.
 """
@@ -196,20 +197,25 @@ def _tile(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) 
 
 def _rearranged(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     target = sizes_of(value)
-    if target is None or (node.op_type == "Pad" and not _repeats(node)):
+    if target is None or (node.op_type in ("Pad", "Resize") and not _repeats(node)):
         return None
-    operands = [_numbers(graph, operand) for operand in node.inputs[1:]]
-    if any(numbers is None for numbers in operands):
+    rest = node.inputs[1:]
+    arrays = [graph.array(operand) for operand in rest]
+    if any(array is None for array, v in zip(arrays, rest, strict=True) if v is not None):
         return None
+    operands = [None if a is None else (a.dtype.name, tuple(a.ravel().tolist())) for a in arrays]
     defaults: dict[str, object] = {"mode": "DCR"} if node.op_type == "DepthToSpace" else {}
     stated = {name: attribute.value for name, attribute in node.attributes.items()}
     attributes = tuple(sorted((defaults | stated).items()))
-    return [
-        Rearrangement(node.op_type, attributes, tuple(tuple(o or ()) for o in operands), target)
-    ]
+    return [Rearrangement(node.op_type, attributes, tuple(operands), target)]
 
 
 def _repeats(node: ir.Node) -> bool:
+    """Return whether each result of a Pad or Resize is an element of its data."""
+    if node.op_type == "Resize":
+        crops = "tf_crop_and_resize"  # another number lies beyond the edges
+        is_cropped = node.attributes.get_string("coordinate_transformation_mode", "") == crops
+        return node.attributes.get_string("mode", "nearest") == "nearest" and not is_cropped
     mode = node.attributes.get_string("mode", "constant")
     return mode in ("edge", "reflect", "wrap") and len(node.inputs) == 2
 
@@ -221,6 +227,7 @@ _READERS: dict[str, Callable[[Rewriter, ir.Value, ir.Node, Sizes | None], _Moves
     "Gather": _gather,
     "Pad": _rearranged,
     "Reshape": _reshape,
+    "Resize": _rearranged,
     "Slice": _slice,
     "SpaceToDepth": _rearranged,
     "Split": _split,
