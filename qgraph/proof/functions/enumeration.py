@@ -204,11 +204,13 @@ def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
     least, most = _ends(gap)
     if least == most == 0:
         return None
-    side = _side(ours)
-    if side and side == _side(theirs):
+    side, other = _side(ours), _side(theirs)
+    if side and side == other:
         # without NaN and zeros of both signs, different bits are different values
         count = int(np.count_nonzero(gap))
         return _Block(count, 0, _stretch(x, gap, count), None, max(most, -least))
+    if (side and _is_nan(theirs)) or (other and _is_nan(ours)):
+        return _Block(len(x), 0, _stretch(x, gap, len(x)), None, None)
     differ = np.asarray(a != b) & ~(np.isnan(a) & np.isnan(b))
     signs = np.asarray(a == 0) & ~differ & (np.signbit(a) != np.signbit(b))
     if not (differ.any() or signs.any()):
@@ -226,6 +228,12 @@ def _side(bits: Gap) -> int:
     if least >= 0 and most <= _INFINITY:
         return 1
     return -1 if most <= _INFINITY - (1 << 31) else 0
+
+
+def _is_nan(bits: Gap) -> bool:
+    """Return whether all values are NaN of one sign."""
+    least, most = _ends(bits)
+    return least > _INFINITY or (least > _INFINITY - (1 << 31) and most < 0)
 
 
 def _block(x: Float32, a: Float32, b: Float32, differ: Mask, signs: Mask) -> _Block:
@@ -248,7 +256,8 @@ def _stretch(x: Float32, differ: Mask | Gap, count: int) -> tuple[int, int]:
 
 
 def _key_at(x: Float32, index: int) -> int:
-    return int(to_keys(x[index : index + 1])[0])
+    bits = int(x.view(np.int32)[index])
+    return bits if bits >= 0 else bits ^ 0x7FFFFFFF
 
 
 def _ulps(a: Float32, b: Float32) -> int | None:

@@ -38,6 +38,8 @@ PAIRS: dict[str, Functions] = {
         lambda op, x: op.Sub(op.Mul(x, F(1e37)), op.Mul(x, F(1e37))),
         lambda op, x: op.Mul(op.Mul(x, F(1e37)), 0.0),
     ),
+    "NaN everywhere": (lambda op, x: op.Mul(x, F(np.nan)), lambda op, x: op.Add(x, F(1))),
+    "NaN on the other side": (lambda op, x: x, lambda op, x: op.Neg(op.Mul(x, F(np.nan)))),
     "a rounding beside none": (lambda op, x: op.Div(op.Round(x), 3.0), lambda op, x: op.Div(x, 3)),
     "results of different sign": (lambda op, x: x, lambda op, x: op.Neg(x)),
     "a branch": (
