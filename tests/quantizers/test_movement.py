@@ -45,7 +45,8 @@ CASES = {
     ),
     "pad": (
         "2,4,5",
-        f"""f = Constant <value = uint8 {{103}}> () p = Constant <value_ints = [0, 1, 0, 0, 0, 1]> ()
+        f"""f = Constant <value = uint8 {{103}}> ()
+        p = Constant <value_ints = [0, 1, 0, 0, 0, 1]> ()
         q = {Q} m = Pad (q, p, f) y = {DQ} (m, s, z)""",
     ),
     "pad with code 0": (
