@@ -9,7 +9,9 @@ found.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +20,7 @@ from qgraph.graph.constants import constant_elements
 from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.chunks import transpose
+from qgraph.numerics.chunks import available_cores, transpose
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 
 _STRIP_BYTES = 1 << 25
@@ -159,24 +161,33 @@ def _has_same_scales(packed: PackedRows, scales: Stream) -> bool:
 
 def _is_transposed(packed: PackedRows, codes: Stream, middle: int) -> bool:
     """Return whether the packed codes minus ``middle`` equal the codes in the other layout."""
-    form = packed.form
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph") as threads:
+        for first, strip in packed.strips():
+            parts = [
+                (first + left * 8 // packed.form.bits, strip[:, left : left + _WIDTH])
+                for left in range(0, strip.shape[1], _WIDTH)
+            ]
+            is_same = partial(_is_transposed_part, packed.form, codes, middle)
+            if not all(threads.map(is_same, *zip(*parts, strict=True))):
+                return False
+    return True
+
+
+def _is_transposed_part(form: Weights, codes: Stream, middle: int, first: int, part: Array) -> bool:
+    """Compare some bytes of each row, in which codes from row ``first`` of the other layout are."""
     n, bits, each = form.n, form.bits, 8 // form.bits
-    turned = np.empty((_WIDTH, n), np.uint8)
-    step = max(_ELEMENTS // (n * each), 1)
-    for first, strip in packed.strips():
-        for left in range(0, strip.shape[1], _WIDTH):
-            part = strip[:, left : left + _WIDTH]
-            transpose(part, turned[: part.shape[1]])
-            start = first + left * each
-            stop = min(start + part.shape[1] * each, form.k)
-            for row in range(start, stop, step * each):
-                count = min(step * each, stop - row)
-                ours = turned[(row - start) // each :][: -(-count // each)]
-                # What follows the last row has no meaning.
-                ours[-1] &= np.uint8((1 << bits * (count % each or each)) - 1)
-                theirs = codes.read(row * n, (row + count) * n).view(np.uint8)
-                if not np.array_equal(ours, _joined(theirs, n, bits, middle)):
-                    return False
+    turned = np.empty((part.shape[1], n), np.uint8)
+    transpose(part, turned)
+    step = max(_ELEMENTS // (n * each), 1) * each
+    stop = min(first + part.shape[1] * each, form.k)
+    for row in range(first, stop, step):
+        count = min(step, stop - row)
+        ours = turned[(row - first) // each :][: -(-count // each)]
+        # What follows the last row has no meaning.
+        ours[-1] &= np.uint8((1 << bits * (count % each or each)) - 1)
+        theirs = codes.read(row * n, (row + count) * n).view(np.uint8)
+        if not np.array_equal(ours, _joined(theirs, n, bits, middle)):
+            return False
     return True
 
 
