@@ -29,7 +29,7 @@ from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import RESHAPING, Facts, infer
 from qgraph.graph.schema import LINEAR_DOMAINS
-from qgraph.graph.scopes import nodes_of, owners, producer_of
+from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.operator import operator_of
@@ -181,8 +181,10 @@ class _Decoder:
         parts = list(node.inputs[:1]) if is_split else moved_operands(node) or copied_operands(node)
         rest: list[Operand | None] = list(node.inputs[len(parts) :])
         if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
-            fill = constant_expression(rest[1]) if len(rest) > 1 else None
-            number = self._number(np.zeros((), np.int8) if len(rest) < 2 else fill)
+            fill = input_of(node, 2)
+            number = self._number(
+                np.zeros((), np.int8) if fill is None else constant_expression(fill)
+            )
             if number is None:
                 return None
             rest[1:2] = [number]
@@ -224,7 +226,8 @@ def copied_operands(node: ir.Node) -> list[ir.Value | None]:
     mode = node.attributes.get_string("mode", "nearest" if node.op_type == "Resize" else "constant")
     coordinates = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
     crops = coordinates == "tf_crop_and_resize"  # another number lies beyond the edges
-    if node.domain or crops or (node.op_type, mode) not in COPIES or "pads" in node.attributes:
+    is_other = crops or "pads" in node.attributes or len(node.inputs) < 2  # as in old opsets
+    if node.domain or is_other or (node.op_type, mode) not in COPIES:
         return []
     return list(node.inputs[:1])
 
