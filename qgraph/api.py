@@ -21,7 +21,7 @@ from qgraph.inventory.lockfile import lock_text
 from qgraph.inventory.overview import Overview, overview
 from qgraph.lint.engine import Ids, LintReport
 from qgraph.lint.engine import lint as linted
-from qgraph.lint.rule_pages import known_cause, known_causes
+from qgraph.lint.rule import known_cause, known_causes
 from qgraph.model import Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales

@@ -15,36 +15,32 @@ if TYPE_CHECKING:
     from qgraph.transforms.base import TRANSFORMS, Transform, describe, parse_spec
     from qgraph.transforms.canonical_operators import CanonicalOperators
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
-    from qgraph.transforms.drop_rounding import DropRounding
-    from qgraph.transforms.float_products import FloatProducts
-    from qgraph.transforms.float_sums import FloatSums
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
     from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
-    from qgraph.transforms.lower_pointwise import LowerPointwise
-    from qgraph.transforms.lower_vendor_operators import LowerVendorOperators
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
     from qgraph.transforms.merge_activation import MergeActivation
-    from qgraph.transforms.microsoft import LowerMicrosoft, RaiseMicrosoft
     from qgraph.transforms.move_channel_scales import MoveChannelScales
     from qgraph.transforms.move_quantizers import MoveQuantizers
     from qgraph.transforms.plain_pairs import PlainPairs
+    from qgraph.transforms.plain_products import LowerPointwise, SplitGemm
     from qgraph.transforms.quantize_bias import QuantizeBias
     from qgraph.transforms.quantize_weights import QuantizeWeights
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
-    from qgraph.transforms.repack import Repack
+    from qgraph.transforms.recoding import Repack, ShiftZeroPoints, SymmetricWeights, WidenCodes
     from qgraph.transforms.rewriting import Writing, rewrite
-    from qgraph.transforms.separate_weights import SeparateWeights
-    from qgraph.transforms.shift_zero_points import ShiftZeroPoints
-    from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
-    from qgraph.transforms.split_gemm import SplitGemm
+    from qgraph.transforms.runtime_faults import FloatProducts, FloatSums, SeparateWeights
+    from qgraph.transforms.simpler_ranges import DropRounding, SplitFakeQuantize
     from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
     from qgraph.transforms.split_zero_points import SplitZeroPoints
-    from qgraph.transforms.symmetric_weights import SymmetricWeights
     from qgraph.transforms.tune_ranges import TuneRanges
-    from qgraph.transforms.widen_codes import WidenCodes
+    from qgraph.transforms.vendor_operators import (
+        LowerMicrosoft,
+        LowerVendorOperators,
+        RaiseMicrosoft,
+    )
     from qgraph.transforms.widen_floats import WidenFloats
 
 __all__ = [
@@ -92,22 +88,21 @@ __all__ = [
     "rewrite",
 ]
 
-_ELSEWHERE = {
-    "ConvertDialect": "convert",
-    "FoldWeights": "convert",
-    "LowerIntegerOperators": "integer_operators",
-    "LowerMicrosoft": "microsoft",
-    "RaiseIntegerOperators": "integer_operators",
-    "RaiseMicrosoft": "microsoft",
-    "StripFunctions": "make_portable",
-    "TRANSFORMS": "base",
-    "Transform": "base",
-    "Writing": "rewriting",
-    "describe": "base",
-    "parse_spec": "base",
-    "rewrite": "rewriting",
+_SHARED = {
+    "base": ("TRANSFORMS", "Transform", "describe", "parse_spec"),
+    "convert": ("ConvertDialect", "FoldWeights"),
+    "integer_operators": ("LowerIntegerOperators", "RaiseIntegerOperators"),
+    "make_portable": ("StripFunctions",),
+    "plain_products": ("LowerPointwise", "SplitGemm"),
+    "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),
+    "rewriting": ("Writing", "rewrite"),
+    "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights"),
+    "simpler_ranges": ("DropRounding", "SplitFakeQuantize"),
+    "vendor_operators": ("LowerMicrosoft", "LowerVendorOperators", "RaiseMicrosoft"),
 }
-"""Modules of names that differ from those of their modules."""
+"""Names in modules with other names."""
+
+_ELSEWHERE = {name: module for module, names in _SHARED.items() for name in names}
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

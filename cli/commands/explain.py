@@ -27,8 +27,7 @@ def command(talk: Talk, reason_id: str | None) -> None:
     layer does not meet. All others are rules of 'qgraph lint'; the name of a rule, such as
     bias-scale, is also accepted.
     """
-    from qgraph.lint.rule import RULES
-    from qgraph.lint.rule_pages import explained, known_cause, known_causes
+    from qgraph.lint.rule import RULES, explained, known_cause, known_causes
 
     if reason_id is None:
         document = {"ids": [cause.to_json() for cause in known_causes().values()]}

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OptionError, member
-from qgraph.execution.alone import AloneNodes
-from qgraph.execution.executor import Backend, Executor
+from qgraph.execution.executor import AloneNodes, Backend, Executor
 from qgraph.execution.input_shapes import describe
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.runtime import RuntimeExecutor, Standardize

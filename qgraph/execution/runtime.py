@@ -17,8 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from qgraph.errors import where
-from qgraph.execution.alone import AloneNodes, import_runtime, is_runtime_operator
-from qgraph.execution.executor import Executor
+from qgraph.execution.executor import AloneNodes, Executor, import_runtime, is_runtime_operator
 from qgraph.execution.plan import Plan, Step, initial, is_constant, is_fixed
 from qgraph.execution.session import Direct, Session, free_values, is_conformant, is_moderate
 from qgraph.graph.constants import overridable

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
-from qgraph.execution.alone import runs_alone
+from qgraph.execution.executor import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import ceiling

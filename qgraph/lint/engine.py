@@ -15,10 +15,9 @@ import numpy as np
 
 from qgraph.certificate import Identity
 from qgraph.errors import ModelError, OptionError, QGraphError, meant, require, shown, unexpected
+from qgraph.lint.data import Batch, observe
 from qgraph.lint.facts import ModelFacts
-from qgraph.lint.observation import Batch, observe
-from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule
-from qgraph.lint.rule_pages import page_of_rule
+from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule, page_of_rule
 from qgraph.model import Source, load
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of

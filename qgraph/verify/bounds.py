@@ -26,11 +26,9 @@ from qgraph.ops.moved_elements import PRIMES
 from qgraph.verify import FAILURES, confirm, need
 from qgraph.verify.figures import Figures, of_output, of_roundings, problem_of
 from qgraph.verify.ideals import ENDLESS, UNKNOWN, Basis, Executed, Ideal, TracedRounding
-from qgraph.verify.outputs import EqualValues
-from qgraph.verify.reading import Reading, agree
-from qgraph.verify.regions import Equality, finding_of, not_decided, with_defaults
+from qgraph.verify.reading import Reading, agree, merged
+from qgraph.verify.regions import Equality, EqualValues, finding_of, not_decided, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
-from qgraph.verify.shapes import merged
 from qgraph.verify.traces import Trace, range_of_codes
 
 _NOISE = 2.0**-24

@@ -16,8 +16,7 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.verify import confirm, need
 from qgraph.verify.primitives import HALVES, Ranges, Span
-from qgraph.verify.reading import Reading
-from qgraph.verify.shapes import Shape
+from qgraph.verify.reading import Reading, Shape
 
 _REAL = HALVES | {ir.DataType.FLOAT}
 _WIDE = ir.DataType.DOUBLE

@@ -19,7 +19,7 @@ from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
 from qgraph.verify import need
-from qgraph.verify.shapes import code_range
+from qgraph.verify.reading import code_range
 
 Attributes = Mapping[str, Any]
 

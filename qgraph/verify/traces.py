@@ -35,8 +35,7 @@ from qgraph.verify.ideals import (
     fixed,
     rounding_of,
 )
-from qgraph.verify.reading import QUANTIZERS, Reading, agree
-from qgraph.verify.shapes import code_range
+from qgraph.verify.reading import QUANTIZERS, Reading, agree, code_range
 
 Change = Callable[[Float64], Float64]
 Operation = Callable[..., Float64]

@@ -26,10 +26,8 @@ from qgraph.ops.integer.definitions import differing_definitions
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.reasons import VERDICT_NOT_CHECKED
 from qgraph.verify.bounds import check_bounds
-from qgraph.verify.outputs import EqualValues
-from qgraph.verify.reading import Reading
-from qgraph.verify.regions import Equality, check
-from qgraph.verify.shapes import merged, shape_of
+from qgraph.verify.reading import Reading, merged, shape_of
+from qgraph.verify.regions import Equality, EqualValues, check
 
 _REWRITTEN = frozenset({schema.BIAS_LAST, schema.SUMMED_ALIKE, schema.WHOLE_SUMS})
 _OF_PROOFS = frozenset({Exactness.BITS, Exactness.VALUES})

@@ -11,8 +11,7 @@ import pytest
 import qgraph
 from qgraph.exactness import ProofVerdict
 from qgraph.lint.engine import lint, read_baseline, written_baseline
-from qgraph.lint.rule import RULES, LintRule
-from qgraph.lint.rule_pages import page_of_rule, whole_model
+from qgraph.lint.rule import RULES, LintRule, page_of_rule, whole_model
 from qgraph.transforms.deployment.lint_fixes import fix
 
 UNDECIDED = {"QG410"}

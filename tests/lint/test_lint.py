@@ -15,8 +15,7 @@ from qgraph.errors import OptionError
 from qgraph.graph.streaming import Stream
 from qgraph.lint.engine import chosen_rules
 from qgraph.lint.facts import ModelFacts
-from qgraph.lint.rule import RULES, LintLevel
-from qgraph.lint.rule_pages import page_of_rule, whole_model
+from qgraph.lint.rule import RULES, LintLevel, page_of_rule, whole_model
 from qgraph.lint.seen import count_codes
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]> net '

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from qgraph.lint.rule import RULES
-from qgraph.lint.rule_pages import explained, page_of_rule
+from qgraph.lint.rule import RULES, explained, page_of_rule
 from tests.lint.measured.__main__ import registered
 from tests.lint.measured.harness import EXACT
 

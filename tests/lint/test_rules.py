@@ -13,8 +13,7 @@ import onnxruntime
 import pytest
 
 from qgraph.lint.engine import lint
-from qgraph.lint.rule import RULES, LintRule
-from qgraph.lint.rule_pages import page_of_rule, pages_of, whole_model
+from qgraph.lint.rule import RULES, LintRule, page_of_rule, pages_of, whole_model
 from qgraph.reasons import CAUSES
 from qgraph.targets.unmet import UNMET
 from qgraph.transforms import parse_spec

@@ -15,7 +15,7 @@ from qgraph.numerics.formats import IntFormat
 from qgraph.ops import operator as operators
 from qgraph.ops.definitions.quantize_linear import quantize_linear
 from qgraph.ops.operator import OPERATORS, operator, operator_of
-from qgraph.verify.operators import meaning
+from qgraph.verify.reading import meaning
 
 NAMES = OPERATORS.names()
 QUANTIZERS = [name for name in NAMES if not OPERATORS.find(name).schema.standard]

@@ -9,7 +9,7 @@ import pytest
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.drop_rounding import DropRounding
+from qgraph.transforms.simpler_ranges import DropRounding
 
 F = np.float32
 

@@ -10,7 +10,7 @@ import pytest
 import qgraph
 from qgraph import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.float_sums import FloatSums
+from qgraph.transforms.runtime_faults import FloatSums
 
 TEXT = """<ir_version: 10, opset_import: ["": OPSET]>
     net (float[SHAPE] x) => (y)

@@ -10,7 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.fuse_output_scale import FuseOutputScale
-from qgraph.transforms.split_fake_quantize import SplitFakeQuantize
+from qgraph.transforms.simpler_ranges import SplitFakeQuantize
 from qgraph.transforms.tune_ranges import TunedScales, TuneRanges
 
 pytestmark = pytest.mark.sums

@@ -11,7 +11,7 @@ from qgraph.model import load
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import parse_spec
-from qgraph.transforms.repack import Blocks, CodeTarget, Repack
+from qgraph.transforms.recoding import Blocks, CodeTarget, Repack
 from qgraph.transforms.weights import recoded
 
 RANDOM = np.random.default_rng

@@ -10,7 +10,7 @@ import pytest
 import qgraph
 from qgraph import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.separate_weights import SeparateWeights
+from qgraph.transforms.runtime_faults import SeparateWeights
 
 CODES = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
 FAKE = "org.openvinotoolkit.FakeQuantize"

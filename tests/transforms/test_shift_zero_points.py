@@ -10,8 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant
 from qgraph.model import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.shift_zero_points import ShiftZeroPoints
-from qgraph.transforms.symmetric_weights import SymmetricWeights
+from qgraph.transforms.recoding import ShiftZeroPoints, SymmetricWeights
 
 BITS = Exactness.BITS
 

@@ -12,7 +12,7 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.split_fake_quantize import CodeOrigin, SplitFakeQuantize
+from qgraph.transforms.simpler_ranges import CodeOrigin, SplitFakeQuantize
 
 F = np.float32
 DECODED = ["FakeQuantize", "Div", "Mul"]

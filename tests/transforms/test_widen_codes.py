@@ -10,7 +10,7 @@ from qgraph.errors import OptionError
 from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant
 from qgraph.model import load
-from qgraph.transforms.widen_codes import WidenCodes
+from qgraph.transforms.recoding import WidenCodes
 
 BITS = Exactness.BITS
 

@@ -10,8 +10,7 @@ import pytest
 import qgraph
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
-from qgraph.verify.reading import Reading
-from qgraph.verify.shapes import ON_CODES_OF_ONE_TYPE, shape_of
+from qgraph.verify.reading import ON_CODES_OF_ONE_TYPE, Reading, shape_of
 
 MODELS = ("brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_fp4", "field/mo_mbv3_int8")
 

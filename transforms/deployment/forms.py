@@ -31,11 +31,11 @@ from qgraph.targets.unmet import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET, misreads_row_sums
 from qgraph.transforms.drafts.choice import label
-from qgraph.transforms.float_products import FloatProducts
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.quantize_bias import QuantizeBias
-from qgraph.transforms.repack import CodeTarget, Repack
+from qgraph.transforms.recoding import CodeTarget, Repack
+from qgraph.transforms.runtime_faults import FloatProducts
 from qgraph.transforms.weights.stored_codes import stored_codes
 
 FLOAT = "float"

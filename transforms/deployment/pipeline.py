@@ -15,24 +15,27 @@ from qgraph.targets.rules import Loads
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.float_sums import FloatSums
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
-from qgraph.transforms.lower_pointwise import LowerPointwise
 from qgraph.transforms.merge_activation import ActivationForm, MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers
 from qgraph.transforms.plain_pairs import PairDialect, PlainPairs
+from qgraph.transforms.plain_products import LowerPointwise, SplitGemm
 from qgraph.transforms.quantize_bias import QuantizeBias
-from qgraph.transforms.repack import CodeTarget, Repack
-from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
-from qgraph.transforms.split_gemm import SplitGemm
+from qgraph.transforms.recoding import (
+    CodeSign,
+    CodeTarget,
+    Repack,
+    ShiftZeroPoints,
+    SymmetricWeights,
+    WidenCodes,
+)
+from qgraph.transforms.runtime_faults import FloatSums
 from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
 from qgraph.transforms.split_zero_points import SplitZeroPoints
-from qgraph.transforms.symmetric_weights import SymmetricWeights
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
-from qgraph.transforms.widen_codes import WidenCodes
 from qgraph.transforms.widen_floats import WidenFloats
 
 HIGHEST_OPSET = 21

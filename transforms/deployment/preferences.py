@@ -38,8 +38,7 @@ from qgraph.transforms.deployment.forms import (
 from qgraph.transforms.deployment.pipeline import misreads_turned_weights
 from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.drafts.choice import label
-from qgraph.transforms.float_products import FloatProducts
-from qgraph.transforms.separate_weights import SeparateWeights
+from qgraph.transforms.runtime_faults import FloatProducts, SeparateWeights
 
 _ROUNDS = 21
 _CLEAR = 0.98

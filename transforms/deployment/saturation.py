@@ -28,8 +28,7 @@ from qgraph.targets.unmet import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.drafts.choice import label
-from qgraph.transforms.repack import CodeTarget, Repack
-from qgraph.transforms.shift_zero_points import CodeSign, ShiftZeroPoints
+from qgraph.transforms.recoding import CodeSign, CodeTarget, Repack, ShiftZeroPoints
 from qgraph.transforms.weights.stored_codes import stored_codes
 
 _WITHOUT = (ZeroPoint.NONE, ZeroPoint.ZERO)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from qgraph.errors import ModelError
-from qgraph.graph.deferred import Recorder, WrittenRun, expect_written
+from qgraph.graph.deferred import Recorder, WrittenRun, checksum, expect_written
 from qgraph.graph.streaming import FileRange
-from qgraph.numerics.checksum import checksum
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qgraph.lint.rule import RULES
-from qgraph.lint.rule_pages import page_of_rule, whole_model
+from qgraph.lint.rule import RULES, page_of_rule, whole_model
 
 Array: TypeAlias = npt.NDArray[Any]
 Feeds: TypeAlias = Mapping[str, Array]

@@ -1,0 +1,228 @@
+"""Passes that avoid forms which a runtime computes wrongly, or otherwise than ONNX defines them.
+
+``float-products``    products of two operands of data as floats
+``float-sums``        sums over rows of codes as floats
+``separate-weights``  a matrix of its own for products that read a matrix turned
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
+from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.opset.versions import only_float_type
+from qgraph.graph.scopes import input_of
+from qgraph.inventory.layers import quantized_einsums, quantized_layers
+from qgraph.inventory.openvino_traps import WeightChain, row_sums_of, turned_products, weight_chain
+from qgraph.model import Model
+from qgraph.numerics import Array
+from qgraph.ops.steps import code_type
+from qgraph.quantizers.dialects.dialect import Site
+from qgraph.quantizers.movement import unmoved
+from qgraph.quantizers.quantizer import Affine, Floating, Ranged
+from qgraph.quantizers.sites import readable_sites
+from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM
+from qgraph.reports import Report
+from qgraph.transforms.base import Transform, option, selects, transform
+from qgraph.transforms.drafts.choice import label, refused
+from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
+
+_SAME = Verdict(Exactness.BITS, Method.CONSTANT)
+_INFINITE = FAULTY_SCALE(
+    "results of the quantizer of its operand may be infinite, and a Max would change them; "
+    "export finite scales"
+)
+
+
+@transform("float-products")
+class FloatProducts(Transform):
+    """Prevent a runtime from multiplying two operands of data as codes.
+
+    1. ``MatMul(x, y) -> MatMul(x, Max(y, lowest))``, where quantizers compute ``x`` and ``y`` from
+       data, and ``lowest`` is the lowest finite number of the type; likewise Gemm.
+    2. ``Einsum(x, y) -> Einsum(x, Max(y, lowest))`` likewise, also if ``y`` are weights.
+    3. ``data=true``: ``Conv(x, w, b) -> Conv(Max(x, lowest), w, b)`` for layers with quantized
+       weights ``w``, instead.
+
+    The Max changes nothing, since all results of the quantizers are finite; others are refused.
+    Without it, OpenVINO multiplies the codes, and processors without VNNI cut off large sums of
+    such products.
+    """
+
+    nodes: str = option("*", help="names of operators, such as *attention*|!*MatMul_1")
+    data: bool = option(False, help="whether layers with weights get a Max before their data")
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Insert a Max before the second operand of each product, and report it."""
+        editor = Editor(model.ir)
+        einsums = [] if self.data else quantized_einsums(model.ir)
+        finite = {site.y for site in readable_sites(model.ir) if _is_finite(site)}
+        for node in [*_products(model, has_weights=self.data), *einsums]:
+            if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
+                continue
+            operands: list[Operand | None] = list(node.inputs)
+            index = 0 if self.data else 1
+            y = node.inputs[index]
+            if y is None:
+                continue
+            if unmoved(y) not in finite:
+                report.sites.append(refused(node, _INFINITE))
+                continue
+            dtype = y.dtype or only_float_type(model.ir) or ir.DataType.FLOAT
+            lowest = np.asarray(dtype.min, dtype.numpy())
+            draft = editor.draft(Region(y, node.outputs[0], (node,)))
+            limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=dtype)
+            operands[index] = limited
+            draft.giving(draft.copy(node, operands))
+            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+
+
+def _is_finite(site: Site) -> bool:
+    """Return whether the parameters show that no result of a quantizer is infinite."""
+    with np.errstate(all="ignore"):
+        match site.quantizer:
+            case Affine(lo=lo, hi=hi, to_real=real):
+                ends = [(code - real.zero_point) * real.scale for code in (lo, hi)]
+            case Ranged(output_low=low, output_high=high):
+                ends = [low, high, high - low]
+            case Floating(scale=scale, format=kind, saturating=True):
+                ends = [np.float32(kind.max_value) * scale]
+            case _:
+                return False
+        dtype = (site.y.dtype or ir.DataType.FLOAT).numpy()
+        return all(bool(np.isfinite(end.astype(dtype)).all()) for end in ends)
+
+
+def _products(model: Model, *, has_weights: bool) -> list[ir.Node]:
+    """Return the products of data and weights, or of two operands of data."""
+    return [
+        layer.node
+        for layer in quantized_layers(model.ir)
+        if not layer.description.x.is_constant and layer.description.w.is_constant is has_weights
+    ]
+
+
+@transform("float-sums")
+class FloatSums(Transform):
+    """Prevent a runtime from adding codes over the middle one of three axes.
+
+    1. ``ReduceMean(x) -> ReduceMean(Max(x, lowest))``, where ``x`` are decoded codes, and
+       ``lowest`` is the lowest number of their type; likewise ReduceSum and GlobalAveragePool.
+
+    The Max changes no number. Without it, OpenVINO adds the codes, and all results except those of
+    the first matrix are wrong.
+    """
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Insert a Max before each sum over rows, and report it."""
+        editor = Editor(model.ir)
+        for each in row_sums_of(model.ir):
+            node, x, lowest = each.node, each.node.inputs[0], _lowest(each.decoder)
+            if x is None or lowest is None:
+                continue
+            draft = editor.draft(Region(x, node.outputs[0], (node,)))
+            limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=x.dtype)
+            operands = [limited, *node.inputs[1:]]
+            draft.giving(draft.copy(node, operands))
+            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+
+
+def _lowest(decoder: ir.Node) -> Array | None:
+    """Return the lowest result of a DequantizeLinear; None if it has several scales."""
+    codes = code_type(decoder)
+    scale = constant_expression(decoder.inputs[1])
+    if codes is None or scale is None or scale.size != 1 or not codes.is_integer():
+        return None
+    stated = input_of(decoder, 2)
+    point = np.zeros(1, np.int64) if stated is None else constant_expression(stated)
+    if point is None:
+        return None
+    ends = np.array([codes.min, codes.max], np.int64) - point.astype(np.int64).reshape(())
+    return np.asarray((ends.astype(scale.dtype) * scale.reshape(())).min())
+
+
+_UNKNOWN = NO_EQUAL_FORM(
+    "its weights are shared with a product that reads them transposed, and a parameter of their "
+    "quantizer has no transposed form; export weights of its own for one of the products"
+)
+
+
+@transform("separate-weights")
+class SeparateWeights(Transform):
+    """Store square weights twice if products share them in both orientations.
+
+    1. ``MatMul(x, w), Gemm(y, w, transB=1) -> MatMul(x, Transpose(v)), Gemm(y, w, transB=1)``,
+       where ``v`` is a new constant with the transposed numbers of ``w``; likewise for weights that
+       quantizers compute from ``w``, and for Einsum.
+
+    No number changes. Without it, OpenVINO computes both products with the same orientation.
+    """
+
+    preserves: ClassVar[Exactness] = Exactness.BITS
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Give each product that reads such weights as they are new ones, and report it."""
+        editor = Editor(model.ir)
+        for node in [each for plain, _ in turned_products(model.nodes()) for each in plain]:
+            weights, y = node.inputs[1], node.outputs[0]
+            chain = weight_chain(weights)
+            draft = editor.draft(Region(ir.Value(name=""), y, (node,)))
+            turned = None if chain is None else turned_weights(draft, chain)
+            if turned is None or chain is None:
+                draft.discard()
+                report.sites.append(refused(node, _UNKNOWN))
+                continue
+            dtype = None if weights is None else weights.dtype
+            operands: list[Operand | None] = list(node.inputs)
+            operands[1] = turned
+            if not chain.is_turned:
+                operands[1] = draft.node("Transpose", [turned], {"perm": chain.swap}, dtype=dtype)
+            draft.giving(draft.copy(node, operands))
+            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+
+
+_LINEAR = ("DequantizeLinear", "QuantizeLinear")
+_ROWS = 2
+
+
+def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
+    """Draft the weights of a chain with the last two axes exchanged, by a transposed constant.
+
+    None if a parameter has no form with exchanged axes.
+    """
+    matrix = constant_expression(chain.root)
+    if matrix is None or matrix.ndim < _ROWS:
+        return None
+    rank, value = matrix.ndim, draft.constant(_swapped(matrix), "turned")
+    for node in chain.nodes:
+        arrays = [constant_expression(v) for v in node.inputs[1:]]
+        if any(a is not None and a.ndim > rank for a in arrays):
+            return None
+        is_linear = node.op_type in _LINEAR
+        operands: list[Operand | None] = [value]
+        for old, array in zip(node.inputs[1:], arrays, strict=True):
+            is_one = array is None or array.size == 1 or (is_linear and array.ndim < _ROWS)
+            if array is not None and not is_one:
+                matrix = array.reshape(1, -1) if array.ndim == 1 else array
+                old = draft.constant(_swapped(matrix), "turned")
+            operands.append(old)
+        axis = node.attributes.get_int("axis", 1) % rank
+        exchanged = {rank - 1: rank - 2, rank - 2: rank - 1}.get(axis, axis)
+        changes = {"axis": exchanged} if is_linear else None
+        value = draft.copy(node, operands, changes)
+        if len(node.outputs[0].uses()) == 1:
+            carry_over(node, draft.nodes[-1])
+    return value
+
+
+def _swapped(array: Array) -> Array:
+    return np.ascontiguousarray(np.swapaxes(array, -1, -2))
