@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         LowerVendorOperators,
         RaiseMicrosoft,
     )
+    from qgraph.transforms.whole_zero_points import WholeZeroPoints
     from qgraph.transforms.widen_floats import WidenFloats
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "SymmetricWeights",
     "Transform",
     "TuneRanges",
+    "WholeZeroPoints",
     "WidenCodes",
     "WidenFloats",
     "Writing",

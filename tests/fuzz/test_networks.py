@@ -40,6 +40,7 @@ PASSES = (
     *("merge-activation", "shift-zero-points", "symmetric-weights", "split-zero-points"),
     *("split-leaky-relu", "split-gemm", "lower-pointwise", "plain-pairs", "canonical-operators"),
     *("move-channel-scales", "move-quantizers", "widen-floats", "float-products", "float-sums"),
+    "whole-zero-points",
 )
 for _spec in PASSES:
     parse_spec(_spec)  # an unknown option would count as a refusal

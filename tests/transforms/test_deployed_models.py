@@ -50,10 +50,6 @@ LAYERS = {
 
 LEFT = {
     "brev_cnn_asym8": {"/c3/Conv": "measured to take 9 times as long as float"},
-    "nncf_cnn_w4a4": {
-        "/f/f.3/Conv": "one scale per axis",
-        "/f/f.6/Conv": "one scale per axis",
-    },
 }
 """Layers that stay in float, and a part of the reason."""
 

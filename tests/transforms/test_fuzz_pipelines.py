@@ -57,6 +57,7 @@ PASSES = [
     "split-zero-points",
     "split-leaky-relu",
     "split-gemm",
+    "whole-zero-points",
     "lower-pointwise",
     "shift-zero-points{activations=int8,centre=true}",
     "merge-activation{form=units}",

@@ -43,6 +43,7 @@ _WITHOUT = (
         "split-gemm",
         "split-leaky-relu",
         "split-zero-points",
+        "whole-zero-points",
     ),
 )
 """Passes that each attempt omits, in the order of the attempts."""

@@ -36,6 +36,7 @@ from qgraph.transforms.runtime_faults import FloatSums
 from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
 from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
+from qgraph.transforms.whole_zero_points import WholeZeroPoints
 from qgraph.transforms.widen_floats import WidenFloats
 
 HIGHEST_OPSET = 21
@@ -66,7 +67,7 @@ def steps_for(
     opset = highest_opset(profile, HIGHEST_OPSET)
     if not takes(profile, "DequantizeLinear"):
         return list(_quants(profile, values))
-    steps = [*_plain(profile, opset, values), *_shaped(profile, opset, nodes)]
+    steps = [*_plain(profile, opset, values, nodes), *_shaped(profile, opset, nodes)]
     if packed is None:
         return [
             replace(step, nodes=coded) if isinstance(step, Repack | WidenCodes) else step
@@ -94,11 +95,13 @@ def conversion_for(profile: Profile) -> list[Transform]:
     return [as_pairs(), qdq, FoldWeights(opset=opset)]
 
 
-def _plain(profile: Profile, opset: int, values: str) -> Iterator[Transform]:
+def _plain(profile: Profile, opset: int, values: str, nodes: str) -> Iterator[Transform]:
     """Yield passes that write quantizers in plain form and weights as stored codes."""
     yield as_pairs()
     # Before conversion, since a bias would join the float operators around a quantizer.
     yield PlainPairs(values=values, opset=opset)
+    if needs_whole_zero_points(profile):
+        yield WholeZeroPoints(nodes=nodes, opset=opset)
     yield from conversion_for(profile)[1:]
     if needs_float32(profile):
         yield WidenFloats()
@@ -254,6 +257,12 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
     rows = [k for k in kernels(profile) if not weights or k.w.constant != "no"]
     zeros = {zero for k in rows for zero in (k.w if weights else k.x).zero or ()}
     return not zeros or not zeros <= _NONE
+
+
+def needs_whole_zero_points(profile: Profile) -> bool:
+    """Return whether kernels accept only data with zero points that are whole numbers."""
+    zeros = {zero for kernel in kernels(profile) for zero in kernel.x.zero or (ANY,)}
+    return bool(zeros) and zeros.isdisjoint({ANY, ZeroPoint.FRACTION})
 
 
 def needs_recurrent_numbers(profile: Profile) -> bool:

@@ -141,13 +141,18 @@ class WeightedSum:
         sizes[axis] = -1
         return factor.reshape(sizes)
 
-    def sums(self, offset: Float64, weights: Array) -> Float64:
+    def sums(self, offset: Float64, weights: Array, *, padded: bool = False) -> Float64:
         """Return what an offset of each channel of the data adds to the output channels.
+
+        Args:
+            offset: one number for each channel.
+            weights: their decoded numbers.
+            padded: whether to ignore padding; the sum is then that of positions inside.
 
         Raises:
             Stuck: the sum differs between positions of the output.
         """
-        if self.node.op_type == "ConvTranspose" or self._is_padded:
+        if self.node.op_type == "ConvTranspose" or (self._is_padded and not padded):
             raise Stuck(f"the positions of {title(self.node)} at its borders take other offsets in")
         if self.node.op_type == "MatMul" and len(self.shape) > 2:
             raise Stuck(f"the weights of {title(self.node)} have more than two axes")
