@@ -11,9 +11,9 @@ import numpy as np
 from qgraph.cli.inputs import InputOptions
 from qgraph.cli.output import Talk
 from qgraph.errors import ExecutionError
-from qgraph.graph.array_files import read_archive, read_array
 from qgraph.graph.tensors import FileRows
 from qgraph.numerics import Array
+from qgraph.storage.archive import read_archive, read_array
 
 if TYPE_CHECKING:
     from qgraph.comparison.check import Inputs

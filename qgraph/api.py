@@ -13,7 +13,6 @@ from qgraph.certificate import Certificate
 from qgraph.comparison.prove import read, replay
 from qgraph.errors import Choice, OptionError, QGraphError, member, require
 from qgraph.exactness import Exactness, Verification
-from qgraph.graph.array_files import Arrays, NamedArrays, arrays_by_name
 from qgraph.inventory.differences import ModelDifferences
 from qgraph.inventory.differences import diff as differences
 from qgraph.inventory.lockfile import check_lock as compared_with_lock
@@ -27,6 +26,7 @@ from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.reasons import Cause
 from qgraph.reports import Report
+from qgraph.storage.archive import Arrays, NamedArrays, arrays_by_name
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of, profiles
 from qgraph.text import Displayed

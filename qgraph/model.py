@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from qgraph.effort import require_time
 from qgraph.errors import OptionError, QGraphError, require, unexpected
-from qgraph.graph.array_files import Arrays, arrays_by_name
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.scopes import check_names, check_origins, nodes_of, owners
@@ -26,6 +25,7 @@ from qgraph.graph.tensors import slots
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
+from qgraph.storage.archive import Arrays, arrays_by_name
 from qgraph.storage.identity import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same

@@ -40,10 +40,10 @@ from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
-from qgraph.graph.array_files import WANTED, Arrays, arrays_by_name
 from qgraph.graph.edit import HALF_TYPES
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.storage.archive import WANTED, Arrays, arrays_by_name
 from qgraph.text import counted
 
 Feeds = Mapping[str, npt.ArrayLike]

@@ -23,8 +23,7 @@ from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import kernel_for
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.evaluate import Evaluation
-from qgraph.proof.bounds.events import Pending
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Pending, Quantity
 from qgraph.proof.bounds.roundings import SHIFTS, RoundedData, unlimited
 from qgraph.proof.bounds.rule import rule_of
 from qgraph.proof.rules import movements

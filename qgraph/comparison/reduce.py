@@ -19,12 +19,11 @@ from qgraph.effort import is_over
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
-from qgraph.graph.array_files import Arrays
 from qgraph.graph.interface import interface, names
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
 from qgraph.storage import files as storage
-from qgraph.storage.archive import write_arrays
+from qgraph.storage.archive import Arrays, write_arrays
 from qgraph.storage.outputs import Outputs, joined
 
 REFERENCE, CANDIDATE, INPUTS = "reference.onnx", "candidate.onnx", "inputs.npz"

@@ -35,7 +35,7 @@ from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
 from qgraph.ops.steps import code_type
-from qgraph.ops.windows import is_never_empty
+from qgraph.ops.sums_of_products import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
 
 MOVES = RESHAPING | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}

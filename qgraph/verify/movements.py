@@ -14,7 +14,7 @@ from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.ops.approximation import granules
 from qgraph.ops.moved_elements import MovedElements, executed, movements
-from qgraph.ops.windows import RIGHT, is_never_empty, pointwise_taps
+from qgraph.ops.sums_of_products import RIGHT, is_never_empty, pointwise_taps
 from qgraph.verify import need
 from qgraph.verify.ideals import NOTHING, ONE, Basis, Executed, Ideal, changed
 from qgraph.verify.traces import Trace

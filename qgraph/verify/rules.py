@@ -10,8 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
-from qgraph.ops.sums_of_products import Taps, added_up, products
-from qgraph.ops.windows import RIGHT, convolution_taps, is_never_empty, rows_of_transposed
+from qgraph.ops.sums_of_products import (
+    RIGHT,
+    Taps,
+    added_up,
+    convolution_taps,
+    is_never_empty,
+    products,
+    rows_of_transposed,
+)
 from qgraph.verify import need
 from qgraph.verify.ideals import (
     ENDLESS,

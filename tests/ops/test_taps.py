@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from qgraph.ops.windows import convolution_taps, rows_of_transposed
+from qgraph.ops.sums_of_products import convolution_taps, rows_of_transposed
 
 CHANNELS = 4
 

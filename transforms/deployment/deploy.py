@@ -12,13 +12,13 @@ from qgraph.bound import Against, Bounding, Within
 from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
 from qgraph.errors import EquivalenceError, OptionError, member, require
-from qgraph.graph.array_files import Arrays
 from qgraph.inventory.layers import quantized_layers
 from qgraph.lint.engine import LintFinding, lint
 from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
 from qgraph.reporting.deploy_view import NOT_LOADED
 from qgraph.reports import SiteStatus
+from qgraph.storage.archive import Arrays
 from qgraph.targets.engine import runtimes_of
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of

@@ -30,11 +30,11 @@ from qgraph.errors import OptionError, UnsupportedError, member, shown
 from qgraph.execution.executor import Backend, Executor
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
-from qgraph.graph.array_files import Arrays
 from qgraph.graph.opset.versions import require
 from qgraph.graph.scopes import node_name
 from qgraph.model import Model, Source, load
 from qgraph.reports import operator_name
+from qgraph.storage.archive import Arrays
 
 _AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 28
 """How many quantizers have their values held at a time, and how large these may be together."""

@@ -29,12 +29,14 @@ from qgraph.ops.composite import composite_of, write_out
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.combination import Atoms, Combination
-from qgraph.proof.bounds.events import Operand, Pending, Settle
 from qgraph.proof.bounds.quantity import (
     Constant,
     ConstantTracer,
     Known,
+    Operand,
+    Pending,
     Quantity,
+    Settle,
     constant,
     holds_numbers,
     stored,

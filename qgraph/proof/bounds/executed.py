@@ -23,8 +23,7 @@ import numpy.typing as npt
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.bounds.combination import Atom, Combination
-from qgraph.proof.bounds.events import Event
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Event, Quantity
 
 _MOST = 2.0**40
 """Largest number of units of a coefficient or an offset."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.windows import RIGHT, pointwise_taps
+from qgraph.ops.sums_of_products import RIGHT, pointwise_taps
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity, of_constant
 from qgraph.reasons import AT_RUN_TIME, Undecidable

@@ -25,8 +25,7 @@ import numpy as np
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import ZERO
 from qgraph.proof.bounds.combination import Atom, Atoms, Combination
-from qgraph.proof.bounds.events import Pending
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Pending, Quantity
 from qgraph.proof.bounds.roundings import RoundedData, rounding_of
 from qgraph.reasons import Undecidable
 

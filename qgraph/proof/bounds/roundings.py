@@ -18,9 +18,8 @@ from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import SLACK, product
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.evaluate import Evaluation
-from qgraph.proof.bounds.events import Event, Pending
 from qgraph.proof.bounds.executed import Finished, Pick, codes_of, compare, program_of, wholes_of
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Event, Pending, Quantity
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """Shift of thresholds of each rounding mode relative to rounding to nearest."""

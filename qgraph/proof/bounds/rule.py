@@ -28,9 +28,8 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.approximation import FloatType
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.operator import operator_of
-from qgraph.ops.windows import is_never_empty
-from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.ops.sums_of_products import is_never_empty
+from qgraph.proof.bounds.quantity import Operand, Quantity
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.matching.operators import label
 from qgraph.reasons import AT_RUN_TIME, DO_NOT_FIT, NO_BOUND, Undecidable

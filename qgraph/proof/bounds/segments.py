@@ -23,10 +23,9 @@ from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation
-from qgraph.proof.bounds.events import Pending, Settle
 from qgraph.proof.bounds.executed import Finished, compare, program_of
 from qgraph.proof.bounds.places import MovingAtoms, part_of, parts_of, placed
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Pending, Quantity, Settle
 from qgraph.proof.bounds.roundings import (
     RoundedData,
     moved_by,

@@ -15,8 +15,7 @@ import numpy as np
 
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FloatType, largest_of, rounded
-from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, products
-from qgraph.ops.windows import padded_taps
+from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, padded_taps, products
 from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Quantity, narrow
 

@@ -31,18 +31,21 @@ from qgraph.ops.approximation import (
     sum_of,
 )
 from qgraph.proof.bounds.combination import Atoms, Combination
-from qgraph.proof.bounds.events import (
+from qgraph.proof.bounds.quantity import (
     MINIFLOAT_ROUNDINGS,
     Event,
     Operand,
+    Operation,
     Pending,
+    Quantity,
     Settle,
+    constant,
     expect_inside,
     extreme,
     extreme_codes,
+    folded,
     in_order,
 )
-from qgraph.proof.bounds.quantity import Operation, Quantity, constant, folded
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 
 ENDLESS = np.full((), np.inf)

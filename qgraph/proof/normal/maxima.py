@@ -32,7 +32,7 @@ from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
-from qgraph.ops.windows import is_never_empty
+from qgraph.ops.sums_of_products import is_never_empty
 from qgraph.proof.functions.enumeration import NARROW_BITS
 from qgraph.proof.functions.expression import (
     CONSTANT,

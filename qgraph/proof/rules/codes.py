@@ -24,8 +24,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32
 from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, constant
+from qgraph.proof.bounds.quantity import Operand, Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.bounds.tracer import QuantityTracer

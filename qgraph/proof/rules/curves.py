@@ -18,8 +18,7 @@ from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import SLACK, ZERO, multiple_of
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.events import Operand, extreme
-from qgraph.proof.bounds.quantity import Quantity, constant
+from qgraph.proof.bounds.quantity import Operand, Quantity, constant, extreme
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable

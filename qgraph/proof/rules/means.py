@@ -13,9 +13,8 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import ZERO, multiple_of, rounded
 from qgraph.ops.sums_of_products import added_up
 from qgraph.proof.bounds.combination import Atom, Atoms
-from qgraph.proof.bounds.events import Operand
 from qgraph.proof.bounds.moved_elements import ElementMove, Shape, widened
-from qgraph.proof.bounds.quantity import Quantity, constant
+from qgraph.proof.bounds.quantity import Operand, Quantity, constant
 from qgraph.proof.bounds.rule import (
     NodeCall,
     bound_rule,

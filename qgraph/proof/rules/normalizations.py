@@ -33,8 +33,7 @@ from qgraph.graph.scopes import producer_of
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.evaluate import traced
-from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, of_constant
+from qgraph.proof.bounds.quantity import Operand, Quantity, of_constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.rules.means import reduced_axes, summed, without_axes
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND, OUT_OF_RANGE, Undecidable

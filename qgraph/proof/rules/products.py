@@ -19,11 +19,9 @@ from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, product, rounded, sum_of
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
-from qgraph.ops.sums_of_products import Taps, added_up
-from qgraph.ops.windows import RIGHT, convolution_taps, rows_of_transposed
+from qgraph.ops.sums_of_products import RIGHT, Taps, added_up, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.events import Operand
-from qgraph.proof.bounds.quantity import Quantity, of_constant, stored
+from qgraph.proof.bounds.quantity import Operand, Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.rules.curves import applied

@@ -24,8 +24,7 @@ from qgraph.ops.definitions.trunc import SCHEMA_2 as TRUNC
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_range, round_to_integer
 from qgraph.proof.bounds.evaluate import shape_of_data, traced
-from qgraph.proof.bounds.events import Event, Operand, Pending
-from qgraph.proof.bounds.quantity import Quantity, stored
+from qgraph.proof.bounds.quantity import Event, Operand, Pending, Quantity, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.functions.lowering import parameter_array
 from qgraph.reasons import NOT_COMPUTED, Undecidable

@@ -29,7 +29,6 @@ from qgraph.quantizers.quantizer import (
     Recipe,
     Truncating,
 )
-from qgraph.quantizers.recognition.minifloats import floating
 from qgraph.quantizers.recognition.steps import (
     ONE,
     SAME_SCALE,
@@ -56,6 +55,7 @@ from qgraph.quantizers.recognition.taken import (
     close,
     constant_of,
     float32,
+    floating,
     index_of,
     is_bounded,
     is_step,

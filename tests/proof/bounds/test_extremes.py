@@ -13,8 +13,7 @@ from qgraph.certificate import Certificate
 from qgraph.exactness import Exactness
 from qgraph.model import Model, load
 from qgraph.proof.bounds.combination import Atoms, Combination
-from qgraph.proof.bounds.events import extreme
-from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.quantity import Quantity, extreme
 from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 

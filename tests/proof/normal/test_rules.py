@@ -10,7 +10,7 @@ import qgraph
 from qgraph.certificate import ProofVerdict
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Exactness
-from qgraph.ops.windows import is_never_empty
+from qgraph.ops.sums_of_products import is_never_empty
 from tests.proof.normal.conftest import is_one, parse
 from tests.verify.checking import verify
 
