@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from qgraph.proof.matching.zero_signs import distinguished, distinguishes_signed_zeros, forgets
-from qgraph.verify.operators import forgets_zero_signs, tells_zeros_apart
+from qgraph.verify.reading import forgets_zero_signs, tells_zeros_apart
 
 HEADER = '<ir_version: 10, opset_import: ["": 17]>'
 CONSTANTS = (
