@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -59,6 +60,8 @@ from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.ops.kernels.standard import Windows
 from qgraph.ops.steps import FLOATS
 
+_Writer: TypeAlias = Callable[[Draft, ir.Node], Operand]
+
 _REAL = ir.DataType.FLOAT
 _OPSET = 13
 """Definitions use the forms that operators have since this opset."""
@@ -84,11 +87,18 @@ def define(models: Sequence[ir.Model]) -> frozenset[OpKey]:
 
     Values have types and shapes. Nodes that the definition does not describe stay.
     """
-    keys = differing(models, is_defined)
+    keys = differing(models, lambda node: is_defined(node) or OpKey.of(node) in _JOINS)
     for model in models:
-        nodes = [node for node in nodes_of(model.graph) if OpKey.of(node) in keys]
-        write_out(model, nodes, write)
+        _write_out(model, keys, (write, write_elementwise))
     return keys
+
+
+def _write_out(
+    model: ir.Model, keys: Collection[OpKey], writers: Iterable[_Writer], limit: float = math.inf
+) -> None:
+    nodes = [node for node in nodes_of(model.graph) if OpKey.of(node) in keys]
+    for writer in writers:
+        write_out(model, [node for node in nodes if _writer(node) is writer], writer, limit)
 
 
 def conditions(operators: Iterable[OpKey]) -> list[Condition]:
@@ -317,19 +327,20 @@ def with_definitions(model: ir.Model, defined: Collection[OpKey]) -> ir.Model:
     shapes that definitions depend on follow from the inputs alone.
     """
     opset = versions_of(model.opset_imports).get("", 0)
-    for writer in (write_composite, write, _write_packed):
+    for writer in (write_composite, write, write_elementwise, _write_packed):
         model = with_facts(model)
-        nodes = [node for node in nodes_of(model.graph) if OpKey.of(node) in defined]
-        write_out(model, [node for node in nodes if _writer(node) is writer], writer, opset)
+        _write_out(model, defined, [writer], opset)
     return model
 
 
-def _writer(node: ir.Node) -> object:
+def _writer(node: ir.Node) -> _Writer | None:
     """Return what writes the definition of a node; None if it has none."""
     if is_mat_mul_n_bits(node):
         return _write_packed
     if composite_of(node) is not None:
         return write_composite
+    if OpKey.of(node) in _JOINS:
+        return write_elementwise
     return write if is_defined(node) else None
 
 
