@@ -133,3 +133,19 @@ def test_a_shape_that_is_computed_is_moved_before_functions_with_one_parameter()
         ours = parse(f"{head}{constant}> {{ {before.format('a = Add(d, c)')} }}")
         theirs = parse(f"{head}{constant}> {{ {after.format('y = Add(d, c)')} }}")
         assert is_one(ours, theirs) == same
+
+
+@pytest.mark.parametrize(("divisor", "is_proved"), [("t", True), ("u", False)])
+def test_concat_of_one_scale_is_proved_beside_a_part_without_codes(divisor, is_proved):
+    """Pairs of that scale are joined behind the Concat of one model, but not of the other."""
+    head = f"{IMAGE} <{NUMBERS}float o = {{0}}, float i = {{255}}>"
+    joined = "y = com.microsoft.QLinearConcat <axis = 1> (u, w, q, t, p, v, t, p)"
+    ours = f"d = DequantizeLinear(x, s, z) q = QuantizeLinear(d, t, p) {joined}"
+    theirs = (
+        f"d = DequantizeLinear(x, s, z) r = Div(d, {divisor}) n = Round(r) m = Clip(n, o, i) "
+        "a = Mul(m, t) b = DequantizeLinear(v, t, p) c = Concat <axis = 1> (a, b) "
+        "y = QuantizeLinear(c, u, w)"
+    )
+    models = [parse(f"{head} {{ {body} }}") for body in (ours, theirs)]
+    assert (qgraph.prove(*models).verdict is ProofVerdict.PROVED) == is_proved
+    assert np.array_equal(*map(run, models)) == is_proved
