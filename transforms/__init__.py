@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
-    from qgraph.transforms.integer_operators import LowerIntegerOperators, RaiseIntegerOperators
     from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
+    from qgraph.transforms.lowered_operators import (
+        LowerIntegerOperators,
+        LowerMicrosoft,
+        LowerVendorOperators,
+        RaiseIntegerOperators,
+        RaiseMicrosoft,
+    )
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
     from qgraph.transforms.merge_activation import MergeActivation
     from qgraph.transforms.move_channel_scales import MoveChannelScales
@@ -36,11 +42,6 @@ if TYPE_CHECKING:
     from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
     from qgraph.transforms.split_zero_points import SplitZeroPoints
     from qgraph.transforms.tune_ranges import TuneRanges
-    from qgraph.transforms.vendor_operators import (
-        LowerMicrosoft,
-        LowerVendorOperators,
-        RaiseMicrosoft,
-    )
     from qgraph.transforms.whole_zero_points import WholeZeroPoints
     from qgraph.transforms.widen_floats import WidenFloats
 
@@ -93,14 +94,16 @@ __all__ = [
 _SHARED = {
     "base": ("TRANSFORMS", "Transform", "describe", "parse_spec"),
     "convert": ("ConvertDialect", "FoldWeights"),
-    "integer_operators": ("LowerIntegerOperators", "RaiseIntegerOperators"),
+    "lowered_operators": (
+        *("LowerIntegerOperators", "LowerMicrosoft", "LowerVendorOperators"),
+        *("RaiseIntegerOperators", "RaiseMicrosoft"),
+    ),
     "make_portable": ("StripFunctions",),
     "plain_products": ("LowerPointwise", "SplitGemm"),
     "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),
     "rewriting": ("Writing", "rewrite"),
     "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights"),
     "simpler_ranges": ("DropRounding", "SplitFakeQuantize"),
-    "vendor_operators": ("LowerMicrosoft", "LowerVendorOperators", "RaiseMicrosoft"),
 }
 """Names in modules with other names."""
 

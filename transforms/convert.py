@@ -40,7 +40,7 @@ from qgraph.transforms.drafts.lowering import (
     parts_marked,
 )
 from qgraph.transforms.fold_constants import computed_codes
-from qgraph.transforms.vendor_operators import lower_composites
+from qgraph.transforms.lowered_operators import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 IN_DIALECT = "already in the dialect {}"

@@ -15,7 +15,7 @@ from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.base import Transform
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.vendor_operators import LowerMicrosoft, RaiseMicrosoft
+from qgraph.transforms.lowered_operators import LowerMicrosoft, RaiseMicrosoft
 
 PAIR = """<ir_version: {ir}, opset_import: ["": {opset}, "com.microsoft": 1]>
     g (float[4, 3] x) => (float[4, 3] y) <{known}> {{

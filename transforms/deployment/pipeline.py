@@ -17,7 +17,7 @@ from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperat
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.fold_batch_norm import FoldBatchNorm
 from qgraph.transforms.fold_constants import FoldConstants
-from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
+from qgraph.transforms.lowered_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.merge_activation import ActivationForm, MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers

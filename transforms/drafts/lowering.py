@@ -131,7 +131,7 @@ def note_joined(model: Model, report: Report, *, constants: bool = False) -> Non
 
 
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
-    from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
+    from qgraph.transforms.lowered_operators import LowerIntegerOperators, SumForm
 
     # Of both forms at once, codes would be decoded at some places and be numbers at others.
     trial = Report()

@@ -35,8 +35,13 @@ from qgraph.proof.bounds.roundings import (
     unchanged,
     zeros_of,
 )
-from qgraph.proof.bounds.segment import Segment, compared, counted_pair
-from qgraph.proof.bounds.unbounded_results import UnboundedResults, overflow_of
+from qgraph.proof.bounds.segment import (
+    Segment,
+    UnboundedResults,
+    compared,
+    counted_pair,
+    overflow_of,
+)
 from qgraph.reasons import (
     AT_RUN_TIME,
     DO_NOT_FIT,

@@ -18,7 +18,7 @@ from qgraph.execution.executor import Executor
 from qgraph.model import Model, load
 from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
+from qgraph.transforms.lowered_operators import LowerIntegerOperators, SumForm
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"

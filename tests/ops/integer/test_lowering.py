@@ -13,7 +13,7 @@ import pytest
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.integer_operators import LowerIntegerOperators, SumForm
+from qgraph.transforms.lowered_operators import LowerIntegerOperators, SumForm
 
 pytestmark = pytest.mark.sums
 

@@ -18,7 +18,7 @@ from qgraph.execution.prepare import prepare
 from qgraph.model import Model, load
 from qgraph.proof.matching.sums import with_common_sums
 from qgraph.text import json_text
-from qgraph.transforms.integer_operators import (
+from qgraph.transforms.lowered_operators import (
     LowerIntegerOperators,
     RaiseIntegerOperators,
     SumForm,

@@ -12,7 +12,7 @@ import pytest
 from qgraph.exactness import Exactness, Method
 from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.integer_operators import (
+from qgraph.transforms.lowered_operators import (
     LowerIntegerOperators,
     RaiseIntegerOperators,
     SumForm,

@@ -8,7 +8,7 @@ import pytest
 import qgraph
 from qgraph.certificate import ProofVerdict
 from qgraph.model import load
-from qgraph.transforms.integer_operators import LowerIntegerOperators
+from qgraph.transforms.lowered_operators import LowerIntegerOperators
 from tests.verify.checking import verify
 
 HEADER = '<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>'
