@@ -12,6 +12,7 @@ from qgraph.errors import ExecutionError, QGraphError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import ExecutedGraph, executed
 from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.inventory.operands import OperandReader
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
@@ -121,12 +122,21 @@ def unmet_of(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     return {name: reason for name, reason in taken.items() if isinstance(reason, ExplainedReason)}
 
 
-def _unread(layer: QuantizedLayer, profile: Profile) -> _Taken:
+def _unread(layer: QuantizedLayer, profile: Profile, result: Model) -> _Taken:
     """Return why a layer of the input that is not quantized in the result has no kernel."""
     taken = _predicted(layer, profile)
     if taken.kernel is None:
         return taken
-    return _Taken(None, NOT_CODES("no plain quantizer of its data or weights could be written"))
+    reader = OperandReader(result.ir, readable_sites(result.ir), None)
+    operands = {
+        what: value.name
+        for node in result.nodes(layer.op)
+        for what, value in zip(("data", "weights"), node.inputs, strict=False)
+        if label(node) == layer.node and value is not None and reader.operand(value) is None
+    }
+    names = " and ".join(f"{what}, {name!r}," for what, name in operands.items())
+    text = f"no plain quantizer of its {names or 'data or weights'} could be written"
+    return _Taken(None, NOT_CODES(text))
 
 
 def listed(
@@ -174,7 +184,7 @@ def listed(
         elif name in attempt.decoded:
             taken = _predicted(attempt.decoded[name], profile)
         else:
-            taken = _unread(layer.description, profile)
+            taken = _unread(layer.description, profile, result)
         if taken.kernel is None and name in chosen:
             taken = _Taken(None, chosen[name])
         description = layer.description
