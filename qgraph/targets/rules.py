@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression, constant_tensor
+from qgraph.graph.constants import constant_expression, constant_tensor, is_constant
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import MICROSOFT, element_type, is_standard
@@ -117,7 +117,7 @@ def _details(node: ir.Node, domain: str) -> dict[str, Any]:
         return {"bits": node.attributes.get_int("bits", 4) or 4}
     if node.op_type in ("Quant", "IntQuant"):
         x, _, zero, bits = inputs_of(node, 4)
-        return {"weight": _is_constant(x), "offset": _may_be_set(zero), "bits": _width(bits)}
+        return {"weight": is_constant(x), "offset": _may_be_set(zero), "bits": _width(bits)}
     return {}
 
 
@@ -137,7 +137,7 @@ def _pair(node: ir.Node, domain: str) -> dict[str, Any]:
         "scale": _scale_type(scale),
         "granularity": granularity,
         "block": block,
-        "weight": _is_constant(x),
+        "weight": is_constant(x),
         "offset": _may_be_set(zero_point),
         "readers": frozenset(_readers(node)),
         "since": 0 if domain else since,
@@ -189,10 +189,6 @@ def _readers(node: ir.Node) -> Iterator[str]:
         yield reader.op_type
         if reader.op_type == "Transpose":
             yield from _readers(reader)
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    return constant_expression(value) is not None
 
 
 def _width(value: ir.Value | None) -> int:

@@ -118,17 +118,11 @@ def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
         shape = compiler.visit(value, 1)
     except _FAILURES:
         return None
-    if shape is None or any(_is_whole(source.stream) for source in compiler.sources):
+    if shape is None:
         return None
     return ConstantRows(
         value, shape, compiler.multiple, tuple(compiler.sources), tuple(compiler.steps)
     )
-
-
-def _is_whole(stream: Stream) -> bool:
-    """Return whether all elements of a stream are computed at once."""
-    stored = stream.stored
-    return isinstance(stored, ir.LazyTensor) and not isinstance(stored, PackedRows)
 
 
 class _Compiler:
@@ -151,7 +145,9 @@ class _Compiler:
             rows = self._computed(value, per)
         else:
             rows = stream.shape or None
-            self.sources.append(_Source(value, stream, per))
+            # Elements that are all computed at once are computed once; their codes are small.
+            is_packed = isinstance(stream.stored, PackedRows)
+            self.sources.append(_Source(value, stream if is_packed else stream.in_memory(), per))
             self.multiple = math.lcm(self.multiple, per)
         if rows is not None:
             self._seen[value] = per, rows

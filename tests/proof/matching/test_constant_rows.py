@@ -128,3 +128,22 @@ def test_signs_of_zeros_are_counted() -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_others_are_computed_whole(body: str) -> None:
     assert rows_of(*side(body, 0)) is None
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_constants_that_are_computed_at_once_are_computed_once() -> None:
+    ours, theirs = (side(FORMS["codes by row"], change) for change in (0, 1))
+    value = theirs[1].producer().inputs[0].producer().inputs[0]
+    array, calls = value.const_value.numpy(), []
+
+    def computed() -> ir.Tensor:
+        calls.append(1)
+        return ir.tensor(array)
+
+    value.const_value = ir.LazyTensor(computed, ir.DataType.FLOAT, ir.Shape(array.shape))
+    rows = rows_of(*theirs)
+    assert rows is not None
+    found = compare_constants(ours, theirs)
+    assert found is not None
+    assert found[0].index == 17 * COLUMNS + 5
+    assert len(calls) == 2  # by rows_of, once each
