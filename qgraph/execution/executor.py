@@ -31,7 +31,7 @@ from qgraph.execution.plan import (
     is_constant,
     is_fixed,
 )
-from qgraph.execution.session import Session
+from qgraph.execution.session import Session, free_values
 from qgraph.graph.opset.history import EARLY
 from qgraph.graph.schema import MICROSOFT, OpKey, versions_of
 from qgraph.graph.scopes import is_control, operands
@@ -141,7 +141,10 @@ class _AloneKernel:
         key = tuple(feeds.values())
         session = self._sessions.get(key)
         if session is None:
-            session = Session(self._runtime, _IR_VERSION, [node], self._imports, feeds, outputs)
+            constants = [value for value in free_values([node]) if value not in feeds]
+            session = Session(
+                self._runtime, _IR_VERSION, [node], self._imports, feeds, constants, outputs
+            )
             self._sessions[key] = session
         results = session.run(environment)
         return [results[value] for value in outputs]

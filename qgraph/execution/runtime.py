@@ -66,8 +66,7 @@ class RuntimeExecutor(Executor):
     ) -> None:
         self._shares_memory = shares_memory
         self._runtime = import_runtime("Backend 'ort' is asked for", "choose backend 'numpy'")
-        # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
-        self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
+        self._ir_version = _LEAST_IR_VERSION
         self._loadable: dict[int, bool] = {}
         self._source = model
         self._frozen: frozenset[str] = frozenset()
@@ -77,7 +76,8 @@ class RuntimeExecutor(Executor):
         self._tapped: tuple[frozenset[ir.Value], Plan] | None = None
         if standardize is not None and self._loads(model.opset_imports):
             model = standardize(model, bounded=bounded)
-            self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
+        # Newer formats than a model needs are no reason for ONNX Runtime to refuse it.
+        self._ir_version = max(minimum_ir_version(model), _LEAST_IR_VERSION)
         if model is not self._source:
             self._frozen = frozenset(str(value.name) for value in overridable(self._source.graph))
         self._bounded = bounded and model is not self._source
@@ -177,12 +177,16 @@ class RuntimeExecutor(Executor):
         nodes: Sequence[ir.Node],
         imports: Imports,
         feeds: dict[ir.Value, np.dtype[Any]],
+        constants: Iterable[ir.Value],
         outputs: Sequence[ir.Value],
         *,
         arena: bool = True,
     ) -> Session:
         """Return a session for ``nodes``; raises the errors of ONNX Runtime."""
-        return Session(self._runtime, self._ir_version, nodes, imports, feeds, outputs, arena=arena)
+        version = self._ir_version
+        return Session(
+            self._runtime, version, nodes, imports, feeds, constants, outputs, arena=arena
+        )
 
     def _loads(self, imports: Imports) -> bool:
         """Return whether ONNX Runtime knows the opset at all."""
@@ -191,7 +195,7 @@ class RuntimeExecutor(Executor):
             x, y = ir.val("x"), ir.val("y")
             probe = ir.Node("", "Identity", [x], outputs=[y])
             try:
-                self.session([probe], imports, {x: np.dtype(np.float32)}, [y])
+                self.session([probe], imports, {x: np.dtype(np.float32)}, (), [y])
                 self._loadable[version] = True
             except Exception as error:  # they have no common base of their own
                 logger.warning("NumPy runs opset %d, ONNX Runtime refuses it: %s", version, error)
@@ -322,7 +326,12 @@ class SessionSegment:
             if key not in self._sessions:
                 feeds = dict(zip(part.reads, key[1:], strict=True))
                 self._sessions[key] = self._executor.session(
-                    part.nodes, self._imports, feeds, part.outputs, arena=self._arena
+                    part.nodes,
+                    self._imports,
+                    feeds,
+                    part.constants,
+                    part.outputs,
+                    arena=self._arena,
                 )
             return self._sessions[key]
 
@@ -341,6 +350,7 @@ class _Part:
 
     nodes: Sequence[ir.Node]
     reads: Sequence[ir.Value]
+    constants: Sequence[ir.Value]
     outputs: Sequence[ir.Value]
 
     @staticmethod
@@ -353,7 +363,10 @@ class _Part:
                 kept.append(node)
                 needed.update(operands(node))
         kept.reverse()
-        return _Part(kept, [v for v in free_values(kept) if not is_fixed(v)], outputs)
+        reads, constants = [], []
+        for value in free_values(kept):
+            (constants if is_fixed(value) else reads).append(value)
+        return _Part(kept, reads, constants, outputs)
 
 
 def _ready(

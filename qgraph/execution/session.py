@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -48,6 +48,7 @@ class Session:
         nodes: in order; what they read is fed, constant or produced among them.
         imports: opset versions for them.
         feeds: what is fed, with the types of the arrays; the session serves these types only.
+        constants: what else they read from outside.
         outputs: what it computes.
         arena: keep the memory of a run for the next one.
 
@@ -63,6 +64,7 @@ class Session:
         nodes: Sequence[ir.Node],
         imports: Mapping[str, int],
         feeds: dict[ir.Value, np.dtype[Any]],
+        constants: Iterable[ir.Value],
         outputs: Sequence[ir.Value],
         *,
         arena: bool = True,
@@ -75,9 +77,8 @@ class Session:
         graph = onnx.GraphProto(name="segment")
         for value, dtype in feeds.items():
             self._declare(graph, value, ir.DataType.from_numpy(dtype))
-        for value in free_values(nodes):
-            if value not in feeds:
-                self._store(graph, value)
+        for value in constants:
+            self._store(graph, value)
         graph.node.extend(map(ir.serde.serialize_node, nodes))
         domains = {"", *(node.domain for node in nodes_of(nodes))}
         model = onnx.ModelProto(ir_version=ir_version, graph=graph)
@@ -187,8 +188,8 @@ def _has_common_arena(runtime: ModuleType) -> bool:
 def free_values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     """Return the values that ``nodes`` and their subgraphs use and do not produce, each once."""
     produced = {value for node in nodes for value in node.outputs}
-    used = [value for node in nodes for value in operands(node)]
-    return [value for value in dict.fromkeys(used) if value not in produced]
+    used = dict.fromkeys(value for node in nodes for value in operands(node))
+    return [value for value in used if value not in produced]
 
 
 def _cast(source: str, target: str, to: ir.DataType) -> onnx.NodeProto:

@@ -329,14 +329,14 @@ class Editor:
                 for value in inputs
             ]
             if draft.copied:
-                output = node.outputs[0]
-                node = ir.Node(node.domain, node.op_type, operands, node.attributes.values())
-                if output.dtype is not None:
-                    node.outputs[0].dtype = output.dtype
-                values[output] = node.outputs[0]
-            for index, value in enumerate(operands):
-                if value is not node.inputs[index]:
-                    node.replace_input_with(index, value)
+                (old,) = node.outputs
+                new = ir.Value(type=None if old.dtype is None else ir.TensorType(old.dtype))
+                values[old], attributes = new, node.attributes.values()
+                node = ir.Node(node.domain, node.op_type, operands, attributes, outputs=[new])
+            else:
+                for index, value in enumerate(operands):
+                    if value is not node.inputs[index]:
+                        node.replace_input_with(index, value)
             node.name = self.fresh(f"{stem}_{node.op_type}")
             for output in node.outputs:
                 output.name = self.fresh(f"{stem}_{node.op_type.lower()}")

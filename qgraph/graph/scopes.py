@@ -98,7 +98,9 @@ def captured(node: ir.Node) -> list[ir.Value]:
 
 def operands(node: ir.Node) -> list[ir.Value]:
     """Return the values that ``node`` and its subgraphs use, each once."""
-    used = dict.fromkeys((*node.inputs, *captured(node)))
+    used = dict.fromkeys(node.inputs)
+    if graphs_of(node):
+        used.update(dict.fromkeys(captured(node)))
     return [value for value in used if value is not None]
 
 

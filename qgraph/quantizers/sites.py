@@ -8,9 +8,10 @@ readers of the dialects read single nodes, and Q/DQ pairs without operators arou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -335,6 +336,11 @@ def site_of(node: ir.Node) -> Site | Refusal | None:
     The first dialect that can read the node reads it. Larger quantizers around it are not searched.
     """
     return _site_of(node, _readers())
+
+
+def site_reader() -> Callable[[ir.Node], Site | Refusal | None]:
+    """Return :func:`site_of` for many nodes of a graph, which reads equal forms once."""
+    return partial(PatternMatcher(()).alone, readers=_readers())
 
 
 def parts(site: Site) -> tuple[Site, ...]:

@@ -38,7 +38,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.magnitudes import magnitudes
 from qgraph.quantizers.quantizer import Affine, Floating
 from qgraph.quantizers.runtime_forms import Offer, offered, offers, with_relu
-from qgraph.quantizers.sites import site_of
+from qgraph.quantizers.sites import site_of, site_reader
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def standardize(model: ir.Model, *, bounded: bool = False) -> ir.Model:
     _raise_opset(copy)
     editor.learn()
     limit = copy.opset_imports.get("", 0)
-    read = cache(site_of)
+    read = cache(site_reader())
     numbers = magnitudes(copy, read) if bounded else {}
     # All forms are chosen before the first is inserted: a site refers to the original graph.
     for draft in list(_choose(list(_sites(copy, read)), numbers, editor, Comparer(copy), limit)):
