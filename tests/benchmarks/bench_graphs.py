@@ -2,7 +2,8 @@
 
 Chains, residual nets and wide graphs in which every second or third node is a Quant. The scales are
 a few that repeat, or all differ. Each job is a process of its own, start-up, imports and garbage
-collection included; beside it stands what ``onnx_ir`` needs to load and save the same file.
+collection included. Times are divided by the nodes of all models that the job reads. Beside them
+stands what ``onnx_ir`` needs to load and save the same files.
 
     python tests/benchmarks/bench_graphs.py [--nodes 10000 100000] [--forms chain residual wide]
         [--scales few all] [--jobs convert fold info lock diff prove bound]
@@ -171,20 +172,25 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[str]:
                     name: str(folder / f"{name}.onnx") for name in ("model", "converted", "out")
                 }
                 ir.save(FORMS[form](Maker(repeats=scales == "few"), nodes), paths["model"])
-                copied = [sys.executable, "-c", REFERENCE, paths["model"], paths["out"]]
-                floor = min(run(copied).seconds for _ in range(options.repeat))
-                yield f"{named} {'onnx_ir':9} {floor / nodes * 1000:8.3f}"
                 converting = [each.format(**paths) for each in JOBS["convert"]]
                 converting[converting.index("-o") + 1] = paths["converted"]
                 run([*qgraph, *converting])
+                counts, floors = {}, {}
+                for name in ("model", "converted"):
+                    counts[name] = len(ir.load(paths[name]).graph)
+                    copied = [sys.executable, "-c", REFERENCE, paths[name], paths["out"]]
+                    floors[name] = min(run(copied).seconds for _ in range(options.repeat))
+                    each = floors[name] / counts[name] * 1000
+                    yield f"{named} {'onnx_ir':9} {each:8.3f} {'':25} {counts[name]} nodes"
                 for job in options.jobs:
+                    read = [name for name in counts if f"{{{name}}}" in JOBS[job]]
                     words = [each.format(**paths) for each in JOBS[job]]
                     used = min(
                         (run([*qgraph, *words]) for _ in range(options.repeat)),
                         key=lambda each: each.seconds,
                     )
-                    each = used.seconds / nodes * 1000 / (2 if job == "diff" else 1)
-                    ratio = used.seconds / floor
+                    each = used.seconds / sum(counts[name] for name in read) * 1000
+                    ratio = used.seconds / sum(floors[name] for name in read)
                     figures = f"{each:8.3f} {ratio:7.1f} {used.memory:8.0f} {used.status:6}"
                     yield f"{named} {job:9} {figures}"
 
