@@ -39,7 +39,6 @@ from qgraph.transforms.drafts.lowering import (
     note_joined,
     parts_marked,
 )
-from qgraph.transforms.fold_constants import computed_codes
 from qgraph.transforms.lowered_operators import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
@@ -238,7 +237,11 @@ class FoldWeights(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values are removed."""
         # The other folding pass is loaded only if this one runs.
-        from qgraph.transforms.fold_constants import fold_blocks, fold_constant_codes
+        from qgraph.transforms.fold_constants import (
+            computed_codes,
+            fold_blocks,
+            fold_constant_codes,
+        )
 
         fold_constant_codes(model, report)
         with parts_marked(model, report) as lowered:
