@@ -61,6 +61,27 @@ class Task:
     talk: Talk
     title: str = ""
 
+    def handle(self) -> TaskResult:
+        """Run the command for the model."""
+        command: click.Command = importlib.import_module(f"qgraph.cli.commands.{self.name}").command
+        report, as_json = self.arguments.get("report"), self.talk.form == "json"
+        printed = io.StringIO()
+        try:
+            with (
+                click.Context(command, info_name=self.name, obj=self.talk) as context,
+                contextlib.redirect_stdout(printed if as_json else sys.stdout),
+            ):
+                status = int(context.invoke(command, **self.arguments) or 0)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            failure = print_failure(error, self.talk)
+            return TaskResult(self.model, failure.status, failure.message)
+        document = json.loads(printed.getvalue()) if as_json else None
+        if report is not None and report.exists():
+            document = json.loads(report.read_text("utf-8"))
+        return TaskResult(self.model, status, document=document)
+
 
 @dataclass(frozen=True)
 class TaskResult:
@@ -125,11 +146,7 @@ def handle_all(
     ``--report`` and ``--json`` write one list of all reports. ``what`` is the noun for a task, such
     as ``model``.
     """
-    results = []
-    for result in _results(tasks, jobs):
-        sys.stdout.write(result.out)
-        sys.stderr.write(result.err)
-        results.append(result)
+    results = list(results_of(tasks, jobs))
     failed = [result for result in results if result.status]
     document = head(tasks[0].name) | {
         "models": [result.entry for result in results],
@@ -159,14 +176,14 @@ def _summarise(
         show_paragraph(line)
 
 
-def _results(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
-    """Yield the result of each task, in order."""
+def results_of(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
+    """Handle tasks in ``jobs`` processes, print their output, and yield their results, in order."""
     jobs = min(jobs, len(tasks))
     if jobs == 1:
         for task in tasks:
             if task.title:
                 show_paragraph(task.title, is_bold=True)
-            yield _handled(task)
+            yield task.handle()
             # What a model leaves behind has references to itself.
             gc.collect(1)
         return
@@ -177,6 +194,8 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[TaskResult]:
     while left:
         try:
             for result in _in_processes(left, jobs):
+                sys.stdout.write(result.out)
+                sys.stderr.write(result.err)
                 yield result
                 del left[0]
         except BrokenProcessPool:
@@ -217,30 +236,8 @@ def _handled_apart(task: Task) -> TaskResult:
             if task.title:
                 show(task.title)
             with task.talk.listening():
-                result = _handled(task)
+                result = task.handle()
     except Interrupted as signal:
         return replace(result, status=SIGNALLED + signal.number, message=f"{signal.name}")
     gc.collect(1)
     return replace(result, out=out.getvalue(), err=err.getvalue())
-
-
-def _handled(task: Task) -> TaskResult:
-    """Run the command for one model."""
-    command: click.Command = importlib.import_module(f"qgraph.cli.commands.{task.name}").command
-    report, as_json = task.arguments.get("report"), task.talk.form == "json"
-    printed = io.StringIO()
-    try:
-        with (
-            click.Context(command, info_name=task.name, obj=task.talk) as context,
-            contextlib.redirect_stdout(printed if as_json else sys.stdout),
-        ):
-            status = int(context.invoke(command, **task.arguments) or 0)
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        failure = print_failure(error, task.talk)
-        return TaskResult(task.model, failure.status, failure.message)
-    document = json.loads(printed.getvalue()) if as_json else None
-    if report is not None and report.exists():
-        document = json.loads(report.read_text("utf-8"))
-    return TaskResult(task.model, status, document=document)

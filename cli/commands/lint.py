@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +15,16 @@ from qgraph.cli import completion, options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options
+from qgraph.cli.lint_settings import LEVELS, project_settings
 from qgraph.cli.output import DIFFERENT, UNUSABLE, ProgressBar, Talk, print_failure, show
-from qgraph.cli.several import found_models
-from qgraph.errors import OptionError, QGraphError, meant, plain_message, shown
+from qgraph.cli.several import found_models, jobs_option
+from qgraph.cli.tasks import Task, TaskResult, results_of
+from qgraph.errors import OptionError, QGraphError
 
 if TYPE_CHECKING:
     from qgraph.lint.engine import LintBaseline, LintReport
     from qgraph.model import Model
     from qgraph.storage.outputs import Outputs
-
-
-_FILES = (("qgraph.toml", ("lint",)), ("pyproject.toml", ("tool", "qgraph", "lint")))
-"""Settings files and the names of their tables; the first existing file of a folder is used."""
-
-_LISTS = ("select", "ignore")
-_WORDS = ("target", "fail-on", "baseline")
-_LEVELS = ("error", "warning", "info", "never")
 
 
 @dataclass(frozen=True)
@@ -97,8 +90,10 @@ class FixOptions:
         """Whether passes are to be tried."""
         return self.fix or self.diff
 
-    def check(self, paths: Sequence[Path]) -> None:
+    def check(self, paths: Sequence[Path], jobs: int) -> None:
         """Raise if options contradict each other."""
+        if self.is_wanted and jobs > 1:
+            raise click.UsageError("--fix and --diff work in one process. Leave --jobs out.")
         if self.is_wanted and not self.diff and self.out is None and not self.in_place:
             raise click.UsageError("--fix needs an output. Add -o OUT, --in-place, or --diff.")
         if (self.out or self.in_place or self.within) and not self.is_wanted:
@@ -198,7 +193,7 @@ lint_options = options.gathered(
     ),
     options.word_option(
         "--fail-on",
-        _LEVELS,
+        LEVELS,
         "Minimum severity for exit status 1: error, warning, info or never [warning].",
         None,
     ),
@@ -210,68 +205,9 @@ lint_options = options.gathered(
 )
 
 
-def project_settings(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the project that contains a folder; empty if there are none.
-
-    Paths are relative to the settings file.
-
-    Raises:
-        OptionError: a setting is not known, or has another type.
-    """
-    for parent in (folder, *folder.parents):
-        for name, keys in _FILES:
-            file = parent / name
-            if file.is_file():
-                table = _table(file, keys)
-                if table is not None:
-                    return _checked(file, table)
-    return {}
-
-
-def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
-    try:
-        table: Any = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise OptionError(
-            f"{file}: cannot be read ({plain_message(error)}), expected TOML. Correct it."
-        ) from error
-    others = [key for key in table if key not in keys] if len(keys) == 1 else []
-    if others:  # the file has nothing else
-        raise OptionError(
-            f"{file}: there is {shown(others[0])}, expected the table [{keys[0]}]. Correct it."
-        )
-    for key in keys:
-        table = table.get(key) if isinstance(table, Mapping) else None
-    return table if isinstance(table, Mapping) else None
-
-
-def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
-    settings = dict(table)
-    for key, value in table.items():
-        if key not in (*_LISTS, *_WORDS):
-            keys = (*_LISTS, *_WORDS)
-            raise OptionError(
-                f"{file}: there is no setting {shown(key)} of lint, expected one of "
-                f"{', '.join(keys)}.{meant(key, keys)}"
-            )
-        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if not (is_list if key in _LISTS else isinstance(value, str)):
-            wanted = "a list of strings" if key in _LISTS else "a string"
-            raise OptionError(f"{file}: {key} is {shown(value)}, expected {wanted}. Correct it.")
-    if settings.get("fail-on", "warning") not in _LEVELS:
-        raise OptionError(
-            f"{file}: fail-on is {shown(settings['fail-on'])}, expected one of "
-            f"{', '.join(_LEVELS)}. Correct it."
-        )
-    if "baseline" in settings:
-        settings["baseline"] = str(file.parent / settings["baseline"])
-    if str(settings.get("target", "")).endswith(".toml"):
-        settings["target"] = str(file.parent / settings["target"])
-    return settings
-
-
 @click.command(name="lint")
 @options.models_argument
+@jobs_option
 @lint_options
 @options.table_options("text", "github")
 @options.report_option
@@ -283,6 +219,7 @@ def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
 def command(
     talk: Talk,
     models: tuple[Path, ...],
+    jobs: int,
     lint: LintOptions,
     fixing: FixOptions,
     views: Views,
@@ -312,32 +249,32 @@ def command(
     views.check()
     lint.check()
     paths = [model.path for model in found_models(models, talk)]
-    fixing.check(paths)
+    fixing.check(paths, jobs)
     read = (lint.baseline, inputs.bundle, *inputs.files.values())
     targets = (lint.write_baseline, *views.paths)
     # Models that are replaced are guarded by what writes them.
     guarded = () if fixing.in_place else paths
     with planned(targets, models=guarded, files=read) as outputs:
         listed = None if lint.baseline is None else read_baseline(lint.baseline)
+        fix = partial(fixing.apply, outputs=outputs) if fixing.is_wanted else None
+        alone = len(paths) == 1
+        tasks = [
+            _LintTask(
+                "lint", p, {}, talk, lint=lint, inputs=inputs, known=listed, fix=fix, is_alone=alone
+            )
+            for p in paths
+        ]
         results: list[LintReport] = []
         failed: dict[str, str] = {}
+        found = results_of(tasks, jobs)
         with ProgressBar(talk) as bar:
             for number, path in enumerate(paths):
                 bar.tell(f"reading {path.name}", number, len(paths))
-                try:
-                    result = _linted(talk, path, lint, inputs)
-                    if fixing.is_wanted:
-                        result = fixing.apply(talk, path, lint, outputs, listed)
-                    elif listed is not None:
-                        result = listed.without(result)
-                    results.append(result)
-                except OptionError:
-                    raise
-                except QGraphError as error:
-                    if len(paths) == 1:
-                        raise
-                    failed[str(path)] = print_failure(error, talk).message
-                gc.collect(1)
+                result = next(found)
+                if result.status:
+                    failed[str(path)] = result.message
+                else:
+                    results.append(result.document)
         document = report_of(results, lint.target, failed)
         views.write(document, None, outputs)
         if lint.write_baseline is not None:
@@ -354,6 +291,39 @@ def command(
     if failed:
         return UNUSABLE
     return DIFFERENT if lint.fails(results) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LintTask(Task):
+    """The linting of one model.
+
+    Attributes:
+        known: findings to leave out; None for none.
+        fix: fixes the model; None to leave it.
+        is_alone: whether a fault of the model is one of the command.
+    """
+
+    lint: LintOptions
+    inputs: InputOptions
+    known: LintBaseline | None
+    fix: Callable[..., LintReport] | None
+    is_alone: bool
+
+    def handle(self) -> TaskResult:
+        """Return the report of the model as the document."""
+        try:
+            result = _linted(self.talk, self.model, self.lint, self.inputs)
+            if self.fix is not None:
+                result = self.fix(self.talk, self.model, self.lint, known=self.known)
+            elif self.known is not None:
+                result = self.known.without(result)
+        except OptionError:
+            raise
+        except QGraphError as error:
+            if self.is_alone:
+                raise
+            return TaskResult(self.model, UNUSABLE, print_failure(error, self.talk).message)
+        return TaskResult(self.model, 0, document=result)
 
 
 def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: InputOptions) -> LintReport:

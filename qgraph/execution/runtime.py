@@ -363,7 +363,7 @@ class _Part:
                 kept.append(node)
                 needed.update(operands(node))
         kept.reverse()
-        reads, constants = [], []
+        reads, constants = list[ir.Value](), list[ir.Value]()
         for value in free_values(kept):
             (constants if is_fixed(value) else reads).append(value)
         return _Part(kept, reads, constants, outputs)

@@ -57,6 +57,16 @@ def test_a_folder_is_one_report(qgraph, folder: Path) -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "1", "0")
 
 
+@pytest.mark.slow  # starts processes
+def test_several_processes_write_the_same_report(qgraph, folder: Path) -> None:
+    Path("sub/broken.onnx").write_bytes(b"nothing")
+    one, two = (qgraph("lint", ".", "--json", "--jobs", jobs) for jobs in ("1", "2"))
+    assert (one.status, one.out, one.err) == (two.status, two.out, two.err)
+    assert one.status == 3
+    assert "sub/broken.onnx" in one.err
+    assert qgraph("lint", ".", "--jobs", "2", "--target", "onnxrutime").status == 2
+
+
 def test_a_warning_is_a_failure_of_a_test_and_no_error(qgraph, folder: Path) -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> net (float[N,4] x) => (float[N,4] y)
         <float s = {-0.1}, uint8 z = {128}> {
@@ -230,3 +240,4 @@ def test_options_of_fixes_go_together(qgraph, folder: Path) -> None:
     for arguments in (["--fix"], ["-o", "y.onnx"], ["--fix", "-o", "y.onnx", "--in-place"]):
         assert qgraph("lint", "trap.onnx", *arguments).status == 2
     assert qgraph("lint", ".", "--fix", "-o", "y.onnx").status == 2
+    assert qgraph("lint", ".", "--fix", "--in-place", "--jobs", "2").status == 2
