@@ -172,12 +172,12 @@ def best_form(
                 model = reference.clone()
                 report = model.apply(*steps)
                 decoded = {} if packed is not None else decode_weights(model, profile, report)
-                attempt = Attempt(model, report, reference, request, decoded)
+                attempt = Attempt(model, report, reference, request, decoded, obstacle)
                 known = _Tried(steps, fixed, attempt.changing, attempt.failing)
                 tried.append(known)
                 if not known.failing:
                     report.notes += [] if obstacle is None else [obstacle]
-                    return replace(attempt, obstacle=obstacle)
+                    return attempt
                 settled = len(attempt.certificate.regions) - len(known.failing)
                 require_time(
                     "No form was shown to be within the limits: of the one tried last, "

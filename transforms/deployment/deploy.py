@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy.typing as npt
 
 from qgraph.bound import Against, Bounding, Within
+from qgraph.certificate import Identity
 from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
 from qgraph.errors import EquivalenceError, OptionError, member, require
@@ -161,7 +162,8 @@ def deploy(
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
     attempt = chosen.attempt
-    deployment = replace(listed(reference, attempt, runtime, left), tuning=chosen.tuning)
+    deployment = listed(reference, attempt, runtime, left, attempt.certificate)
+    deployment = replace(deployment, tuning=chosen.tuning)
     if chosen.tuning is not None and (remark := chosen.tuning.note) is not None:
         deployment = replace(deployment, notes=[*deployment.notes, remark])
     names = [layer.node for layer in deployment.layers]
@@ -193,7 +195,7 @@ def deploy(
         deployment = replace(deployment, notes=[*deployment.notes, remark])
     require_time("The layers were rewritten, but their kernels and findings were not read")
     if attempt.is_changed:
-        _sign(attempt.model, profile, reference)
+        _sign(attempt.model, profile, attempt.certificate.reference)
         model.replace(attempt.model)
     return deployment
 
@@ -317,8 +319,8 @@ def _worse(before: Deployment, after: Deployment) -> list[DeployedLayer]:
     return [layer for layer in after.layers if is_alike and layer.before and not layer.kernel]
 
 
-def _sign(model: Model, profile: Profile, reference: Model) -> None:
+def _sign(model: Model, profile: Profile, source: Identity) -> None:
     """Write the name and version of the producer into the model."""
     facts = {"version": __version__, "target": profile.name, "profile": profile.digest}
-    facts["input"] = reference.identity().sha256 or ""
+    facts["input"] = source.sha256 or ""
     model.ir.metadata_props.update({f"qgraph.deploy.{k}": v for k, v in facts.items()})

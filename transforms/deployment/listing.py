@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from qgraph.certificate import Certificate, Identity, RegionVerdict
 from qgraph.errors import ExecutionError, QGraphError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import ExecutedGraph, executed
@@ -139,12 +140,22 @@ def _unread(layer: QuantizedLayer, profile: Profile, result: Model) -> _Taken:
     return _Taken(None, NOT_CODES(text))
 
 
+_UNPROVED = Certificate(
+    ProofVerdict.UNDECIDED, None, Identity(None, None), Identity(None, None), ()
+)
+
+
 def listed(
-    reference: Model, attempt: Attempt, runtime: TargetRuntime, chosen: Left = MappingProxyType({})
+    reference: Model,
+    attempt: Attempt,
+    runtime: TargetRuntime,
+    chosen: Left = MappingProxyType({}),
+    certificate: Certificate = _UNPROVED,
 ) -> Deployment:
     """Return the report of an attempt: its layers, their kernels and its figures.
 
-    Layers of the input that are left in float by choice are ``chosen``, with the reason.
+    Layers of the input that are left in float by choice are ``chosen``, with the reason. The
+    ``certificate`` is that of the attempt; it is left out where attempts are only compared.
     """
     profile = runtime.profile
     result = attempt.model if attempt.is_changed else reference
@@ -190,14 +201,14 @@ def listed(
         description = layer.description
         if source is not None:
             description = replace(description, node=label(source))
-        rows.append(_row(description, names, taken, was, attempt, readable))
+        rows.append(_row(description, names, taken, was, attempt, readable, certificate.regions))
     return Deployment(
         profile.name,
         profile.digest,
         profile.executed,
         rows,
         run,
-        attempt.certificate,
+        certificate,
         attempt.report.weight_bytes_before,
         attempt.report.weight_bytes_after,
         {
@@ -270,6 +281,7 @@ def _row(
     before: str | None,
     attempt: Attempt,
     readable: set[str],
+    proved: Sequence[RegionVerdict],
 ) -> DeployedLayer:
     """Return the line of one layer of the input.
 
@@ -277,9 +289,7 @@ def _row(
     could not read a ``readable`` node came before the passes that mended it.
     """
     regions = [
-        region
-        for region in attempt.certificate.regions
-        if names & {*region.reference_nodes, *region.candidate_nodes}
+        region for region in proved if names & {*region.reference_nodes, *region.candidate_nodes}
     ]
     rewrites = dict.fromkeys(
         site.pass_name
