@@ -144,16 +144,6 @@ class Verdict:
         if self.exactness is not None and self.exactness >= Exactness.CODES:
             object.__setattr__(self, "differing_codes", 0)
 
-    @property
-    def remarks(self) -> str | None:
-        """The reason, and whether NaN and infinities differ; None if there is nothing to say."""
-        parts = (
-            self.reason,
-            "NaN is not kept" if self.nan_differs else None,
-            "infinities differ" if self.infinity_differs else None,
-        )
-        return "; ".join(filter(None, parts)) or None
-
     def reaches(self, level: Exactness) -> bool:
         """Return whether the verdict is at least ``level``."""
         return self.exactness is not None and self.exactness >= level

@@ -46,7 +46,6 @@ from qgraph.verify.movements import (
 from qgraph.verify.reading import MOVING, QUANTIZERS
 from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_codes
 
-_NO_LIMITS = -ENDLESS, ENDLESS, NOTHING
 ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)
 
 

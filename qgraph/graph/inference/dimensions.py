@@ -54,11 +54,6 @@ class Size:
         first, *rest = parts
         return " ".join((first[2:] if first[0] == "+" else f"-{first[2:]}", *rest))
 
-    @property
-    def atoms(self) -> frozenset[str]:
-        """The open sizes that it depends on."""
-        return frozenset(atom for atoms in self.terms for atom in atoms)
-
     def at(self, numbers: Mapping[str, int]) -> int:
         """Return the number for a number of each open size."""
         parts = (

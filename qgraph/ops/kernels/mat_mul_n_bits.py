@@ -190,13 +190,6 @@ class Weights:
             )
         return picked
 
-    def pack(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return codes ``[n, k]`` as they are stored, ``[n, blocks, size * bits / 8]``."""
-        padded = np.zeros((self.n, self.blocks * self.size), np.uint8)
-        padded[:, : self.k] = codes
-        data = padded if self.bits == 8 else pack(padded, self.bits)
-        return data.reshape(self.n, self.blocks, -1)
-
     def pack_zero_points(self, points: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Return zero points ``[n, blocks]`` as they are stored, each row in whole bytes."""
         each = 8 // self.bits

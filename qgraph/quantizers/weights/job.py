@@ -27,7 +27,7 @@ from qgraph.graph.deferred import PART_BYTES, Job, MemorySink
 from qgraph.graph.draft_parts import Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array
-from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, pack, packed_size, unpack
+from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, pack, unpack
 from qgraph.numerics.minifloat import DTYPES, decode, encode
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.piecewise import Parameter, pieces
@@ -363,11 +363,6 @@ class RepackJob:
         self.listeners.append(listener)
         if self._tally is not None:
             listener(self._tally)
-
-    def run(self) -> npt.NDArray[np.uint8]:
-        """Do all work now; return the bytes of the codes."""
-        bits, count = FORMATS[self.recoder.kind].bits, self.recoder.source.stream.size
-        return run_now(self, [packed_size(bits, count)])[0]
 
 
 def codes_of(numbers: Array, type_name: str) -> Array:
