@@ -73,10 +73,8 @@ _PAIRS = [
 ]
 _REALS = (None, "FLOAT", "FLOAT16", "BFLOAT16")
 _MOST_ROUNDINGS = 3
-"""Maximum number of roundings of a quantizer: to the grid of its data, to codes, of codes to
-codes."""
+"""Maximum number of roundings of a quantizer: to a grid, to codes, of codes to codes."""
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
-
 
 Readers: TypeAlias = dict[OpKey, list[Dialect]]
 _Question: TypeAlias = tuple[tuple[int, ...], Notation]
@@ -301,7 +299,6 @@ def sites(
     if around_constants:
 
         def connects(node: ir.Node) -> bool:
-            """Return whether a quantizer may contain a node."""
             return node.op_type in _CORES or OpKey.of(node) in readers or is_elementwise(node)
 
         listed = [connected_to_constants(nodes, connects) for nodes in listed]
@@ -353,8 +350,7 @@ def parts(site: Site) -> tuple[Site, ...]:
     candidates = [_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1]
     if site.dialect == PLAIN and site.weight is None:
         candidates += [_rounding(node) for node in site.nodes if node.op_type == "Round"]
-    own = set(site.nodes)
-    return tuple(f for f in candidates if isinstance(f, Site) and own > set(f.nodes))
+    return tuple(f for f in candidates if isinstance(f, Site) and {*site.nodes} > {*f.nodes})
 
 
 def _rounding(node: ir.Node) -> Site | None:
