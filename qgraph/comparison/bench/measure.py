@@ -41,7 +41,7 @@ from qgraph.numerics import Array
 from qgraph.text import Displayed
 from qgraph.version import head
 
-_WORKER = "qgraph.comparison.bench.worker"
+_WORKER = "qgraph.comparison.runtimes.worker"
 _TURN = 0.05
 """Approximate time of a model in each round, in seconds; at least one run."""
 _WARM = 0.3

@@ -216,11 +216,12 @@ class RuntimeJobs:
             "batches": self._batches,
             "configurations": list(configurations),
         }
-        (self._path / "job.json").write_text(json.dumps(job))
+        path = self._path / "job.json"
+        path.write_text(json.dumps(job))
         answer = self._path / "answer.json"
         answer.unlink(missing_ok=True)
         # a file in the current folder must not shadow a module
-        command = [sys.executable, "-P", "-m", _WORKER, str(self._path)]
+        command = [sys.executable, "-P", "-m", _WORKER, str(path)]
         limit = seconds_left(min(_MOST_SECONDS, LOADING_SECONDS * len(configurations)))
         try:
             done = subprocess.run(
