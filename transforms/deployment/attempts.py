@@ -48,6 +48,9 @@ _WITHOUT = (
 )
 """Passes that each attempt omits, in the order of the attempts."""
 
+_MOST_EXACT = 40
+"""Number of exact quantizers from which on no further ones are tried."""
+
 _PLAIN = [without for without in _WITHOUT if "plain-pairs" not in without]
 _PLANS = [
     *((without, False) for without in _PLAIN),
@@ -193,8 +196,12 @@ def best_form(
             touched = set(map(escaped, near))
             more = [name for name in names if name in touched and name not in left]
             if not more:
-                exact.setdefault(without, _quantized(reference, failing))
-                break
+                kept_values = exact.get(without, [])
+                further, more = _before(reference, failing, kept_values)
+                exact[without] = [*kept_values, *further]
+                more = [name for name in names if name in more and name not in left]
+                if not is_exact or not further or len(kept_values) > _MOST_EXACT:
+                    break
             left += more
     first = failing[0]
     where = "+".join(first.candidate_nodes) or first.candidate_value
@@ -224,11 +231,34 @@ def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
     return names
 
 
-def _quantized(reference: Model, regions: Sequence[RegionVerdict]) -> list[str]:
-    """Return the results of the quantizers at the ends of regions."""
+def _before(
+    reference: Model, regions: Sequence[RegionVerdict], known: Collection[str]
+) -> tuple[list[str], set[str]]:
+    """Return results of the quantizers at the ends of regions and before them, and layers between.
+
+    Beyond quantizers that are ``known``, it returns those before them.
+    """
     ends = {region.reference_value for region in regions}
-    results = (str(site.y.name) for site in readable_sites(reference.ir))
-    return [escaped(name) for name in results if name in ends]
+    results = {site.y: escaped(str(site.y.name)) for site in readable_sites(reference.ir)}
+    pending = [v for node in reference.nodes() for v in node.outputs if v.name in ends]
+    found = {results[value]: None for value in pending if value in results}
+    layers: set[str] = set()
+    reached = set(pending)
+    while pending:
+        node = pending.pop().producer()
+        if node is None:
+            continue
+        if node.op_type in LAYERS:
+            layers.add(escaped(label(node)))
+        for value in node.inputs:
+            if value is None or value in reached:
+                continue
+            reached.add(value)
+            if value in results:
+                found[results[value]] = None
+            if results.get(value, value) in (value, *known):
+                pending.append(value)
+    return [name for name in found if name not in known], layers
 
 
 def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from qgraph.bound import Bounding
 from qgraph.graph.constants import array_of, clip_limits, freeze_inputs
 from qgraph.graph.inference.walk import Interface as Shapes
-from qgraph.graph.inference.walk import size_limits, with_facts
+from qgraph.graph.inference.walk import infer, size_limits, with_facts
 from qgraph.graph.interface import common_domain, interface
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import remove_unused
@@ -27,7 +27,7 @@ from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segments import Ends, Pairing
-from qgraph.proof.matching.normalise import flat
+from qgraph.proof.matching.normalise import fix_static_values, flat
 
 
 def paired(
@@ -49,6 +49,9 @@ def paired(
         freeze_static_parameters(copy)
         remove_unused(reversed(list(copy.graph)))
     domain = common_domain(*copies)
+    for copy, each in zip(copies, domain.interfaces, strict=True):
+        if fix_static_values(copy.graph, infer(copy, each)):
+            remove_unused(reversed(list(copy.graph)))
     copies = [with_facts(copy, each) for copy, each in zip(copies, domain.interfaces, strict=True)]
     if sum(written_out(copy) for copy in copies):
         faces = domain.interfaces

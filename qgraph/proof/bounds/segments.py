@@ -149,9 +149,26 @@ class Pairing:
             self._ends.show(segment)
         self._shown = len(self.segments)
         equal = self._unbounded.equal_to(value, self._ends.equal)
-        if equal is not None:
-            self._atoms.conditions.add(EQUAL_OPERATORS)
+        if equal is None:
+            return self._taken_as_equal(value)
+        self._atoms.conditions.add(EQUAL_OPERATORS)
         return equal
+
+    def _taken_as_equal(self, value: ir.Value) -> Quantity | None:
+        """Return the decoded codes of the reference that have the name of a value without a bound.
+
+        Also adds their segment, which is undecided; so the segments that follow can be bounded.
+        """
+        own = self.reference.named.get(value.name)
+        maker = None if own is None else own.producer()
+        if own is None or maker is None or maker.op_type not in _DECODING or _unlike((own, value)):
+            return None
+        end = self._end(self.reference, own, self._of_reference)
+        if not isinstance(end, Quantity):
+            return None
+        reason = self.candidate.reasons[value]
+        self.segments.append(Segment(maker, value.producer(), (own, value), reason=reason))
+        return end
 
     @property
     def conditions(self) -> set[Condition]:
@@ -329,6 +346,9 @@ class Pairing:
             counted=counted,
         )
 
+
+_DECODING = frozenset({"DequantizeLinear", "FakeQuantize", "IntQuant", "Quant"})
+"""Operators whose results are codes, decoded."""
 
 _MOST_ATTEMPTS = 3
 """Maximum number of evaluations of the candidate with corrected offsets of codes."""
