@@ -17,19 +17,25 @@ lies between 1 and n. The absolute and the relative error of each power is at mo
 :data:`FUNCTION_ERROR`, f, and the relative error of the sum is at most s::
 
     s = f + n f + n u          Softmax: (2 f + s) / (1 - s) + 2 u
+
+Elements to which a mask adds minus infinity, or a number far below the others, count as left out:
+their powers are 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
+import onnx_ir as ir
 
 from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR, LARGEST_FIRST, VARIANCE_OF_DIFFERENCES
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.graph.scopes import producer_of
+from qgraph.numerics import Array
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.evaluate import traced
@@ -42,6 +48,8 @@ _IN_FLOAT32 = frozenset({"LayerNormalization", "RMSNormalization"})
 """Operators that compute mean and variance in float32, unless an attribute says otherwise."""
 
 _SMALL = 1 / 16
+_HIDDEN = 1000.0
+"""How far below other elements the power of an element is 0, even in float64."""
 _PRODUCTS = 1.1
 
 
@@ -213,19 +221,60 @@ def softmax(call: NodeCall) -> Operand:
     """Powers of e divided by their sum, or the logarithm of that."""
     is_new = call.imports.get("", 0) >= OF_ONE_AXIS
     axis = call.whole("axis", -1 if is_new else 1)
+    if call.node.op_type == "Softmax" and (masked := _masked(call, axis, is_new=is_new)):
+        x, mask = masked
+        return softmax_of(call, "Softmax", x, axis, is_new=is_new, mask=mask)
     return softmax_of(call, call.node.op_type, call.quantity(0), axis, is_new=is_new)
 
 
-def softmax_of(call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: bool) -> Quantity:
+def _masked(call: NodeCall, axis: int, *, is_new: bool) -> tuple[Quantity, Hashable] | None:
+    """Return the data behind a constant mask, and a key of the mask; None for other data.
+
+    A mask leaves some elements of each row as they are. It lowers the others, or replaces them, so
+    that their powers are 0.
+    """
+    for value, is_hidden, low in _masks(call):
+        if value is None or shape_of(value) != shape_of(call.value(0)):
+            continue
+        x = call.tracer.quantity(call.of(value))
+        reach = float(np.max(np.maximum(np.abs(x.low), np.abs(x.high)) + x.error))
+        hidden, lows = np.broadcast_arrays(is_hidden, low)
+        rows = hidden.reshape((1,) * (call.rank() - hidden.ndim) + hidden.shape)
+        axes = range(call.place(axis, call.rank()), call.rank())
+        is_whole = rows.all(axis=tuple(axes[:1] if is_new else axes)).any()
+        if (lows[hidden] < -_HIDDEN - 2 * reach).all() and not is_whole:
+            return x, (hidden.shape, hidden.tobytes())
+    return None
+
+
+def _masks(call: NodeCall) -> Iterator[tuple[ir.Value | None, Array, Array]]:
+    """Yield data that may be masked, the elements that would be, and what becomes of them."""
+    maker = producer_of(call.value(0), "Add", "Where")
+    if maker is not None and maker.op_type == "Add":
+        for value, other in permutations(maker.inputs):
+            if (low := call.array(other)) is not None:
+                yield value, low != 0, low
+    elif maker is not None and (chosen := call.array(maker.inputs[0])) is not None:
+        for value, other, hidden in zip(
+            maker.inputs[1:], maker.inputs[:0:-1], (~chosen, chosen), strict=True
+        ):
+            if (low := call.array(other)) is not None:
+                yield value, hidden, low
+
+
+def softmax_of(
+    call: NodeCall, name: str, x: Quantity, axis: int, *, is_new: bool, mask: Hashable = None
+) -> Quantity:
     """Return the Softmax or LogSoftmax of numbers of the shape of the first operand.
 
-    The sums run along one axis if ``is_new``, otherwise along all from ``axis`` on.
+    The sums run along one axis if ``is_new``, otherwise along all from ``axis`` on. A ``mask`` is a
+    key of the elements that are left out.
     """
     axis = call.place(axis, call.rank())
     axes = [axis] if is_new else list(range(axis, call.rank()))
     count = call.most(axes)
     width, share = _width(x), _share(call, count)
-    key = name, shape_of(call.value(0)), axis, is_new or axis == call.rank() - 1
+    key = name, shape_of(call.value(0)), axis, is_new or axis == call.rank() - 1, mask
     unit = call.tracer.arithmetic.unit
     error = float(np.max(x.error)) + unit * width  # the difference from the largest is rounded
     if name == "Softmax":

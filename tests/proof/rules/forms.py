@@ -29,6 +29,10 @@ CONSTANTS = {
     "twice": "int64[2] twice = {1, 2}",
     "scales": "float[4] scales = {1, 1, 2, 2}",
     "places": "int64[2] places = {2, 3}",
+    "none": "KIND none = {0}",
+    "deep": "KIND deep = {-1e30}",
+    "mask": "KIND[3,6] mask = {0, -1e9, 0, 0, -1e9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -2e4}",
+    "hidden": "bool[3,6] hidden = {0, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1}",
 }
 """Constants that nodes may name."""
 
@@ -213,6 +217,13 @@ FORMS = {
     "ReduceSum": Form("y = ReduceSum (x, one)", MATRIX),
     "ReduceMax": Form(f"{_SCALED} y = ReduceMax (t, one)", MATRIX),
     "ReduceMin": Form("y = ReduceMin <keepdims=0> (x, one)", MATRIX),
+    "Softmax, masked": Form(f"{_SCALED} m = Add (mask, t) y = Softmax (m)", MATRIX),
+    "Softmax, chosen": Form(f"{_SCALED} m = Where (hidden, deep, t) y = Softmax (m)", MATRIX),
+    "Softmax, minus infinity": Form(
+        f"{_SCALED} i = Log (none) c = Where (hidden, i, none) m = Add (t, c) y = Softmax (m)",
+        MATRIX,
+        f"{_SCALED} m = Where (hidden, deep, t) y = Softmax (m)",
+    ),
     "ReduceLogSumExp": Form("y = ReduceLogSumExp (x, one)", MATRIX),
     "LayerNormalization": Form("y = LayerNormalization (x, $6, $6)", MATRIX),
     "RMSNormalization": Form("y = RMSNormalization (x, $6)", MATRIX, opset=23),

@@ -76,6 +76,15 @@ def test_many_inputs_stay_within_the_bound(name):
     expect_inside(FORMS[name], 500)
 
 
+def test_rows_that_a_mask_hides_as_a_whole_have_no_bound():
+    form = FORMS["Softmax, minus infinity"]
+    nodes = form.nodes.replace("Softmax", "Softmax <axis = 0>")
+    models = [Form(nodes, form.inputs).ir(nudge=nudge) for nudge in (0.0, NUDGE)]
+    ranges = dict.fromkeys(form.inputs, (-RANGE, RANGE))
+    (segment,) = paired((models[0], models[1]), Bounding(ranges=ranges)).segments
+    assert segment.reason is not None
+
+
 HALVES = ("Conv", "Gemm", "MatMul", "MatMul, data", "Add", "Mul", "Div", "PRelu", "Sigmoid")
 HALVES += ("GlobalAveragePool", "AveragePool", "Sum", "Softmax", "BatchNormalization", "Concat")
 
