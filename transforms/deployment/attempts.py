@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 import onnx_ir as ir
 
@@ -146,9 +147,10 @@ def best_form(
 
     The first attempt applies all passes, the second all but those that change the correspondence of
     layers, the third only exact passes; if only sizes are unknown, the third follows at once. If
-    regions exceed the limits, the passes run again without changing their layers and quantizers. No
-    factors and biases are merged into layers whose names patterns in ``kept`` match. If no form is
-    within the limits, the model is unchanged, and a note says why.
+    regions exceed the limits, the passes run again without changing their layers and quantizers. If
+    that is not enough, the quantizers before them stay as they are too, in the attempt in which the
+    fewest do. No factors and biases are merged into layers whose names patterns in ``kept`` match.
+    If no form is within the limits, the model is unchanged, and a note says why.
     """
     plain = reference.clone()
     plain.apply(as_pairs())
@@ -157,11 +159,15 @@ def best_form(
     tried: list[_Tried] = []
     obstacle: str | None = None
     exact: dict[tuple[str, ...], list[str]] = {}
+    found: list[tuple[int, Attempt]] = []
     is_open = False
     for without, is_exact in _PLANS:
         if is_open and without != _WITHOUT[-1]:
             continue
+        if found and not is_exact:
+            break
         left = list(kept)
+        direct = len(exact.get(without, []))
         while True:
             kept_values = exact.get(without, []) if is_exact else []
             nodes, values = (
@@ -180,13 +186,18 @@ def best_form(
                 tried.append(known)
                 if not known.failing:
                     report.notes += [] if obstacle is None else [obstacle]
-                    return attempt
+                    if len(kept_values) <= direct:
+                        return attempt
+                    found.append((len(kept_values), attempt))
+                    break
                 settled = len(attempt.certificate.regions) - len(known.failing)
                 require_time(
                     "No form was shown to be within the limits: of the one tried last, "
                     f"{settled} of {len(attempt.certificate.regions)} segments were decided"
                 )
             failing = known.failing
+            if not failing:  # it was found before
+                break
             obstacle = obstacle or _obstacle(failing)
             is_open = all(id_of(region.reason) == AT_RUN_TIME.id for region in failing)
             if is_open:
@@ -203,6 +214,8 @@ def best_form(
                 if not is_exact or not further or len(kept_values) > _MOST_EXACT:
                     break
             left += more
+    if found:
+        return min(found, key=itemgetter(0))[1]
     first = failing[0]
     where = "+".join(first.candidate_nodes) or first.candidate_value
     note = (
@@ -234,14 +247,18 @@ def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
 def _before(
     reference: Model, regions: Sequence[RegionVerdict], known: Collection[str]
 ) -> tuple[list[str], set[str]]:
-    """Return results of the quantizers at the ends of regions and before them, and layers between.
+    """Return results of the quantizers of regions and before them, and layers between.
 
-    Beyond quantizers that are ``known``, it returns those before them.
+    Where a region has no bound, its end may be computed in another form, if its data are equal. So
+    the quantizer at its end counts only if those before it are ``known``. Beyond known quantizers,
+    it returns those before them.
     """
+    open_ends = {region.reference_value for region in regions if region.bound is None}
     ends = {region.reference_value for region in regions}
     results = {site.y: escaped(str(site.y.name)) for site in readable_sites(reference.ir)}
     pending = [v for node in reference.nodes() for v in node.outputs if v.name in ends]
-    found = {results[value]: None for value in pending if value in results}
+    first = [v for v in pending if v in results and (known or v.name not in open_ends)]
+    found = {results[value]: None for value in first}
     layers: set[str] = set()
     reached = set(pending)
     while pending:
