@@ -208,9 +208,9 @@ def best_form(
             more = [name for name in names if name in touched and name not in left]
             if not more:
                 kept_values = exact.get(without, [])
-                further, more = _before(reference, failing, kept_values)
+                further, between = _before(reference, failing, kept_values)
                 exact[without] = [*kept_values, *further]
-                more = [name for name in names if name in more and name not in left]
+                more = [name for name in names if name in between and name not in left]
                 if not is_exact or not further or len(kept_values) > _MOST_EXACT:
                     break
             left += more
