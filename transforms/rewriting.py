@@ -176,6 +176,7 @@ def expect_names(model: Model, steps: Iterable[ir.passes.PassBase]) -> None:
 
 def described(path: Path, file: Path) -> dict[str, Any]:
     """Describe a model that was written to a temporary file."""
-    model, digest = load(file).ir, storage.sha256(file)
+    loaded = load(file)
+    digest, model = loaded.identity().sha256, loaded.ir
     opset = model.opset_imports.get("")
     return {"path": str(path), "sha256": digest, "opset": opset, "ir_version": model.ir_version}

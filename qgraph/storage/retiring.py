@@ -23,11 +23,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qgraph.errors import ModelError
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.tensors import slots
 from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, Outputs
-from qgraph.storage.reading import data_names, parsed, recorded
+from qgraph.storage.reading import mentions, parsed, recorded
 
 _CHUNK_BYTES = 1 << 20
 _DATA_ENDINGS = (".data", ".safetensors")
@@ -121,12 +120,8 @@ class Retirement:
 
 def _old_data(target: Path) -> tuple[set[str], dict[str, str]]:
     """Return the data files that a model names, and the SHA-256 of those that it records."""
-    try:
-        proto = parsed(target)
-    except ModelError:
-        # What is about to be replaced need not be a model, or be there.
-        return set(), {}
-    return {os.path.normpath(name) for name in data_names(proto) if name}, recorded(proto)
+    names = {os.path.normpath(name) for name in mentions(target) if name}
+    return names, recorded(parsed(target)) if names else {}
 
 
 def _is_plain(name: str) -> bool:
