@@ -237,7 +237,9 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Any, Any] = {}
 
     def call(*arguments: Any, **options: Any) -> Any:
-        key = (*map(_key, arguments), *sorted(options.items()))
+        # what was decided before saves time, and changes no result
+        stated = sorted(each for each in options.items() if each[0] != "decided")
+        key = (*map(_key, arguments), *stated)
         if key not in known:
             known[key] = arguments, function(*arguments, **options)
         return known[key][1]
