@@ -148,13 +148,18 @@ def deploy(
             attempt = _gaining(*how, deployment, runtime)
     elif preference is not Preference.SIZE:
         attempt = unchanged_layers(reference, profile, request, note)
-    refused = attempt if profile.executed is None and _refusals(attempt.model, profile) else None
-    if refused is not None:
+    refused = attempt
+    if runtime.refuses(attempt.model) or (
+        profile.executed is None and _refusals(attempt.model, profile)
+    ):
         is_float = not any(has_kernel(each, profile) for each in quantized_layers(attempt.model.ir))
         for base in [None, refused] if is_float else [refused]:
             plain = portable(reference, base, profile, request)
-            refusals = [_refusals(each.model, profile) for each in (plain, attempt)]
-            if refusals[0] >= refusals[1] or plain.failing:
+            counts = [
+                runtime.refuses(each.model) + _refusals(each.model, profile)
+                for each in (plain, attempt)
+            ]
+            if counts[0] >= counts[1] or plain.failing:
                 continue
             attempt = _instead_of(refused, plain, profile)
             break
