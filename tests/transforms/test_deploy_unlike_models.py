@@ -66,7 +66,7 @@ NETWORKS = {
         e = Transpose <perm = [0, 2, 1]> (d) a = MatMul (d, e) z = Softmax (a)""", 2),
     "causal attention": (
         17, ROWS, f"{ROWS} y, {ROWS} z", {"w": (8, 8)},
-        f"""{W} low = Constant <value_float = -8.0> () high = Constant <value_float = 7.9375> ()
+        f"""{W} low = Constant <value_float = -8.1536> () high = Constant <value_float = 8.0899> ()
         mask = Constant <value = float[5,5] {{0, -1e9, -1e9, -1e9, -1e9, 0, 0, -1e9, -1e9, -1e9,
          0, 0, 0, -1e9, -1e9, 0, 0, 0, 0, -1e9, 0, 0, 0, 0, 0}}> ()
         j = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)
@@ -74,9 +74,12 @@ NETWORKS = {
         b = Add (a, mask) p_ = Softmax (b) {coded("p")} z_ = MatMul (p, j) {coded("z")}""", 3),
     "codes behind an LSTM": (
         14, ROWS, "float[N, 1, 5, 8] y", {"w": (8, 8), "k.": (1, 32, 8), "r.": (1, 32, 8)},
-        f"""{W} low = Constant <value_float = -8.0> () high = Constant <value_float = 7.9375> ()
+        f"""{W} low = Constant <value_float = -8.1536> () high = Constant <value_float = 8.0899> ()
         j = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)
-        h_ = LSTM <hidden_size = 8> (j, k, r) {coded("h")} y_ = MatMul (h, w_) {coded("y")}""", 1),
+        low2 = Constant <value_float = -1.0192> () high2 = Constant <value_float = 1.0112375> ()
+        g = LSTM <hidden_size = 8> (j, k, r)
+        h = org.openvinotoolkit.FakeQuantize <levels = 256> (g, low2, high2, low2, high2)
+        y_ = MatMul (h, w_) {coded("y")}""", 1),
     "data of 4 bits, groups": (
         15, MAP, f"{MAP} y", {"w": (4, 2, 3, 3), "b.": (4,)},
         f"""{W} y_ = Conv <group = 2, pads = [1, 1, 1, 1]> (d, w_, b)
