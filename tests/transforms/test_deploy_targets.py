@@ -349,26 +349,3 @@ def test_only_quantizers_that_a_target_refuses_become_plain_operators():
     once = model.to_proto()
     qgraph.deploy(model, "tensorrt")
     assert model.to_proto() == once
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["litert", "qnn-htp"])
-def test_biases_of_16_bits_become_codes(target):
-    """The targets take biases of INT32, and codes of a bias need scales of 32 bits."""
-    text = """<ir_version: 9, opset_import: ["": 19]>
-    g (float16[1,4,6,6] x) => (float16[1,4,6,6] y)
-    <int8 z = {0}> {
-        q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
-        e = DequantizeLinear <axis = 0> (w, v)
-        c = Conv (d, e, b)
-        p = QuantizeLinear (c, s, z)    y = DequantizeLinear (p, s, z)
-    }"""
-    proto = onnx.parser.parse_model(text)
-    codes = np.random.default_rng(0).integers(-127, 127, (4, 4, 1, 1)).astype(np.int8)
-    floats = {"s": 0.0625, "v": [0.25, 0.5, 0.5, 0.125], "b": [0.3, -2, 1.7, 0]}
-    arrays = {"w": codes} | {name: np.float16(each) for name, each in floats.items()}
-    for name, array in arrays.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    (layer,) = qgraph.deploy(qgraph.load(proto), target).layers
-    assert layer.kernel is not None, layer.reason
-    assert "quantize-bias" in layer.rewrites
