@@ -66,10 +66,12 @@ def sessions(monkeypatch):
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     counts = []
 
-    def session(self, nodes, imports, feeds, outputs, *, arena=True, old=RuntimeExecutor.session):
+    old = RuntimeExecutor.session
+
+    def session(self, nodes, imports, feeds, constants, outputs, *, arena=True):
         if [node.op_type for node in nodes] != ["Identity"]:
             counts.append((len(outputs), arena))
-        return old(self, nodes, imports, feeds, outputs, arena=arena)
+        return old(self, nodes, imports, feeds, constants, outputs, arena=arena)
 
     monkeypatch.setattr(RuntimeExecutor, "session", session)
     return counts
