@@ -39,7 +39,7 @@ from qgraph.transforms.drafts.lowering import (
     note_joined,
     parts_marked,
 )
-from qgraph.transforms.lowered_operators import lower_composites
+from qgraph.transforms.drafts.rebuilding import lower_composites
 
 NO_OPERATORS = "already in standard operators, and no form in this dialect is equal"
 IN_DIALECT = "already in the dialect {}"

@@ -18,14 +18,13 @@ import onnx_ir as ir
 from qgraph.errors import Choice, where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand
+from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset import versions
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import input_of, nodes_of
 from qgraph.model import Model
-from qgraph.ops.composite import composite_of, region_of
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.products import Product, Result, read_product
 from qgraph.ops.steps import code_type, element_type
@@ -38,6 +37,7 @@ from qgraph.transforms.drafts.rebuilding import (
     Kept,
     Rebuild,
     inferred_operands,
+    lower_composites,
     read_all,
     rebuild,
 )
@@ -69,37 +69,6 @@ class LowerVendorOperators(Transform):
     def apply(self, model: Model, report: Report) -> None:
         """Raise the opset once as far as needed, and replace every operator that has a graph."""
         lower_composites(model, report, ceiling(model.ir, self.opset))
-
-
-def lower_composites(
-    model: Model, report: Report, limit: int, wanted: Callable[[ir.Node], bool] = lambda node: True
-) -> None:
-    """Replace wanted operators by the graphs that define them, in place, and report each."""
-    editor = Editor(model.ir)
-
-    def read(node: ir.Node) -> Rebuild | None:
-        entry = composite_of(node)
-        if entry is None:
-            return None
-
-        def write(draft: Draft) -> ir.Value:
-            return draft.giving(entry.write(draft, node)).y
-
-        trial = editor.draft(region_of(node))
-        try:
-            write(trial)
-            opset = trial.opset
-        finally:
-            trial.discard()
-        verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=entry.remark)
-        return Rebuild(node, (node,), verdict, write, opset)
-
-    nodes = [node for node in model.nodes() if composite_of(node) is not None and wanted(node)]
-    if not nodes:
-        return
-    chosen = frozenset(nodes)
-    with inferred_operands(model, chosen.__contains__):
-        rebuild(model, read_all(model, nodes, read), Exactness.BITS, report, limit=limit)
 
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError, where
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
+from qgraph.ops.composite import composite_of, region_of
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_EQUAL_FORM, UNREADABLE, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
@@ -165,3 +166,34 @@ def inferred_operands(
     nodes = ir.traversal.RecursiveGraphIterator(model.ir.graph)
     values = [value for node in nodes if wanted(node) for value in node.inputs if value]
     return inferred(model.ir, values)
+
+
+def lower_composites(
+    model: Model, report: Report, limit: int, wanted: Callable[[ir.Node], bool] = lambda node: True
+) -> None:
+    """Replace wanted operators by the graphs that define them, in place, and report each."""
+    editor = Editor(model.ir)
+
+    def read(node: ir.Node) -> Rebuild | None:
+        composite = composite_of(node)
+        if composite is None:
+            return None
+
+        def write(draft: Draft) -> ir.Value:
+            return draft.giving(composite.write(draft, node)).y
+
+        trial = editor.draft(region_of(node))
+        try:
+            write(trial)
+            needed = trial.opset
+        finally:
+            trial.discard()
+        verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=composite.remark)
+        return Rebuild(node, (node,), verdict, write, needed)
+
+    nodes = [node for node in model.nodes() if composite_of(node) is not None and wanted(node)]
+    if not nodes:
+        return
+    chosen = frozenset(nodes)
+    with inferred_operands(model, chosen.__contains__):
+        rebuild(model, read_all(model, nodes, read), Exactness.BITS, report, limit=limit)
