@@ -16,6 +16,8 @@ from qgraph.errors import ModelError
 from qgraph.graph import deferred
 from qgraph.graph.constants import constant_elements
 from qgraph.graph.deferred import DeferredTensor
+from qgraph.graph.streaming import Stream, stream_of
+from qgraph.numerics.formats import pack
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.proof.matching import packed_rows
 from qgraph.quantizers.dialects import qdq
@@ -29,7 +31,7 @@ MOST_ELEMENTS = "qgraph.proof.matching.constant_rows._WHOLE_ELEMENTS"
 
 def weights(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(bits)
-    blocks = K // SIZE
+    blocks = -(-K // SIZE)
     packed = random.integers(0, 256, (N, blocks, SIZE * bits // 8)).astype(np.uint8)
     points = random.integers(0, 256, (N, -(-blocks * bits // 8))).astype(np.uint8)
     return packed, random.uniform(0.5, 2, (N, blocks)).astype(np.float32), points
@@ -114,6 +116,38 @@ def test_codes_that_vanish_stop_the_save(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"short")
     with pytest.raises(ModelError, match="weights"):
         model.save(tmp_path / "b.onnx")
+
+
+@pytest.mark.cases(fast=2)
+@pytest.mark.parametrize(("rows", "columns"), [(160, 16), (159, 6), (133, 32), (160, 7)])
+def test_every_flipped_code_of_four_bits_is_found(
+    rows: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.K", rows)
+    monkeypatch.setattr(f"{__name__}.N", columns)
+    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 300)
+    monkeypatch.setattr(packed_rows, "_ELEMENTS", 5 * columns)
+    form = Weights(rows, columns, 4, SIZE)
+    packed, scales, points = weights(4)
+    codes = np.empty((rows, columns), np.uint8)
+    for k, n in np.ndindex(rows, columns):
+        codes[k, n] = field(packed[n].ravel(), k, 4)
+    streams = Stream("UINT8", packed.shape, packed), Stream("FLOAT", scales.shape, scales)
+    own = packed_rows.PackedRows(form, *streams, points, "w")
+    data = tmp_path / "codes"
+
+    def is_same(changed: np.ndarray) -> bool:
+        data.write_bytes(pack(changed.reshape(-1), 4).tobytes())
+        place = ("codes", 0, data.stat().st_size, ir.DataType.UINT4)
+        shape = ir.Shape(changed.shape)
+        tensor = ir.ExternalTensor(*place, shape=shape, name="c", base_dir=str(tmp_path))
+        return packed_rows._is_transposed(own, stream_of(tensor), 0)
+
+    assert is_same(codes)
+    for k, n in [(0, 0), (rows - 1, 0), (rows - 1, columns - 1), (rows - 2, 1), (64, 3), (65, 2)]:
+        codes[k, n] ^= 4
+        assert not is_same(codes), (k, n)
+        codes[k, n] ^= 4
 
 
 @pytest.mark.cases(fast=1, slow=2)

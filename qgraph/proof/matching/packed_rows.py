@@ -176,6 +176,9 @@ def _is_transposed(packed: PackedRows, codes: Stream, middle: int) -> bool:
 def _is_transposed_part(form: Weights, codes: Stream, middle: int, first: int, part: Array) -> bool:
     """Compare some bytes of each row, in which codes from row ``first`` of the other layout are."""
     n, bits, each = form.n, form.bits, 8 // form.bits
+    stored = codes.packed()
+    if bits == 4 and n % 2 == 0 and stored is not None:
+        return _is_transposed_pairs(form, stored, middle, first, part)
     turned = np.empty((part.shape[1], n), np.uint8)
     transpose(part, turned)
     step = max(_ELEMENTS // (n * each), 1) * each
@@ -187,6 +190,40 @@ def _is_transposed_part(form: Weights, codes: Stream, middle: int, first: int, p
         ours[-1] &= np.uint8((1 << bits * (count % each or each)) - 1)
         theirs = codes.read(row * n, (row + count) * n).view(np.uint8)
         if not np.array_equal(ours, _joined(theirs, n, bits, middle)):
+            return False
+    return True
+
+
+def _is_transposed_pairs(
+    form: Weights, stored: Stream, middle: int, first: int, part: Array
+) -> bool:
+    """Compare codes of 4 bits, of which both layouts have two in a byte.
+
+    A byte of ``part`` has two rows of one column, and a byte that is ``stored`` two columns.
+    """
+    width = form.n // 2
+    word = np.dtype(np.uint64 if width % 8 == 0 else np.uint8)
+    ones = ((1 << 8 * word.itemsize) - 1) // 255
+    low, high, flip = (word.type(ones * mask) for mask in (0x0F, 0xF0, middle * 0x11))
+    columns = np.empty((2, part.shape[1], width), np.uint8)
+    for parity in range(2):
+        transpose(part[parity::2], columns[parity])
+    stop = min(first + 2 * part.shape[1], form.k)
+    step = 2 * max(_ELEMENTS // form.n, 1)
+    for row in range(first, stop, step):
+        count = min(step, stop - row)
+        theirs = np.zeros((-(-count // 2) * 2, width), np.uint8)
+        stored.read(row * width, (row + count) * width, theirs[:count].reshape(-1))
+        upper, lower = theirs.view(word)[::2] ^ flip, theirs.view(word)[1::2] ^ flip
+        own = columns[:, (row - first) // 2 :][:, : len(upper)]
+        if count % 2:  # what follows the last row has no meaning
+            own[:, -1] &= np.uint8(0x0F)
+            lower[-1] = 0
+        joined = (
+            (upper & low) | (lower << word.type(4)) & high,
+            (upper >> word.type(4)) & low | lower & high,
+        )
+        if not all(np.array_equal(a.view(word), b) for a, b in zip(own, joined, strict=True)):
             return False
     return True
 
