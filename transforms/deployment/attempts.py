@@ -251,11 +251,13 @@ def _before(
 
     Where a region has no bound, its end may be computed in another form, if its data are equal. So
     the quantizer at its end counts only if those before it are ``known``. Beyond known quantizers,
-    it returns those before them.
+    it returns those before them, for regions that end at a quantizer: others are too large.
     """
     open_ends = {region.reference_value for region in regions if region.bound is None}
     ends = {region.reference_value for region in regions}
     results = {site.y: escaped(str(site.y.name)) for site in readable_sites(reference.ir)}
+    if known:
+        ends &= {value.name for value in results}
     pending = [v for node in reference.nodes() for v in node.outputs if v.name in ends]
     first = [v for v in pending if v in results and (known or v.name not in open_ends)]
     found = {results[value]: None for value in first}
