@@ -157,8 +157,8 @@ class _Decoder:
         decode: the DequantizeLinear.
         dtype: the type of its result.
         facts: types and shapes of all values.
-        splits: each Split of decoded values that was written, by the node that splits codes, scale
-            and zero point.
+        splits: each Split of decoded values that was written, by the node that splits codes, and
+            what decides how they are decoded.
     """
 
     decode: ir.Node
@@ -200,7 +200,9 @@ class _Decoder:
             return draft.copy(node, [*data, *rest], dtype=self.dtype)
 
         def split(draft: Draft) -> ir.Value:
-            new = self.splits.get(key := (node, *decode.inputs[1:]))
+            new = self.splits.get(
+                key := (node, decode.graph, axis, decode.domain, self.dtype, *decode.inputs[1:])
+            )
             if new is None:
                 operands = [*(each(draft) for each in writers if each), *node.inputs[1:]]
                 count = len(node.outputs)

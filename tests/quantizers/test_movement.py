@@ -92,6 +92,40 @@ def test_movement_inside_a_pair_is_moved_behind_it(name: str) -> None:
     np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
 
 
+def test_parts_that_are_decoded_along_other_axes_are_split_apart() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[6, 3, 3] x) => (float[3, 3, 3] y)
+    <float s = {0.1}, uint8 z = {100}, float[3] t = {0.1, 0.2, 0.3}, uint8[3] u = {1, 2, 3}> {
+        q = QuantizeLinear (x, s, z) a, b = Split <axis = 0> (q)
+        c = DequantizeLinear <axis = 1> (a, t, u) d = DequantizeLinear <axis = 2> (b, t, u)
+        y = Add (c, d)
+    }"""
+    model = load(ir.from_onnx_text(text))
+    x = np.random.default_rng(1).normal(scale=5, size=(6, 3, 3)).astype(np.float32)
+    session = ort.InferenceSession(model.to_proto().SerializeToString())
+    (expected,) = session.run(None, {"x": x})
+    assert model.apply(ConvertDialect(to="qdq")).notes
+    np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], expected)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_parts_that_are_decoded_in_branches_are_split_in_each(chosen: bool) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[6, 3] x, bool first) => (float[3, 3] y) <float s = {0.1}, uint8 z = {100}> {
+        q = QuantizeLinear (x, s, z) a, b = Split <axis = 0> (q)
+        y = If (first) <
+            then_branch = one () => (float[3, 3] c) { c = DequantizeLinear (a, s, z) },
+            else_branch = other () => (float[3, 3] n) {
+                d = DequantizeLinear (b, s, z) n = Neg (d)
+            }>
+    }"""
+    model = load(onnx.parser.parse_model(text))
+    x = np.random.default_rng(1).normal(scale=5, size=(6, 3)).astype(np.float32)
+    feeds = {"x": x, "first": np.array(chosen)}
+    (expected,) = ort.InferenceSession(model.to_proto().SerializeToString()).run(None, feeds)
+    assert model.apply(ConvertDialect(to="qonnx")).count("changed")
+    np.testing.assert_array_equal(model.run(feeds, backend="numpy")["y"], expected)
+
+
 def test_codes_that_are_used_elsewhere_stay() -> None:
     text = HEAD.replace("OUT] y", "4,3,2] y, uint8[2,3,4] q")
     body = f"q = {Q} m = Transpose (q) y = {DQ} (m, s, z)"
