@@ -15,7 +15,7 @@ Every movement is written in one form; a Split becomes one Gather for each part.
 exchanged with elementwise functions:
 
     Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis
-    f(Pad(x, v))         -> Pad(f(x), f(v))        f with parameters that are single numbers
+    f(M(Pad(x, v)))      -> M(Pad(f(x), f(v)))     f with single numbers as parameters, movements M
     f(Gather(c, i))      -> Gather(f(c), i)        the same, of a constant c
     f(M(Gather(c, i)))   -> M(Gather(f(c), i))     the same, with movements M
 
@@ -276,8 +276,9 @@ def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> bool:
 
 
 def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
-    """Pad the results of a function instead of its data."""
-    pad = producer_of(_only_data(graph, node), "Pad")
+    """Pad the results of a function instead of its data, and move them afterwards."""
+    start, steps = _unmoved(graph, _only_data(graph, node))
+    pad = producer_of(start, "Pad")
     if pad is None or pad.inputs[0] is None:
         return False
     if pad.attributes.get_string("mode", "constant") != "constant" or "pads" in pad.attributes:
@@ -299,19 +300,26 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     inner = graph.copy(node, node, [x, *node.inputs[1:]], sizes_of(x))
     filler = graph.constant(result.reshape(()), "pad_value")
     padded, y = [inner, operands[0], filler, *operands[2:]], node.outputs[0]
-    return graph.replace(y, graph.copy(pad, node, padded, sizes_of(y), dtype=y.dtype))
+    after = graph.copy(pad, node, padded, sizes_of(pad.outputs[0]), dtype=y.dtype)
+    for step in steps:
+        after = write(graph, step, after, node)
+    return graph.replace(y, after)
+
+
+def _unmoved(graph: Rewriter, value: ir.Value | None) -> tuple[ir.Value | None, list[Movement]]:
+    """Return the value before the movements that lead to a value, and these in their order."""
+    steps: list[Movement] = []
+    while value is not None and (maker := value.producer()) and is_written(graph, maker):
+        steps.insert(0, graph.movements[maker])
+        value = maker.inputs[0]
+    return value, steps
 
 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
     """Apply a function to a constant table before the lookup, and movements between after it."""
     value = _only_data(graph, node)
     rank = len(sizes_of(value) or ()) if value is not None else 0
-    steps: list[Movement] = []
-    while (
-        value is not None and (maker := value.producer()) is not None and is_written(graph, maker)
-    ):
-        steps.append(graph.movements[maker])
-        value = maker.inputs[0]
+    value, steps = _unmoved(graph, value)
     gather = producer_of(value, "Gather")
     if gather is None:
         return False
@@ -326,7 +334,7 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
     results = graph.copy(node, node, [table, *node.inputs[1:]], sizes)
     sizes, dtype = sizes_of(gather.outputs[0]), node.outputs[0].dtype
     chosen = graph.copy(gather, node, [results, indices], sizes, dtype=dtype)
-    for step in reversed(steps):
+    for step in steps:
         chosen = write(graph, step, chosen, node)
     return graph.replace(node.outputs[0], chosen)
 
