@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import os
 from collections import deque
@@ -313,8 +314,9 @@ def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Writt
         OSError: it cannot be read.
     """
     digest, at = hashlib.sha256(), 0
+    buffers = itertools.cycle(memoryview(bytearray(_PIECE_BYTES)) for _ in range(2))
     # Both digests are computed at the same time.
-    with open(path, "rb") as file, ThreadPoolExecutor(1) as hashing:
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1) as hashing:
         pending: Future[None] | None = None
         length = os.fstat(file.fileno()).st_size
         if length != size:
@@ -324,7 +326,8 @@ def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[Writt
                 raise _fault(path, f"was written up to byte {at} and from {run.offset} on")
             total, end = 0, at + run.length
             while at < end:
-                content = file.read(min(end - at, _PIECE_BYTES))
+                buffer = next(buffers)
+                content = buffer[: file.readinto(buffer[: end - at])]
                 if not content:
                     raise _fault(path, f"ends {end - at} bytes early")
                 if pending is not None:

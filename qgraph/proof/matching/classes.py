@@ -36,7 +36,7 @@ from qgraph.proof.matching.operators import (
     rewritten_sum,
 )
 
-_HASHED_BYTES = 1 << 24
+_HASHED_BYTES = 1 << 20
 """Size in bytes above which constants are compared only if a proof needs it."""
 
 Class: TypeAlias = int

@@ -9,7 +9,7 @@ found.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -137,11 +137,14 @@ def has_same_codes(packed: PackedRows, decode: ir.Node) -> bool:
     if scales.kind != "FLOAT" or not is_float or has_points != (points is not None):
         return False
     middle = 1 << (form.bits - 1) if codes.kind == kinds[1] else 0
-    return (
-        _has_same_points(packed, points, middle)
-        and _has_same_scales(packed, scales)
-        and _is_transposed(packed, codes, middle)
-    )
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph") as threads:
+        # In threads while the first codes are read.
+        others = (
+            threads.submit(_has_same_points, packed, points, middle),
+            threads.submit(_has_same_scales, packed, scales),
+        )
+        is_transposed = _is_transposed(packed, codes, middle, threads)
+        return is_transposed and all(other.result() for other in others)
 
 
 def _has_same_points(packed: PackedRows, points: Stream | None, middle: int) -> bool:
@@ -159,17 +162,16 @@ def _has_same_scales(packed: PackedRows, scales: Stream) -> bool:
     return np.array_equal(turned.view(np.uint32), theirs.view(np.uint32))
 
 
-def _is_transposed(packed: PackedRows, codes: Stream, middle: int) -> bool:
+def _is_transposed(packed: PackedRows, codes: Stream, middle: int, threads: Executor) -> bool:
     """Return whether the packed codes minus ``middle`` equal the codes in the other layout."""
-    with ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph") as threads:
-        for first, strip in packed.strips():
-            parts = [
-                (first + left * 8 // packed.form.bits, strip[:, left : left + _WIDTH])
-                for left in range(0, strip.shape[1], _WIDTH)
-            ]
-            is_same = partial(_is_transposed_part, packed.form, codes, middle)
-            if not all(threads.map(is_same, *zip(*parts, strict=True))):
-                return False
+    is_same = partial(_is_transposed_part, packed.form, codes, middle)
+    for first, strip in packed.strips():
+        parts = [
+            (first + left * 8 // packed.form.bits, strip[:, left : left + _WIDTH])
+            for left in range(0, strip.shape[1], _WIDTH)
+        ]
+        if not all(threads.map(is_same, *zip(*parts, strict=True))):
+            return False
     return True
 
 
