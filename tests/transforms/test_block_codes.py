@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -141,7 +142,8 @@ def test_every_flipped_code_of_four_bits_is_found(
         place = ("codes", 0, data.stat().st_size, ir.DataType.UINT4)
         shape = ir.Shape(changed.shape)
         tensor = ir.ExternalTensor(*place, shape=shape, name="c", base_dir=str(tmp_path))
-        return packed_rows._is_transposed(own, stream_of(tensor), 0)
+        with ThreadPoolExecutor(2) as threads:
+            return packed_rows._is_transposed(own, stream_of(tensor), 0, threads)
 
     assert is_same(codes)
     for k, n in [(0, 0), (rows - 1, 0), (rows - 1, columns - 1), (rows - 2, 1), (64, 3), (65, 2)]:
