@@ -19,7 +19,7 @@ from qgraph.errors import EquivalenceError, ExecutionError, OptionError
 from qgraph.storage.identity import hash_in_memory
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped, selects
-from qgraph.transforms.deployment import attempts
+from qgraph.transforms.deployment import attempts, search
 
 pytest.importorskip("onnxruntime")
 
@@ -395,7 +395,7 @@ def test_passes_without_effect_cost_no_proofs(monkeypatch):
     monkeypatch.setattr(attempts, "certified", recorded)
     model, profile = qgraph.load(proto), profile_of("openvino-cpu")
     limits = Bounding.of("1step", model.inputs, model.outputs)
-    found = attempts.best_form(model, profile, replace(limits, against=Against.IDEAL), [])
+    found = search.best_form(model, profile, replace(limits, against=Against.IDEAL), [])
     assert "no form is within 1step" in found.report.notes[0]
     assert len(set(forms)) == 1
     assert len(forms) <= 2  # of nine combinations of passes

@@ -27,7 +27,6 @@ from qgraph.targets.rules import Loads
 from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment.attempts import (
     Attempt,
-    best_form,
     converted,
     order_of,
     portable,
@@ -55,6 +54,7 @@ from qgraph.transforms.deployment.saturation import (
     saturating,
     unstored,
 )
+from qgraph.transforms.deployment.search import best_form
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__
 
@@ -131,16 +131,7 @@ def deploy(
     deployment = listed(reference, attempt, runtime)
     if not deployment.layers and deployment.is_executed:
         attempt = unchanged(reference, request, _NO_LAYER)
-    elif (
-        deployment.left
-        or not deployment.layers
-        or marked_slower(reference, profile)
-        or is_misread(reference, profile)
-        or failing(reference, profile)
-        or unstored(reference, profile)
-        or misread_biases(reference, profile)
-        or runtime.refuses(reference)
-    ):
+    elif deployment.left or not deployment.layers or _is_improvable(reference, runtime):
         how = reference, profile, request, patterns
         if preference is Preference.SIZE:
             attempt = best_form(*how, packed(best_form(*how, ()).model))
@@ -148,34 +139,25 @@ def deploy(
             attempt = _gaining(*how, deployment, runtime)
     elif preference is not Preference.SIZE:
         attempt = unchanged_layers(reference, profile, request, note)
-    refused = attempt
-    if runtime.refuses(attempt.model) or (
-        profile.executed is None and _refusals(attempt.model, profile)
-    ):
-        is_float = not any(has_kernel(each, profile) for each in quantized_layers(attempt.model.ir))
-        for base in [None, refused] if is_float else [refused]:
-            plain = portable(reference, base, profile, request)
-            counts = [
-                runtime.refuses(each.model) + _refusals(each.model, profile)
-                for each in (plain, attempt)
-            ]
-            if counts[0] >= counts[1] or plain.failing:
-                continue
-            attempt = _instead_of(refused, plain, profile)
-            break
+    attempt = _loadable(attempt, runtime)
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
     attempt = chosen.attempt
     deployment = listed(reference, attempt, runtime, left, attempt.certificate)
-    deployment = replace(deployment, tuning=chosen.tuning)
-    if chosen.tuning is not None and (remark := chosen.tuning.note) is not None:
-        deployment = replace(deployment, notes=[*deployment.notes, remark])
+    notes = [*deployment.notes]
+    if chosen.tuning is not None and chosen.tuning.note is not None:
+        notes.append(chosen.tuning.note)
     names = [layer.node for layer in deployment.layers]
     unused = [each for each in patterns if not any(selects(each, name) for name in names)]
     if unused:
-        remark = f"no quantized layer is called {' or '.join(map(repr, unused))}, so none is kept"
-        deployment = replace(deployment, notes=[*deployment.notes, remark])
+        which = " or ".join(map(repr, unused))
+        notes.append(f"no quantized layer is called {which}, so none is kept")
+    if profile is not named:
+        notes.append(
+            f"this processor has no VNNI, so the result is for {profile.name}@{profile.processor}; "
+            f"--target {profile.name}@{named.processor} is for processors that have it"
+        )
     if require_all and deployment.left:
         first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"
         raise EquivalenceError(
@@ -183,26 +165,52 @@ def deploy(
             "quantized layers are left in float, expected none. Leave require_all out, or mend "
             "the model there."
         )
-    if data.feeds is not None or data.random is not None:
-        shown = accuracy(reference, attempt.model, request, data, labels)
-        deployment = replace(deployment, accuracy=shown)
+    has_data = data.feeds is not None or data.random is not None
     deployment = replace(
         deployment,
+        notes=notes,
+        tuning=chosen.tuning,
+        accuracy=accuracy(reference, attempt.model, request, data, labels) if has_data else None,
         findings=_traps(attempt.model, profile, is_loaded=deployment.is_executed),
         conditions=[*filter(None, [condition(attempt.model, profile)])],
         saturating=list(saturating(attempt.model, profile)),
     )
-    if profile is not named:
-        remark = (
-            f"this processor has no VNNI, so the result is for {profile.name}@{profile.processor}; "
-            f"--target {profile.name}@{named.processor} is for processors that have it"
-        )
-        deployment = replace(deployment, notes=[*deployment.notes, remark])
     require_time("The layers were rewritten, but their kernels and findings were not read")
     if attempt.is_changed:
         _sign(attempt.model, profile, attempt.certificate.reference)
         model.replace(attempt.model)
     return deployment
+
+
+def _is_improvable(model: Model, runtime: TargetRuntime) -> bool:
+    """Return whether a model needs another form although all of its layers have kernels."""
+    profile = runtime.profile
+    return bool(
+        marked_slower(model, profile)
+        or is_misread(model, profile)
+        or failing(model, profile)
+        or unstored(model, profile)
+        or misread_biases(model, profile)
+        or runtime.refuses(model)
+    )
+
+
+def _loadable(best: Attempt, runtime: TargetRuntime) -> Attempt:
+    """Return a form, or one with plain operators in which the target refuses less.
+
+    If no layer has a kernel, all quantizers may become plain operators, else those it refuses.
+    """
+    model, profile = best.model, runtime.profile
+    refuses = runtime.refuses(model)
+    if not refuses and (profile.executed is not None or not _refusals(model, profile)):
+        return best
+    is_float = not any(has_kernel(each, profile) for each in quantized_layers(model.ir))
+    for base in [None, best] if is_float else [best]:
+        plain = portable(best.reference, base, profile, best.request)
+        refused = runtime.refuses(plain.model) + _refusals(plain.model, profile)
+        if refused < refuses + _refusals(model, profile) and not plain.failing:
+            return _instead_of(best, plain, profile)
+    return best
 
 
 def _gaining(
