@@ -1,15 +1,26 @@
-"""Options for the inputs on which models run, and for bounds."""
+"""Inputs on which models run: options of commands, and arrays in files that the user names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from qgraph.bound import Against, Bounding
 from qgraph.cli import options
+from qgraph.cli.output import Talk
+from qgraph.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from qgraph.comparison.check import Inputs
+    from qgraph.execution.prepare import Batches, RandomBatches
+    from qgraph.graph.tensors import FileRows
+    from qgraph.model import Model
+    from qgraph.numerics import Array
+
 
 T = TypeVar("T")
 
@@ -51,6 +62,75 @@ class InputOptions:
         for option, value in numbers.items():
             words += [] if value is None else [option, str(value)]
         return words
+
+    def feeds(
+        self, talk: Talk, model: Model, *, besides: str | None = None
+    ) -> dict[str, Array | FileRows] | None:
+        """Return the arrays in the input files by input name; None if the inputs are random.
+
+        Other arrays in an archive are ignored with a note, except for the one named ``besides``.
+
+        Raises:
+            ExecutionError: a file does not contain such an array.
+        """
+        from qgraph.storage.archive import read_archive, read_array
+
+        if not self.files and self.bundle is None:
+            return None
+        arrays: dict[str, Array | FileRows] = {}
+        if self.bundle is not None:
+            names = {value.name for value in model.ir.graph.inputs}
+            bundle = read_archive(self.bundle, names)
+            arrays = {name: array for name, array in bundle.items() if array is not None}
+            if spare := [name for name in bundle if name not in names and name != besides]:
+                talk.note(
+                    f"{self.bundle}: arrays that are no inputs of the model are ignored: "
+                    f"{', '.join(spare)}"
+                )
+        for name, path in self.files.items():
+            arrays[name] = read_array(path)
+        return arrays
+
+    def batches(self, model: Model, arrays: Mapping[str, Any] | None) -> Batches | RandomBatches:
+        """Return the batches on which a command runs a model: arrays from files, or random ones."""
+        from qgraph.execution.prepare import Batches, RandomBatches
+
+        if arrays is None:
+            return RandomBatches(model.inputs, self.random or 1, self.seed, self.shapes)
+        return Batches(model.ir.graph, arrays, self.batch)
+
+    def checked(self, feeds: Any) -> Inputs:
+        """Return the inputs of a check: arrays from files, random inputs and probes."""
+        from qgraph.comparison.check import Inputs
+
+        return Inputs(feeds, self.random, self.seed, self.shapes, self.batch, self.probes)
+
+    def labels(self, option: str) -> Array:
+        """Return labels from a file, or the array ``given`` of the archive of the inputs.
+
+        Raises:
+            ExecutionError: there are none.
+        """
+        import numpy as np
+
+        from qgraph.storage.archive import read_archive, read_array
+
+        path = self.labels_file(option)
+        if path is not None:
+            return np.asarray(read_array(path))
+        bundle = {} if self.bundle is None else read_archive(self.bundle, {option})
+        if option not in bundle:
+            raise ExecutionError(
+                f"{self.bundle}: has no array {option!r} with labels, expected a name among "
+                f"{', '.join(bundle) or 'none'}, or a file. Correct the name."
+            )
+        return np.asarray(bundle[option])
+
+    def labels_file(self, option: str | None) -> Path | None:
+        """Return the file of the labels; None if they are in the archive of the inputs."""
+        if option is None or (self.bundle is not None and not Path(option).is_file()):
+            return None
+        return Path(option)
 
 
 def _inputs(

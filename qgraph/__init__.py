@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from qgraph.bound import Bounding
     from qgraph.certificate import Certificate
-    from qgraph.comparison.bench.measure import BenchReport, Timing, bench
+    from qgraph.comparison.bench import BenchReport, Timing, bench
     from qgraph.comparison.check import Inputs, check
     from qgraph.comparison.prove import prove
     from qgraph.comparison.reduce import reduce
@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "BenchReport": "qgraph.comparison.bench.measure",
+    "BenchReport": "qgraph.comparison.bench",
     "Bounding": "qgraph.bound",
     "Certificate": "qgraph.certificate",
     "CheckReport": "qgraph.comparison.report",
@@ -121,11 +121,11 @@ _ELSEWHERE = {
     "QGraphError": "qgraph.errors",
     "Report": "qgraph.reports",
     "Scoring": "qgraph.comparison.tolerance",
-    "Timing": "qgraph.comparison.bench.measure",
+    "Timing": "qgraph.comparison.bench",
     "Tolerances": "qgraph.comparison.tolerance",
     "Verification": "qgraph.exactness",
     "WhyReport": "qgraph.comparison.why.report",
-    "bench": "qgraph.comparison.bench.measure",
+    "bench": "qgraph.comparison.bench",
     "check": "qgraph.comparison.check",
     "deploy": "qgraph.transforms.deployment.deploy",
     "fix": "qgraph.transforms.deployment.lint_fixes",

@@ -30,20 +30,23 @@ if TYPE_CHECKING:
     from qgraph.transforms.merge_activation import MergeActivation
     from qgraph.transforms.move_channel_scales import MoveChannelScales
     from qgraph.transforms.move_quantizers import MoveQuantizers
-    from qgraph.transforms.plain_pairs import PlainPairs
-    from qgraph.transforms.plain_products import LowerPointwise, SplitGemm
+    from qgraph.transforms.plain_forms import LowerPointwise, PlainPairs, SplitGemm
     from qgraph.transforms.quantize_bias import QuantizeBias
     from qgraph.transforms.quantize_weights import QuantizeWeights
     from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
     from qgraph.transforms.recoding import Repack, ShiftZeroPoints, SymmetricWeights, WidenCodes
     from qgraph.transforms.rewriting import Writing, rewrite
-    from qgraph.transforms.runtime_faults import FloatProducts, FloatSums, SeparateWeights
+    from qgraph.transforms.runtime_faults import (
+        FloatProducts,
+        FloatSums,
+        SeparateWeights,
+        WidenFloats,
+    )
     from qgraph.transforms.simpler_ranges import DropRounding, SplitFakeQuantize
     from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
     from qgraph.transforms.split_zero_points import SplitZeroPoints
     from qgraph.transforms.tune_ranges import TuneRanges
     from qgraph.transforms.whole_zero_points import WholeZeroPoints
-    from qgraph.transforms.widen_floats import WidenFloats
 
 __all__ = [
     "TRANSFORMS",
@@ -99,7 +102,7 @@ _SHARED = {
         *("RaiseIntegerOperators", "RaiseMicrosoft"),
     ),
     "make_portable": ("StripFunctions",),
-    "plain_products": ("LowerPointwise", "SplitGemm"),
+    "plain_forms": ("LowerPointwise", "PlainPairs", "SplitGemm"),
     "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),
     "rewriting": ("Writing", "rewrite"),
     "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights"),

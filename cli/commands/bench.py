@@ -64,7 +64,7 @@ def command(
     all of them equally. The table shows medians and quartiles of the times, the ratio to the first
     model, and the kernels that the runtime executes.
     """
-    from qgraph.comparison.bench.measure import Timing, bench
+    from qgraph.comparison.bench import Timing, bench
 
     views.check()
     timing = Timing(runtime, threads, batch, rounds, dict(shapes), dict(settings))

@@ -96,7 +96,6 @@ def command(
     Exit status: 0 equal, or within bounds and limits; 1 different, or a bound is violated; 4 if
     --timeout is reached before a difference is found.
     """
-    from qgraph.cli import arrays
     from qgraph.comparison.check import check
     from qgraph.comparison.tolerance import Scoring, Tolerances
     from qgraph.model import load
@@ -105,19 +104,19 @@ def command(
 
     views.check()
     options.find_modules([metric] if ":" in metric else [])
-    read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
+    read = (inputs.bundle, *inputs.files.values(), inputs.labels_file(labels))
     targets = (witness, *views.paths)
     with planned(targets, models=(reference, candidate), files=read) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
             names = [str(value.name) for value in first.outputs]
-            feeds = arrays.feeds(talk, inputs, first, besides=labels)
+            feeds = inputs.feeds(talk, first, besides=labels)
             bar.tell("comparing", 0, 0)
             result = check(
                 first,
                 second,
-                arrays.checked(inputs, feeds),
+                inputs.checked(feeds),
                 backend=backend,
                 tolerances=Tolerances(
                     atol=_limits(atol, names) or 0.0,
@@ -129,7 +128,7 @@ def command(
                     within=request if request.limits else None,
                 ),
                 scoring=Scoring(
-                    None if labels is None else arrays.labels(labels, inputs), metric, max_drop
+                    None if labels is None else inputs.labels(labels), metric, max_drop
                 ),
                 runtimes=runtimes,
                 tensors=tensors,
@@ -138,7 +137,7 @@ def command(
             number = _BATCHES if views.are_wanted else 0
             if number:
                 bar.tell("drawing", 0, 0)
-            batches = islice(arrays.batches(first, feeds, inputs), number)
+            batches = islice(inputs.batches(first, feeds), number)
             views.write(document, (first, second), outputs, list(batches))
         show_document(talk, document, page_of, (reference, candidate), inputs.words)
         if witness is not None and result.example is None:

@@ -107,9 +107,7 @@ def command(
     stays in float; 4 if --timeout is reached; then nothing is written.
     """
     from qgraph.bound import Bounding
-    from qgraph.cli import arrays
-    from qgraph.comparison.bench.beside_float import beside_float
-    from qgraph.comparison.bench.measure import Timing
+    from qgraph.comparison.bench import Timing, beside_float
     from qgraph.comparison.check import Inputs
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
@@ -137,14 +135,14 @@ def command(
         raise click.UsageError("-o OUT, the model to write, is missing. Add it, or --dry-run.")
     written = None if dry_run or explain else out
     targets = (written, certificate, *views.paths)
-    read = (inputs, arrays.labels_file(labels, data))
+    read = (inputs, data.labels_file(labels))
     with planned(targets, models=[model], files=read) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {model.name}", 0, 0)
             loaded = load(model)
             identity = loaded.identity()
             reference = loaded.clone()
-            feeds = arrays.feeds(talk, data, loaded, besides=labels)
+            feeds = data.feeds(talk, loaded, besides=labels)
             bar.tell(f"deploying {model.name}", 0, 0)
             deployment = deploy(
                 loaded,
@@ -154,7 +152,7 @@ def command(
                 require_all=require_all,
                 prefer="tuned" if tune else prefer,
                 inputs=Inputs(feeds, shapes=sizes),
-                labels=None if labels is None else arrays.labels(labels, data),
+                labels=None if labels is None else data.labels(labels),
             )
             if measure:
                 bar.tell("timing", 0, 0)

@@ -342,8 +342,6 @@ def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: InputOptions) -> 
 
 def _batches(talk: Talk, model: Model, inputs: InputOptions) -> Iterable[Any]:
     """Return the batches that the options describe; none if there are no options of inputs."""
-    from qgraph.cli import arrays
-
     if not (inputs.files or inputs.bundle or inputs.random):
         return ()
-    return arrays.batches(model, arrays.feeds(talk, inputs, model), inputs)
+    return inputs.batches(model, inputs.feeds(talk, model))

@@ -50,7 +50,6 @@ def command(
     Exit status: 0 written, 4 no difference on these inputs, or none before --timeout is reached. If
     it is reached later, the parts may be larger than necessary.
     """
-    from qgraph.cli import arrays
     from qgraph.comparison.reduce import CANDIDATE, INPUTS, REFERENCE, reduce
     from qgraph.model import load
 
@@ -62,9 +61,9 @@ def command(
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
-            feeds = arrays.feeds(talk, inputs, first)
+            feeds = inputs.feeds(talk, first)
             bar.tell("looking for the first difference", 0, 0)
-            reduction = reduce(first, second, arrays.checked(inputs, feeds), backend=backend)
+            reduction = reduce(first, second, inputs.checked(feeds), backend=backend)
             if is_over():
                 talk.note("the time limit was reached, so the parts may be larger than necessary")
             files = reduction.save(folder, outputs)

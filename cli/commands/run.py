@@ -49,7 +49,6 @@ def command(
     run in batches, and the outputs are joined along the first axis. Outputs and taps are written
     while they are computed, so they need not fit in memory.
     """
-    from qgraph.cli import arrays
     from qgraph.execution.executor import Backend
     from qgraph.execution.prepare import prepare, run_batches
     from qgraph.inventory.statistics import Statistics
@@ -65,13 +64,13 @@ def command(
         with ProgressBar(talk) as bar, ExitStack() as stack:
             bar.tell(f"reading {model.name}", 0, 0)
             loaded = load(model)
-            feeds = arrays.feeds(talk, inputs, loaded)
+            feeds = inputs.feeds(talk, loaded)
             if feeds is None and inputs.batch is not None:
                 raise click.UsageError(
                     "--batch applies to arrays from files only. Set the size of random batches by "
                     "--shape."
                 )
-            batches = arrays.batches(loaded, feeds, inputs)
+            batches = inputs.batches(loaded, feeds)
             total = len(batches)
             if tap_all and backend == Backend.AUTO:
                 backend = Backend.NUMPY

@@ -50,7 +50,6 @@ def command(
     Exit status: 0 good; 4 if --timeout is reached. The result, if any, then covers the batches that
     were run; --batch N makes batches smaller.
     """
-    from qgraph.cli import arrays
     from qgraph.comparison.why.why import why
     from qgraph.model import load
 
@@ -58,18 +57,18 @@ def command(
     options.find_modules([metric] if ":" in metric else [])
     if labels is not None and not inputs.files and inputs.bundle is None:
         raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
-    read = (inputs.bundle, *inputs.files.values(), arrays.labels_file(labels, inputs))
+    read = (inputs.bundle, *inputs.files.values(), inputs.labels_file(labels))
     models = (reference, candidate)
     with planned(views.paths, models=models, files=read) as outputs:
         with ProgressBar(talk) as bar:
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
-            feeds = arrays.feeds(talk, inputs, first, besides=labels)
+            feeds = inputs.feeds(talk, first, besides=labels)
             causes = why(
                 first,
                 second,
-                arrays.checked(inputs, feeds),
-                labels=None if labels is None else arrays.labels(labels, inputs),
+                inputs.checked(feeds),
+                labels=None if labels is None else inputs.labels(labels),
                 metric=metric,
                 backend=backend,
                 within=request if request.limits else None,

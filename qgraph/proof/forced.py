@@ -34,10 +34,10 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.numerics import Float64
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.ops.known_values import is_exact, is_random
+from qgraph.proof.bounds.closure import Closure, Context, Implication, Ways
 from qgraph.proof.discharge import Shown, discharge
 from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.attained import Attained, Limits, is_moved_to, later_operators
-from qgraph.proof.matching.closure import Closure, Context, Implication, Ways
 from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.regions import Decided, cut, decide_cuts

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from qgraph.cli.main import main
-from qgraph.comparison.bench.measure import BenchReport, ModelTime, Timing, bench
+from qgraph.comparison.bench import BenchReport, ModelTime, Timing, bench
 from qgraph.errors import ExecutionError, OptionError
 from qgraph.inventory.kernels import Kernels, of_onnxruntime
 from qgraph.reporting.pages import markdown_report

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from qgraph.cli.main import main
-from qgraph.comparison.bench import measure
+from qgraph.comparison import bench
 from qgraph.inventory import executed
 
 DEPTH = 24
@@ -67,7 +67,7 @@ def test_a_runtime_that_does_not_return_ends_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("openvino")
-    for module in (executed, measure):
+    for module in (executed, bench):
         monkeypatch.setattr(module, "LOADING_SECONDS", 1)
     out = tmp_path / "out.onnx"
     assert main(["deploy", str(nested), "--target", "openvino-cpu", "-o", str(out)]) == 3

@@ -222,8 +222,7 @@ def test_the_accuracy_is_that_of_both_models(tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_example_runs_in_integers_and_can_be_timed():
-    from qgraph.comparison.bench.beside_float import beside_float
-    from qgraph.comparison.bench.measure import Timing
+    from qgraph.comparison.bench import Timing, beside_float
     from qgraph.transforms.deployment.attempts import float_network
 
     path = Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx"

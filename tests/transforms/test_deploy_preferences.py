@@ -189,7 +189,7 @@ def test_weights_stay_packed_for_size(network):
 @pytest.fixture
 def clock(monkeypatch):
     """Times as they are asked for, in milliseconds: by the number of integer weights."""
-    from qgraph.comparison.bench.measure import BenchReport, ModelTime
+    from qgraph.comparison.bench import BenchReport, ModelTime
     from qgraph.inventory.kernels import Kernels
     from qgraph.transforms.deployment import preferences
 

@@ -12,7 +12,7 @@ import qgraph
 from qgraph.model import load
 from qgraph.reports import SiteStatus
 from qgraph.text import json_text
-from qgraph.transforms.plain_products import LowerPointwise
+from qgraph.transforms.plain_forms import LowerPointwise
 from tests.verify.checking import checked
 
 OPS = ["QuantizeLinear", "DequantizeLinear", "DequantizeLinear"]

@@ -10,7 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant
 from qgraph.model import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.plain_pairs import PlainPairs
+from qgraph.transforms.plain_forms import PlainPairs
 
 F = np.float32
 NEAR = Exactness.NEAR

@@ -8,7 +8,7 @@ import pytest
 
 from qgraph.model import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.plain_products import SplitGemm
+from qgraph.transforms.plain_forms import SplitGemm
 
 QONNX = "qonnx.custom_op.general"
 

@@ -21,8 +21,7 @@ from qgraph.transforms.lowered_operators import LowerIntegerOperators, SumForm
 from qgraph.transforms.merge_activation import ActivationForm, MergeActivation
 from qgraph.transforms.move_channel_scales import MoveChannelScales
 from qgraph.transforms.move_quantizers import MoveQuantizers
-from qgraph.transforms.plain_pairs import PairDialect, PlainPairs
-from qgraph.transforms.plain_products import LowerPointwise, SplitGemm
+from qgraph.transforms.plain_forms import LowerPointwise, PairDialect, PlainPairs, SplitGemm
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.recoding import (
     CodeSign,
@@ -32,12 +31,11 @@ from qgraph.transforms.recoding import (
     SymmetricWeights,
     WidenCodes,
 )
-from qgraph.transforms.runtime_faults import FloatSums
+from qgraph.transforms.runtime_faults import FloatSums, WidenFloats
 from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
 from qgraph.transforms.split_zero_points import SplitZeroPoints
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 from qgraph.transforms.whole_zero_points import WholeZeroPoints
-from qgraph.transforms.widen_floats import WidenFloats
 
 HIGHEST_OPSET = 21
 """Highest opset that the forms in this module need."""

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
-from qgraph.comparison.bench.measure import Timing, bench
+from qgraph.comparison.bench import Timing, bench
 from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.errors import ExecutionError, OptionError, QGraphError
 from qgraph.graph.inference.dimensions import Dim

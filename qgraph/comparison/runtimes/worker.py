@@ -3,7 +3,7 @@
 Runtimes set flags of the calling thread, print, and may crash; a separate process protects the
 caller. It is called with the path of a job, a JSON file.
 
-A job of times (:mod:`qgraph.comparison.bench.measure`) loads a model, runs it once, and prints a
+A job of times (:mod:`qgraph.comparison.bench`) loads a model, runs it once, and prints a
 line of JSON. Then each line of its standard input is a number of runs, which it answers with a line
 of JSON: the seconds that they took. A job of outputs (:mod:`qgraph.comparison.runtimes.causes`)
 runs a model in several configurations, and writes the outputs into the folder of the job.

@@ -30,7 +30,7 @@ from qgraph.graph.scopes import node_name, operands
 from qgraph.graph.slices import ancestors, reached, sources
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
-from qgraph.proof.bounds.equal_ends import EqualEnds
+from qgraph.proof.bounds.closure import EqualEnds
 from qgraph.proof.bounds.executed import Counted
 from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segment import Segment

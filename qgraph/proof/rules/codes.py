@@ -26,13 +26,12 @@ from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Operand, Quantity, constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
-from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.rules.curves import applied
-from qgraph.proof.rules.means import mean_over, pooled, reduced_axes, without_axes
 from qgraph.proof.rules.movements import joined, transposed
 from qgraph.proof.rules.normalizations import OF_ONE_AXIS, softmax_of
 from qgraph.proof.rules.products import convolved, multiplied, of_rows, product_of_data
+from qgraph.proof.rules.sums import mean_over, pooled, reduced_axes, sum_of_products, without_axes
 from qgraph.reasons import AT_RUN_TIME, OVERFLOW, Undecidable
 
 

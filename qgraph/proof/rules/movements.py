@@ -85,7 +85,7 @@ def selection(call: NodeCall) -> Operand:
     if call.node.op_type == "MaxPool":
         expect_data_in_windows(call)
     if call.node.op_type in ("MaxPool", "GlobalMaxPool"):
-        return largest_of(call, x)
+        return largest_element(call, x)
     return _move(call).of(x)
 
 
@@ -176,13 +176,13 @@ def _key_of_padding(call: NodeCall) -> Hashable:
     return "Pad", shape_of(call.value(0)), tuple(map(int, ends.reshape(-1)))
 
 
-def largest_of(call: NodeCall, x: Quantity) -> Quantity:
+def largest_element(call: NodeCall, x: Quantity) -> Quantity:
     """Return the maximum or minimum of some elements; its error is that of an element."""
     move = _move(call)
     coefficients = [coefficient for coefficient, _ in x.meant.terms]
     if len(coefficients) == 1 and (coefficients[0] > 0).all():
         x = Quantity(x.meant, x.low, x.high, x.error, unit=x.unit)
-        return replace(move, again=partial(largest_of, call)).of(x)
+        return replace(move, again=partial(largest_element, call)).of(x)
     return move.as_one(x)
 
 

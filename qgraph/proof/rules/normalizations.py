@@ -41,7 +41,7 @@ from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.evaluate import traced
 from qgraph.proof.bounds.quantity import Operand, Quantity, of_constant
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
-from qgraph.proof.rules.means import reduced_axes, summed, without_axes
+from qgraph.proof.rules.sums import reduced_axes, summed, without_axes
 from qgraph.reasons import AT_RUN_TIME, NO_BOUND, OUT_OF_RANGE, Undecidable
 
 _IN_FLOAT32 = frozenset({"LayerNormalization", "RMSNormalization"})

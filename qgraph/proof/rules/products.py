@@ -23,9 +23,9 @@ from qgraph.ops.sums_of_products import RIGHT, Taps, added_up, convolution_taps,
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Operand, Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
-from qgraph.proof.bounds.sums import sum_of_products
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.movements import transposed
+from qgraph.proof.rules.sums import sum_of_products
 
 LEFT = Taps(("MatMul", "left"), 1, 1, 1, False)
 """Layout of products in which the weights are the left factor."""

@@ -10,7 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import qgraph
-from qgraph.proof.bounds.equal_ends import decoded_from
+from qgraph.proof.bounds.closure import decoded_from
 
 TEXT = """<ir_version: 10, opset_import: ["": 21, "odd": 1]>
     net (float[1,2] x, int8[1,2] c) => (float y, float p)

@@ -366,3 +366,35 @@ class _Timer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def beside_float(
+    plain: Source, result: Source, sources: Sequence[Source], timing: Timing
+) -> dict[str, Any]:
+    """Time a deployed model, its network in float, and its input.
+
+    ``sources`` are the input model, and equal models in other dialects; the first that the runtime
+    accepts is timed. Raises UnsupportedError if the runtime is not installed, ExecutionError if it
+    does not run the first two.
+    """
+    is_converted = None
+    for index, source in enumerate(sources):
+        with suppress(ExecutionError):
+            times, is_converted = bench([plain, result, source], timing), index > 0
+            break
+    else:
+        times = bench([plain, result], timing)
+    first, own, *inputs = times.models
+    pairs = zip(own.rounds_ms, inputs[0].rounds_ms, strict=True) if inputs else ()
+    return {
+        "runtime": times.runtime,
+        "threads": times.timing.threads,
+        "integer_nodes": own.kernels.integer_nodes,
+        "float_nodes": own.kernels.float_nodes,
+        "milliseconds": own.median_ms,
+        "float_milliseconds": first.median_ms,
+        "ratio_to_float": own.ratio,
+        "input_milliseconds": inputs[0].median_ms if inputs else None,
+        "ratio_to_input": median(a / b for a, b in pairs) if inputs else None,
+        "input_is_converted": is_converted,
+    }

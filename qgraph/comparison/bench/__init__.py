@@ -1,1 +1,0 @@
-"""Time models in a runtime, and read its kernels."""
