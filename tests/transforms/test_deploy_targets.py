@@ -349,3 +349,29 @@ def test_only_quantizers_that_a_target_refuses_become_plain_operators():
     once = model.to_proto()
     qgraph.deploy(model, "tensorrt")
     assert model.to_proto() == once
+
+
+def test_qnn_gets_float32_biases_beside_long_sums_of_float16():
+    """Its kernels accept no float16 bias. The last product is not quantized, and adds 2048 terms."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        net (float16[1,2,32,32] x) => (float16[1,3] y) <int8 z = {0}> {
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            e = DequantizeLinear (w, t)
+            c = Conv <pads = [1, 1, 1, 1]> (d, e, b)
+            o = QuantizeLinear (c, s, z)
+            f = DequantizeLinear (o, s, z)
+            r = Flatten (f)
+            y = MatMul (r, v)
+        }""")
+    rng = np.random.default_rng(0)
+    for name, array in {
+        "s": np.float16(0.1),
+        "t": np.float16(0.01),
+        "b": np.float16([1, -2]),
+        "w": rng.integers(-127, 128, (2, 2, 3, 3)).astype(np.int8),
+        "v": rng.normal(0, 0.01, (2048, 3)).astype(np.float16),
+    }.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    found = qgraph.deploy(qgraph.load(proto), "qnn-htp")
+    assert [layer.kernel for layer in found.layers] == ["convolution"]

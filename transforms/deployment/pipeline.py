@@ -279,9 +279,11 @@ def misreads_turned_weights(profile: Profile) -> bool:
 
 
 def needs_float32(profile: Profile) -> bool:
-    """Return whether the profile lists types of scales without those of 16 bits."""
-    types = {name for rule in _operands(profile) for name in rule.scale_types or ()}
-    return bool(types) and types.isdisjoint({"FLOAT16", "BFLOAT16"})
+    """Return whether the profile lists types of scales, or of biases, without those of 16 bits."""
+    scales = {name for rule in _operands(profile) for name in rule.scale_types or ()}
+    biases = {name for kernel in kernels(profile) for name in kernel.bias.types or ()}
+    narrow = {"FLOAT16", "BFLOAT16", ANY}
+    return any(types and types.isdisjoint(narrow) for types in (scales, biases))
 
 
 def symmetric_factors(profile: Profile) -> bool:

@@ -131,20 +131,28 @@ def long_sum(arithmetic: str, terms: int, end: str) -> ir.Model:
 
 @pytest.mark.cases(fast=2)
 @pytest.mark.parametrize("end", ["Identity", "QuantizeLinear"])
-@pytest.mark.parametrize("reference", ["FLOAT16", "FLOAT"])
-def test_sums_of_too_many_terms_are_named(reference, end):
-    """A float16 sum of n terms is off by n * 2**-11 / (1 - n * 2**-11) of them."""
-    candidate = "FLOAT" if reference == "FLOAT16" else "FLOAT16"
-    verdicts = {}
-    for terms in (1023, 1024):
-        request = qgraph.Bounding(within="200step", ranges={"x": (-1.0, 1.0)})
-        sides = (long_sum(each, terms, end) for each in (reference, candidate))
-        verdicts[terms] = qgraph.prove(*sides, within=request)
-    assert verdicts[1023].verdict == "bounded"
-    assert verdicts[1024].verdict == "undecided"
-    first = verdicts[1024].regions[0]
-    assert str(first.reason).startswith("a sum of 1024 terms in FLOAT16")
-    assert "--accumulate float32" in str(first.reason)
+@pytest.mark.parametrize("narrow", ["reference", "candidate"])
+@pytest.mark.parametrize("terms", [1023, 12000])
+def test_sums_of_any_number_of_terms_have_an_error(terms, narrow, end):
+    """Each of n roundings multiplies a term by up to 1 + 2**-11, and the terms sum to n * 0.001."""
+    sides = [long_sum(each, terms, end) for each in ("FLOAT16", "FLOAT")]
+    request = qgraph.Bounding(within="200step", ranges={"x": (-1.0, 1.0)})
+    found = qgraph.prove(*(sides if narrow == "reference" else sides[::-1]), within=request)
+    bound = found.regions[0].bound
+    errors = {"reference": bound.reference_error, "candidate": bound.candidate_error}
+    expected = ((1 + 2**-11) ** terms - 1) * terms * float(np.float16(0.001))
+    step = 0.01 if end == "QuantizeLinear" else bound.absolute / bound.deviation_steps
+    assert errors[narrow] * step == pytest.approx(expected, rel=2e-3)
+    assert bool(found.beyond) == (terms == 12000)
+
+
+def test_a_sum_that_may_exceed_the_range_of_float16_is_named():
+    sides = (long_sum(each, 20000, "Identity") for each in ("FLOAT16", "FLOAT"))
+    request = qgraph.Bounding(within="200step", ranges={"x": (-1.0, 1.0)})
+    (region,) = qgraph.prove(*sides, within=request).regions
+    # 20 times (1 + 2**-11)**20000 is 348,000
+    assert str(region.reason).startswith("a sum of 20000 terms may exceed the range of FLOAT16")
+    assert "--accumulate float32" in str(region.reason)
 
 
 def test_quantizers_of_other_data_are_not_explained_by_sums_without_a_bound():
