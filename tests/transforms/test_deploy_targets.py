@@ -352,7 +352,7 @@ def test_only_quantizers_that_a_target_refuses_become_plain_operators():
 
 
 def test_qnn_gets_float32_biases_beside_long_sums_of_float16():
-    """Its kernels accept no float16 bias. The last product is not quantized, and adds 2048 terms."""
+    """Its kernels accept no float16 bias. The last product is in float, and adds 2048 terms."""
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
         net (float16[1,2,32,32] x) => (float16[1,3] y) <int8 z = {0}> {
             q = QuantizeLinear (x, s, z)
