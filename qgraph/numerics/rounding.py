@@ -20,6 +20,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeVar
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -175,6 +176,22 @@ def power(x: Array, y: Array) -> Array:
         return _exact_power(Fraction(float(pairs[0][index])), Fraction(float(pairs[1][index])))
 
     return _round_once(close, exact, base.dtype)
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "Cos": (cos, np.cos),
+    "Exp": (exp, np.exp),
+    "Log": (log, np.log),
+    "Sigmoid": (sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "Sin": (sin, np.sin),
+    "Tanh": (tanh, np.tanh),
+}
+"""For each operator the function for narrow types, and NumPy's for float64."""
+
+
+def is_rounded_once(dtype: np.dtype[Any]) -> bool:
+    """Return whether results are the same on every processor; bfloat16 goes through float32."""
+    return dtype in TYPES or dtype == ml_dtypes.bfloat16
 
 
 def _rounded(x: Array, close: Array, function: Exact, dtype: npt.DTypeLike | None = None) -> Array:

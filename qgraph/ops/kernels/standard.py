@@ -3,7 +3,8 @@
 Convolution, pooling and matrix products are too slow there. ConvTranspose fails there with groups
 of several channels, and adds wrong biases to groups. Batch normalization below opset 14 always runs
 in training mode, LRN takes the number of samples for that of channels, and Optional makes a list of
-its element.
+its element. Elementary functions are rounded once, so that results are equal on every processor;
+those of float64 are NumPy's.
 
 Each kernel depends on the values of its operands only, never on their memory layout, so that two
 models with equal values get equal sums.
@@ -20,8 +21,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.numerics import Array
-from qgraph.ops.kernels.functions import FUNCTIONS, elementary, power
+from qgraph.numerics import Array, rounding
+from qgraph.numerics.rounding import FUNCTIONS, is_rounded_once
 
 Kernel = Callable[..., Sequence[Any]]
 """Positional input arrays, None for an absent optional one, to the outputs."""
@@ -336,6 +337,42 @@ def _corner(x: Array, indices: Array, axis: int) -> Array:
     return x[tuple(sizes)]
 
 
+def _elementary(node: ir.Node, version: int) -> Callable[[Array], tuple[Array]]:
+    """Return the kernel of a function of one operand."""
+    rounded, native = FUNCTIONS[node.op_type]
+
+    def run(x: Array) -> tuple[Array]:
+        with np.errstate(all="ignore"):
+            return (_narrow(x, rounded) if is_rounded_once(x.dtype) else native(x),)
+
+    return run
+
+
+def _power(node: ir.Node, version: int) -> Callable[[Array, Array], tuple[Array]] | None:
+    """Return the kernel of Pow, whose result has the type of the base."""
+    if version < 7:
+        return None
+
+    def run(x: Array, y: Array) -> tuple[Array]:
+        with np.errstate(all="ignore"):
+            if is_rounded_once(x.dtype) and _fits_float64(y.dtype):
+                return (_narrow(x, lambda base: rounding.power(base, y)),)
+            return (np.asarray(np.power(x, y)).astype(x.dtype, copy=False),)
+
+    return run
+
+
+def _narrow(x: Array, function: Callable[[Array], Array]) -> Array:
+    if x.dtype == _BFLOAT16:
+        return function(x.astype(np.float32)).astype(x.dtype)
+    return function(x)
+
+
+def _fits_float64(dtype: np.dtype[Any]) -> bool:
+    is_small_integer = dtype.kind in "iu" and dtype.itemsize <= 4
+    return is_small_integer or dtype == np.float64 or is_rounded_once(dtype)
+
+
 _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_normalization,
@@ -350,7 +387,7 @@ _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "Optional": lambda *_: lambda x=None: (x,),
     "OptionalGetElement": _get_element,
     "OptionalHasElement": lambda *_: lambda x=None: (np.asarray(x is not None),),
-    "Pow": power,
+    "Pow": _power,
     "Scatter": _scatter,
-    **dict.fromkeys(FUNCTIONS, elementary),
+    **dict.fromkeys(FUNCTIONS, _elementary),
 }

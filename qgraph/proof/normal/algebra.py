@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import sizes_of
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -54,7 +54,7 @@ def write_difference(graph: Rewriter, node: ir.Node) -> bool:
     if array is not None:
         other = graph.constant(np.negative(array), f"{b.name}_negated")
     else:
-        other = graph.node(node, "Neg", [b], dtype=dtype, sizes=sizes_of(b))
+        other = graph.node(node, "Neg", [b], dtype=dtype, sizes=stated_shape(b))
     return _replace(graph, node, "Add", a, other)
 
 
@@ -67,7 +67,7 @@ def write_factor(graph: Rewriter, node: ir.Node) -> bool:
         number = graph.single(factor)
     if x is None or factor is None or number is None:
         return False
-    rank = len(sizes_of(x) or ())
+    rank = len(stated_shape(x) or ())
     if factor.shape is None or factor.shape.rank() > rank:
         return False
     if number == 1:
@@ -194,7 +194,7 @@ def _bounded(graph: Rewriter, node: ir.Node) -> tuple[ir.Value, Any] | None:
         if x is None or graph.known.has(x):
             continue
         array = graph.array(other)
-        sizes = sizes_of(x)
+        sizes = stated_shape(x)
         if array is None or array.size != 1 or array.dtype.kind not in "fiu":
             return None
         if array.ndim > len(sizes or ()) or np.isnan(array.astype(np.float64)).any():

@@ -17,11 +17,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of
 from qgraph.proof.normal.elementwise import is_along_axis
-from qgraph.proof.normal.movements import Reshaping, write
-from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import Sizes, has_elements, sizes_of, static_count
+from qgraph.proof.normal.movements import Reshaping, has_elements, static_count, write
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 ONE_AXIS = frozenset(
     {"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK", "Hardmax", "Softmax"}
@@ -50,7 +50,7 @@ def count_axis(graph: Rewriter, node: ir.Node) -> bool:
             return False
         node.attributes.pop("axis")
         return True
-    sizes = sizes_of(node.inputs[0])
+    sizes = stated_shape(node.inputs[0])
     axis = node.attributes.get_int("axis", _DEFAULT.get(node.op_type, 0) or 0)
     if sizes is None or axis >= 0 or axis < -len(sizes):
         return False
@@ -63,7 +63,7 @@ def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
     if node.domain or not node.op_type.startswith("Reduce"):
         return False
     x = node.inputs[0]
-    sizes = None if x is None else sizes_of(x)
+    sizes = None if x is None else stated_shape(x)
     axes = None if sizes is None else reduced_axes(graph, node, len(sizes))
     if x is None or sizes is None or not axes:
         return False
@@ -110,7 +110,7 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
 def write_rows(graph: Rewriter, node: ir.Node) -> bool:
     """Write a Softmax as a Softmax over rows, if all later dimensions have size 1."""
     x = node.inputs[0]
-    sizes = None if x is None else sizes_of(x)
+    sizes = None if x is None else stated_shape(x)
     if x is None or not sizes or None in sizes or graph.imports.get("", 1) < _SINCE:
         return False
     axis = node.attributes.get_int("axis", -1) % len(sizes)
@@ -132,7 +132,7 @@ def write_rows(graph: Rewriter, node: ir.Node) -> bool:
 def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
     """Write a GlobalMaxPool as a ReduceMax."""
     x = node.inputs[0]
-    sizes = None if x is None else sizes_of(x)
+    sizes = None if x is None else stated_shape(x)
     axes = list(range(2, len(sizes or ())))
     if x is None or sizes is None or not axes or not has_elements(sizes, axes):
         return False  # of no elements, ReduceMax has a result and GlobalMaxPool has none

@@ -22,13 +22,13 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
-from qgraph.proof.normal.movements import is_constant_along
-from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import Sizes, is_single, sizes_of
+from qgraph.proof.normal.movements import is_constant_along, is_single
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 MoveValue = Callable[[ir.Value], "ir.Value | None"]
 """Returns an operand that is not constant after the movement; None if there is none."""
@@ -102,7 +102,7 @@ def _may_be_zero(graph: Rewriter, value: ir.Value) -> bool:
 def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
     """Return the operands that are neither constant nor scalars; a scalar if it is the only one."""
     operands = [value for value in node.inputs if value is not None and not graph.known.has(value)]
-    several = [value for value in operands if not is_single(sizes_of(value))]
+    several = [value for value in operands if not is_single(stated_shape(value))]
     return several or operands[:1]
 
 
@@ -153,7 +153,7 @@ def moved(
         if not graph.known.has(value):
             if value in data:
                 moved_values.append((index, value))
-            elif len(sizes_of(value) or ()) > (0 if result is None else len(result)):
+            elif len(stated_shape(value) or ()) > (0 if result is None else len(result)):
                 return None
             continue
         array = graph.array(value)
@@ -214,7 +214,7 @@ def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | 
 
 def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
     """Return whether the result of a node is known to have the shape of an operand."""
-    own, sizes = sizes_of(value), sizes_of(node.outputs[0])
+    own, sizes = stated_shape(value), stated_shape(node.outputs[0])
     if own is not None and sizes is not None and (None not in own + sizes or len(own) < len(sizes)):
         return own == sizes
     if data_of(graph, node) != [value] or not _has_rank(graph, node, own):
@@ -232,7 +232,7 @@ def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
 def _has_rank(graph: Rewriter, node: ir.Node, own: Sizes | None) -> bool:
     """Return whether no scalar operand has more dimensions than the data."""
     others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
-    ranks = [len(sizes_of(value) or ()) for value in others]
+    ranks = [len(stated_shape(value) or ()) for value in others]
     return max(ranks, default=0) <= len(own or ())
 
 
@@ -251,7 +251,7 @@ def trim_constants(graph: Rewriter, node: ir.Node) -> bool:
     if not is_on_elements(node) or node.domain not in ("", "com.microsoft"):
         return False
     data = data_of(graph, node)
-    sizes = sizes_of(data[0]) if data else None
+    sizes = stated_shape(data[0]) if data else None
     if sizes is None:
         return False
     constants = {

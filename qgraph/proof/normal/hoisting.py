@@ -32,6 +32,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import compute
@@ -57,7 +58,6 @@ from qgraph.proof.normal.movements import (
 )
 from qgraph.proof.normal.reading import read
 from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import sizes_of
 
 
 def write_movements(graph: Rewriter, node: ir.Node) -> bool:
@@ -122,7 +122,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         return False
     if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
-    sizes = sizes_of(value)
+    sizes = stated_shape(value)
     data = data_of(graph, inner)
     if not data:
         return False
@@ -130,10 +130,10 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         rank = len(movement.order)
         if sizes is None and len(data) == 1 and not _has_ranks(graph, inner):
             sizes = (None,) * rank
-        ranks = {rank if sizes_of(x) is None else len(sizes_of(x) or ()) for x in data}
+        ranks = {rank if stated_shape(x) is None else len(stated_shape(x) or ()) for x in data}
         if sizes is None or len(sizes) != rank or ranks != {rank}:
             return False
-        if len(data) > 1 and any(sizes_of(x) is None for x in data):
+        if len(data) > 1 and any(stated_shape(x) is None for x in data):
             return False
     elif sizes is None or not all(keeps_sizes(graph, inner, x) for x in data):
         return False
@@ -144,7 +144,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> bool:
         lambda x: write(graph, movement, x, node),
         lambda array: movement.parameter(array, sizes),
         sizes,
-        sizes_of(node.outputs[0]) or movement.result(sizes),
+        stated_shape(node.outputs[0]) or movement.result(sizes),
     )
     return new is not None and graph.replace(node.outputs[0], new)
 
@@ -169,12 +169,12 @@ def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
         array = None if operand in data else graph.array(operand)
         if operand is None or operand in data:
             continue
-        if array is None or array.size != 1 or array.ndim > len(sizes_of(data[0]) or ()):
+        if array is None or array.size != 1 or array.ndim > len(stated_shape(data[0]) or ()):
             return False
         inputs[index] = graph.constant(array.reshape(()), str(operand.name))
     if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
-    sizes = sizes_of(node.outputs[0])
+    sizes = stated_shape(node.outputs[0])
     turned = {x: _reshaped(graph, node, x) for x in data}
     moved_inputs = [x if x is None else turned.get(x, x) for x in inputs]
     return graph.replace(node.outputs[0], graph.copy(inner, node, moved_inputs, sizes))
@@ -187,7 +187,7 @@ def _reshaped(graph: Rewriter, node: ir.Node, data: ir.Value) -> ir.Value:
     shared = graph.shared(key)
     if shared is not None:
         return shared
-    turned = graph.copy(node, node, [data, *node.inputs[1:]], sizes_of(node.outputs[0]))
+    turned = graph.copy(node, node, [data, *node.inputs[1:]], stated_shape(node.outputs[0]))
     turned.type = data.type
     return graph.share(key, turned)
 
@@ -220,7 +220,7 @@ def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
         return False
     parts = [write(graph, last, part, node) for part in inner.inputs if part is not None]
     along, y = ir.AttrInt64("axis", last.order.index(axis % rank)), node.outputs[0]
-    return graph.replace(y, graph.copy(inner, node, parts, sizes_of(y), [along]))
+    return graph.replace(y, graph.copy(inner, node, parts, stated_shape(y), [along]))
 
 
 def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
@@ -233,7 +233,7 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
         return False
     makers = [maker for maker in inner if maker is not None]
     data = common_function(graph, makers)
-    sizes = sizes_of(node.outputs[0])
+    sizes = stated_shape(node.outputs[0])
     if data is None and _join_guards(graph, node, makers):
         return True
     if data is None or not sizes:
@@ -257,7 +257,7 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
 def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> bool:
     """Concatenate the data of ``Where(IsNaN(x), c, x)`` for one number c, not its results."""
     guards = [producer_of(m.inputs[0], "IsNaN") if m.op_type == "Where" else None for m in makers]
-    first, sizes = guards[0], sizes_of(node.outputs[0])
+    first, sizes = guards[0], stated_shape(node.outputs[0])
     if first is None or any(
         guard is None
         or guard.inputs[0] is not maker.inputs[2]
@@ -290,17 +290,17 @@ def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
     if not known or x.dtype is None or constants[0] is None:
         return False
     value = constants[1] if constants[1] is not None else np.zeros((), x.dtype.numpy())
-    if value.size != 1 or not _has_single_numbers(graph, node, len(sizes_of(x) or ())):
+    if value.size != 1 or not _has_single_numbers(graph, node, len(stated_shape(x) or ())):
         return False
     result = _computed(graph, node, value.reshape(()))
     if result is None or result.size != 1:
         return False
     if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
-    inner = graph.copy(node, node, [x, *node.inputs[1:]], sizes_of(x))
+    inner = graph.copy(node, node, [x, *node.inputs[1:]], stated_shape(x))
     filler = graph.constant(result.reshape(()), "pad_value")
     padded, y = [inner, operands[0], filler, *operands[2:]], node.outputs[0]
-    after = graph.copy(pad, node, padded, sizes_of(pad.outputs[0]), dtype=y.dtype)
+    after = graph.copy(pad, node, padded, stated_shape(pad.outputs[0]), dtype=y.dtype)
     for step in steps:
         after = write(graph, step, after, node)
     return graph.replace(y, after)
@@ -318,13 +318,13 @@ def _unmoved(graph: Rewriter, value: ir.Value | None) -> tuple[ir.Value | None, 
 def look_up(graph: Rewriter, node: ir.Node) -> bool:
     """Apply a function to a constant table before the lookup, and movements between after it."""
     value = _only_data(graph, node)
-    rank = len(sizes_of(value) or ()) if value is not None else 0
+    rank = len(stated_shape(value) or ()) if value is not None else 0
     value, steps = _unmoved(graph, value)
     gather = producer_of(value, "Gather")
     if gather is None:
         return False
     table, indices = gather.inputs
-    sizes = None if table is None else sizes_of(table)
+    sizes = None if table is None else stated_shape(table)
     if table is None or not sizes or not graph.known.has(table):
         return False
     if not _has_single_numbers(graph, node, min(rank, 1)):
@@ -332,7 +332,7 @@ def look_up(graph: Rewriter, node: ir.Node) -> bool:
     if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
         return False
     results = graph.copy(node, node, [table, *node.inputs[1:]], sizes)
-    sizes, dtype = sizes_of(gather.outputs[0]), node.outputs[0].dtype
+    sizes, dtype = stated_shape(gather.outputs[0]), node.outputs[0].dtype
     chosen = graph.copy(gather, node, [results, indices], sizes, dtype=dtype)
     for step in steps:
         chosen = write(graph, step, chosen, node)
@@ -363,7 +363,9 @@ def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
     if data is None:
         return None
     # parameters along an axis are single numbers, so that one dimension is enough
-    values: dict[ir.Value, Any] = {data: value.reshape((1,) * max(len(sizes_of(data) or ()), 2))}
+    values: dict[ir.Value, Any] = {
+        data: value.reshape((1,) * max(len(stated_shape(data) or ()), 2))
+    }
     for other in node.inputs[1:]:
         if other is not None:
             values[other] = graph.array(other)

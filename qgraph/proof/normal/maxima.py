@@ -28,6 +28,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
@@ -49,8 +50,8 @@ from qgraph.proof.functions.search import plateaus
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
-from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import Sizes, are_equal, has_elements, sizes_of
+from qgraph.proof.normal.movements import are_equal, has_elements
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 from qgraph.reasons import Undecidable
 
 _MOST_CHANNELS = 1 << 12
@@ -168,7 +169,7 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
     """Take the maximum of the data of a function instead of its results."""
     axes = _axes(graph, node)
     value = node.inputs[0] if node.inputs else None
-    sizes = None if value is None else sizes_of(value)
+    sizes = None if value is None else stated_shape(value)
     if axes is None or value is None or sizes is None or graph.known.has(value):
         return False
     chain = dominators(value, lambda v: operands(v, graph.known.has))[1:_MOST_GATES]
@@ -180,8 +181,8 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
         if keeps_bits is None or not _may_exchange(graph, node, keeps_bits=keeps_bits):
             continue
         y, inputs = node.outputs[0], [start, *node.inputs[1:]]
-        maximum = graph.copy(node, node, inputs, sizes_of(y), dtype=start.dtype)
-        copied = _copied(graph, nodes, {start: maximum}, value, node, sizes_of(y))
+        maximum = graph.copy(node, node, inputs, stated_shape(y), dtype=start.dtype)
+        copied = _copied(graph, nodes, {start: maximum}, value, node, stated_shape(y))
         return graph.replace(y, copied)
     return False
 
@@ -193,8 +194,8 @@ def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
     if len(node.inputs) != 2 or len(set(pair)) != 2 or inner[0] is None or inner[1] is None:
         return False
     function = common_function(graph, [inner[0], inner[1]])
-    sizes = sizes_of(pair[0])
-    if function is None or sizes is None or not are_equal(sizes, sizes_of(pair[1]) or (None,)):
+    sizes = stated_shape(pair[0])
+    if function is None or sizes is None or not are_equal(sizes, stated_shape(pair[1]) or (None,)):
         return False
     keeps_bits = exchanges(graph, [inner[0]], function[0], pair[0], (), len(sizes))
     if keeps_bits is None or not _may_exchange(graph, node, keeps_bits=keeps_bits):
@@ -251,7 +252,7 @@ def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
     """Return the axes along which a node takes maxima; None for other nodes."""
     if node.domain or not node.inputs or node.inputs[0] is None:
         return None
-    sizes = sizes_of(node.inputs[0])
+    sizes = stated_shape(node.inputs[0])
     if sizes is None or any(output.uses() for output in node.outputs[1:]):
         return None
     if node.op_type == "GlobalMaxPool":
@@ -274,7 +275,7 @@ def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] |
     nodes = between(end, [start], lambda v: operands(v, graph.known.has), most=_MOST_NODES)
     if nodes is None or not all(map(is_on_elements, nodes)):
         return None
-    one, other = sizes_of(start), sizes_of(end)
+    one, other = stated_shape(start), stated_shape(end)
     if one is None or other is None or len(one) != len(other):
         return None
     if not are_equal(one, other) and not all(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.interface import stated_shape
 from qgraph.numerics import Array
-from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import Sizes, are_equal, have_equal_counts, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 Written = tuple[str, Sequence[object], dict[str, object]]
 """The operator, other operands and attributes of a movement."""
@@ -249,7 +250,7 @@ def is_constant_along(array: Array, axis: int) -> bool:
 
 def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) -> ir.Value:
     """Return ``data`` after ``movement``, from an existing node or a new one before ``before``."""
-    sizes = sizes_of(data)
+    sizes = stated_shape(data)
     if movement.does_nothing(sizes):
         return data
     key = "movement", movement, data, graph.is_delicate(before)
@@ -278,3 +279,31 @@ def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) 
 def is_written(graph: Rewriter, node: ir.Node) -> bool:
     """Return whether a node was written for a movement."""
     return node in graph.movements
+
+
+def are_equal(one: Sizes, other: Sizes) -> bool:
+    """Return whether two shapes are known to be equal."""
+    return one == other and None not in one
+
+
+def have_equal_counts(one: Sizes, other: Sizes) -> bool:
+    """Return whether two shapes are known to have the same number of elements."""
+    if None in one or None in other or 0 in one or 0 in other:
+        return False
+    names = [Counter(size for size in sizes if isinstance(size, str)) for sizes in (one, other)]
+    return names[0] == names[1] and static_count(one) == static_count(other)
+
+
+def static_count(sizes: Sizes) -> int:
+    """Return the product of the sizes that are numbers."""
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def has_elements(sizes: Sizes, axes: Sequence[int]) -> bool:
+    """Return whether dimensions are known not to be empty; a symbolic dimension may be 0."""
+    return all(isinstance(size := sizes[axis], int) and size > 0 for axis in axes)
+
+
+def is_single(sizes: Sizes | None) -> bool:
+    """Return whether a shape is known to have one element."""
+    return sizes is not None and all(size == 1 for size in sizes)

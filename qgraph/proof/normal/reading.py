@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of
 from qgraph.proof.normal.movements import (
     Expansion,
@@ -30,8 +31,7 @@ from qgraph.proof.normal.movements import (
     Selection,
     Tiling,
 )
-from qgraph.proof.normal.rewriter import Rewriter
-from qgraph.proof.normal.sizes import Sizes, sizes_of
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 _MOST_INDICES = 1 << 14
 
@@ -54,7 +54,7 @@ def read(graph: Rewriter, value: ir.Value) -> Move | None:
     if node in graph.movements:
         return Move(node.inputs[0], (graph.movements[node],))
     reader, data = _READERS.get(node.op_type), node.inputs[0]
-    steps = None if reader is None else reader(graph, value, node, sizes_of(data))
+    steps = None if reader is None else reader(graph, value, node, stated_shape(data))
     return None if steps is None else Move(data, tuple(steps))
 
 
@@ -83,7 +83,7 @@ def _transpose(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | N
 
 
 def _reshape(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target = sizes_of(value)
+    target = stated_shape(value)
     if sizes is None or target is None:
         return None
     movement = Reshaping(sizes, target)
@@ -176,7 +176,7 @@ def _gather(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None
 
 
 def _expand(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target = sizes_of(value)
+    target = stated_shape(value)
     if sizes is None or target is None or len(sizes) > len(target):
         return None
     own = (1,) * (len(target) - len(sizes)) + sizes
@@ -196,7 +196,7 @@ def _tile(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) 
 
 
 def _rearranged(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target = sizes_of(value)
+    target = stated_shape(value)
     if target is None or (node.op_type in ("Pad", "Resize") and not _repeats(node)):
         return None
     rest = node.inputs[1:]

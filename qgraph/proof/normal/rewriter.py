@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +22,7 @@ from qgraph.graph.inference.dimensions import symbol
 from qgraph.graph.inference.rules import Fact, of_tensor
 from qgraph.graph.inference.walk import infer_nodes
 from qgraph.graph.inference.walk import write as write_fact
+from qgraph.graph.interface import stated_shape
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name
 from qgraph.numerics import Array
@@ -29,13 +30,22 @@ from qgraph.ops.composite import region_of
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.zero_signs import distinguished
-from qgraph.proof.normal.sizes import Sizes, set_sizes, sizes_of
 
 _PARAMETER_BYTES = 1 << 22
 """Size up to which constants are moved to the other side of an operator."""
 
 _NEW_NODES = 8
 """Maximum number of new nodes per node of the model; beyond it, the model is not rewritten."""
+
+Size: TypeAlias = int | str | None
+"""A number, the name of a symbolic dimension, or None if unknown."""
+
+Sizes: TypeAlias = tuple[Size, ...]
+
+
+def set_sizes(value: ir.Value, sizes: Sizes | None) -> None:
+    """Set the shape of a new value."""
+    value.shape = None if sizes is None else ir.Shape(list(sizes))
 
 
 class TooLargeError(Exception):
@@ -229,7 +239,9 @@ class Rewriter:
         for index, value in enumerate(values):
             if value is not None and not isinstance(value, ir.Value):
                 values[index] = self.constant(np.asarray(value), f"{op_type}_number")
-        return self.node(node, op_type, values, dtype=dtype or output.dtype, sizes=sizes_of(output))
+        return self.node(
+            node, op_type, values, dtype=dtype or output.dtype, sizes=stated_shape(output)
+        )
 
     def copy(
         self,
@@ -273,7 +285,7 @@ class Rewriter:
                 [new[value] for value in each.inputs],
                 each.attributes.values(),
                 dtype=output.dtype,
-                sizes=sizes_of(output),
+                sizes=stated_shape(output),
             )
         draft.discard()
         result = new[draft.y]
@@ -346,7 +358,7 @@ def _fact(value: ir.Value) -> Fact:
     """Return what the type and the shape of a value of the model say, or its elements."""
     if value.const_value is not None and not value.is_graph_input():
         return of_tensor(value.const_value)
-    sizes = sizes_of(value)
+    sizes = stated_shape(value)
     if sizes is None:
         return Fact(value.dtype)
     return Fact(value.dtype, tuple(symbol(n) if isinstance(n, str) else n for n in sizes))
