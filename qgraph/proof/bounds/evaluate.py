@@ -19,6 +19,7 @@ import onnx_ir as ir
 from qgraph.effort import is_over, step
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
+from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import operands
 from qgraph.numerics import Array, Float64
@@ -363,9 +364,7 @@ _NO_NUMBERS = "cOSUmM"
 def shape_of_data(node: ir.Node) -> Shape:
     """Return the shape of the first operand; empty if it is not known."""
     value = node.inputs[0]
-    if value is None or value.shape is None:
-        return ()
-    return tuple(n if isinstance(n, int) else None for n in value.shape.dims)
+    return () if value is None else fixed_sizes(value) or ()
 
 
 _WRAPPING = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Div", "Pow", "Sum"})

@@ -17,7 +17,7 @@ QuantizeLinear and DequantizeLinear get one scale if all scales and zero points 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -138,58 +138,63 @@ def moved(
     Scalars are not moved. ``sizes`` is the shape of the result of ``node``, None if its rank is
     unknown; ``result`` is the shape of the moved result.
     """
-    rank = None if sizes is None else len(sizes)
-    inputs: list[ir.Value | None] = []
-    attributes = dict(node.attributes)
-    data = data_of(graph, node)
-    if is_along_axis(node) and data != [node.inputs[0]]:
+    data, is_along = data_of(graph, node), is_along_axis(node)
+    if is_along and data != [node.inputs[0]]:
         return None
-    moved_values: list[tuple[int, ir.Value]] = []
-    parameters: dict[int, Array] = {}
-    for index, value in enumerate(node.inputs):
-        inputs.append(value)
-        if value is None or stays(node, index):
-            continue
-        if not graph.known.has(value):
-            if value in data:
-                moved_values.append((index, value))
-            elif len(stated_shape(value) or ()) > (0 if result is None else len(result)):
+    operands = [(i, v) for i, v in enumerate(node.inputs) if v is not None and not stays(node, i)]
+    scalars = [v for _, v in operands if v not in data and not graph.known.has(v)]
+    if any(len(stated_shape(value) or ()) > len(result or ()) for value in scalars):
+        return None
+    constants = {index: value for index, value in operands if graph.known.has(value)}
+    parameters = _moved_parameters(graph, node, constants, move_array, sizes, result)
+    attributes = dict(node.attributes)
+    if parameters and is_along:
+        shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
+        axes = [axis for axis, size in enumerate(shape) if size != 1]
+        if len(axes) > 1 or 0 in shape:
+            return None
+        if axes:
+            attributes["axis"] = ir.AttrInt64("axis", axes[0])
+        # one scale for all that is left, or one for each element of the axis
+        form = (-1,) if axes else ()
+        parameters = {i: np.broadcast_to(a, shape).reshape(form) for i, a in parameters.items()}
+    if parameters is None:
+        return None
+    inputs = list(node.inputs)
+    for index, array in parameters.items():
+        inputs[index] = graph.constant(array, "moved" if is_along else str(constants[index].name))
+    for index, value in operands:
+        if value in data:
+            inputs[index] = move_value(value)
+            if inputs[index] is None:
                 return None
-            continue
+    return graph.copy(node, before, inputs, result, attributes.values())
+
+
+def _moved_parameters(
+    graph: Rewriter,
+    node: ir.Node,
+    constants: Mapping[int, ir.Value],
+    move_array: MoveArray,
+    sizes: Sizes | None,
+    result: Sizes | None,
+) -> dict[int, Array] | None:
+    """Return the constants of a node that must move, moved; None if one cannot."""
+    parameters: dict[int, Array] = {}
+    for index, value in constants.items():
         array = graph.array(value)
         if array is None:
             return None
         if array.size == 1 and (is_along_axis(node) or array.ndim <= len(result or ())):
             continue
-        aligned = aligned_parameter(node, array, rank)
-        if aligned is None or rank is None or result is None:
+        aligned = aligned_parameter(node, array, None if sizes is None else len(sizes))
+        if aligned is None or sizes is None or result is None:
             return None
         other = move_array(aligned)
         if other is None or other.ndim != len(result):
             return None
-        if is_along_axis(node):
-            parameters[index] = other
-            continue
-        inputs[index] = graph.constant(other, str(value.name))
-    if parameters:
-        shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
-        axes = [axis for axis, size in enumerate(shape) if size != 1]
-        if len(axes) > 1 or 0 in shape:
-            return None
-        for index, array in parameters.items():
-            # one scale for all that is left, or one for each element of the axis
-            listed = np.broadcast_to(array, shape).reshape((-1,) if axes else ())
-            inputs[index] = graph.constant(
-                np.ascontiguousarray(listed).reshape(listed.shape), "moved"
-            )
-        if axes:
-            attributes["axis"] = ir.AttrInt64("axis", axes[0])
-    for index, value in moved_values:
-        new = move_value(value)
-        if new is None:
-            return None
-        inputs[index] = new
-    return graph.copy(node, before, inputs, result, attributes.values())
+        parameters[index] = other
+    return parameters
 
 
 def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | None:
