@@ -21,7 +21,7 @@ from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.ops.steps import code_type
 from qgraph.reports import Report
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.kernels import LAYERS
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.rebuilding import replace_node
 

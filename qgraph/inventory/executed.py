@@ -37,7 +37,7 @@ from qgraph.inventory.kernels import RunKernel, of_onnxruntime
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.numerics import Float32
 from qgraph.storage.files import save
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.kernels import LAYERS
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import functools
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import MICROSOFT, element_type, is_standard
 from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
-from qgraph.targets.layer import Granularity
+from qgraph.targets.kernels import Granularity, Loads
 from qgraph.targets.tables import made
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -203,14 +202,6 @@ def _may_be_set(zero_point: ir.Value | None) -> bool:
         return False
     array = constant_expression(zero_point)
     return array is None or bool((array != 0).any())
-
-
-class Loads(StrEnum):
-    """Whether a runtime takes a model: ``yes`` if nothing is known against it."""
-
-    YES = "yes"
-    UNKNOWN = "unknown"
-    NO = "no"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from qgraph.inventory.executed import executed
 from qgraph.inventory.layers import quantized_layers
-from qgraph.targets.layer import (
+from qgraph.targets.kernels import (
     BehindLayer,
     Granularity,
     LayerBias,

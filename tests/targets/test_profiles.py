@@ -11,9 +11,9 @@ import pytest
 from qgraph.cli.main import main
 from qgraph.errors import ModelError, OptionError
 from qgraph.targets import reader
+from qgraph.targets.kernels import Loads
 from qgraph.targets.profile import Evidence, Profile
 from qgraph.targets.reader import add_target, profile_of, profiles, target_names
-from qgraph.targets.rules import Loads
 from tests.targets import schema
 
 TABLES = ("load", "kernel", "codes", "storage", "trap", "sums", "slower", "option")

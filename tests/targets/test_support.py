@@ -14,10 +14,10 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import OpSchema
 from qgraph.model import load
 from qgraph.targets.engine import runtimes_of
-from qgraph.targets.layer import Granularity
+from qgraph.targets.kernels import Granularity, Loads
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profiles
-from qgraph.targets.rules import LoadRule, Loads, NodeForm, node_forms
+from qgraph.targets.rules import LoadRule, NodeForm, node_forms
 from qgraph.transforms import ConvertDialect, FoldWeights, MakePortable
 from tests.onnx_schemas import publish
 

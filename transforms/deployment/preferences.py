@@ -20,7 +20,7 @@ from qgraph.graph.inference.walk import open_interface, with_facts
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
-from qgraph.targets.layer import LAYERS
+from qgraph.targets.kernels import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped

@@ -15,6 +15,7 @@ from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import inputs_of
 from qgraph.numerics import Array
 from qgraph.ops.dispatch import kernel_for
+from qgraph.ops.integer.codes import averages_all, recode
 from qgraph.ops.integer.definitions import (
     MOST_ELEMENTS,
     read_average,
@@ -26,7 +27,6 @@ from qgraph.ops.integer.forms import compare_tables, unproved
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
 from qgraph.ops.integer.sums import Factor, cast
-from qgraph.ops.integer.tables import averages_all, recode
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild

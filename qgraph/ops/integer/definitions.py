@@ -42,7 +42,7 @@ from qgraph.graph.inference.walk import with_facts
 from qgraph.graph.schema import MICROSOFT, OpKey, versions_of
 from qgraph.graph.scopes import inputs_of, nodes_of
 from qgraph.ops.composite import composite_of, differing, write_composite, write_out
-from qgraph.ops.integer.codes import float32
+from qgraph.ops.integer.codes import averages_all, counts, float32
 from qgraph.ops.integer.forms import draft_codes, draft_exact, draft_offset_codes
 from qgraph.ops.integer.kernels import OPERATIONS, read_pair
 from qgraph.ops.integer.products import (
@@ -54,7 +54,6 @@ from qgraph.ops.integer.products import (
     read_single,
 )
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor
-from qgraph.ops.integer.tables import averages_all, counts
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.ops.kernels.standard import Windows

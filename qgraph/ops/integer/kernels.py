@@ -29,6 +29,13 @@ from qgraph.ops.integer.codes import (
     float32,
     fused_in_double,
     int32,
+    q_linear_average_pool,
+    q_linear_concat,
+    q_linear_global_average_pool,
+    q_linear_leaky_relu,
+    q_linear_sigmoid,
+    q_linear_softmax,
+    q_linear_where,
     ratio,
     requantize,
     result,
@@ -46,15 +53,6 @@ from qgraph.ops.integer.products import (
     refuse_references,
 )
 from qgraph.ops.integer.sums import Factor, cast, conv_attributes
-from qgraph.ops.integer.tables import (
-    q_linear_average_pool,
-    q_linear_concat,
-    q_linear_global_average_pool,
-    q_linear_leaky_relu,
-    q_linear_sigmoid,
-    q_linear_softmax,
-    q_linear_where,
-)
 from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
 from qgraph.ops.operator import operator_of
 
