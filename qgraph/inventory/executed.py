@@ -36,8 +36,11 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.inventory.kernels import RunKernel, of_onnxruntime
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.numerics import Float32
-from qgraph.storage.files import save
+from qgraph.storage.files import save, to_proto, weight_bytes
 from qgraph.targets.kernels import LAYERS
+
+_SMALL = 1 << 20
+"""Weights of fewer bytes are not written to a file of their own."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,10 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     _mark(copy, layers)
     with tempfile.TemporaryDirectory(prefix="qgraph-") as folder:
         path = Path(folder) / "model.onnx"
-        save(copy, path, external_data=True)  # the runtime maps them
+        if weight_bytes(copy) < _SMALL:
+            path.write_bytes(to_proto(copy).SerializeToString())
+        else:
+            save(copy, path, external_data=True)  # the runtime maps them
         try:
             version, nodes = _READERS[name](path)
         except subprocess.TimeoutExpired as error:

@@ -141,10 +141,14 @@ def lint(
     facts = ModelFacts(model.ir, profile)
     if inputs and any(each.needs_data for each in rules):
         facts.observation = observe(facts, inputs)
-    with np.errstate(all="ignore"):  # scales may be zero, infinite or no numbers: rules say so
-        findings = [finding for each in rules for finding in _findings(each, facts)]
     name = None if target is None else str(target)
-    return LintReport(identity, tuple(findings_in_order(findings)), name)
+    return LintReport(identity, tuple(findings_of(facts, rules)), name)
+
+
+def findings_of(facts: ModelFacts, rules: Iterable[LintRule]) -> list[LintFinding]:
+    """Return the findings of rules in a model, the worst first."""
+    with np.errstate(all="ignore"):  # scales may be zero, infinite or no numbers: rules say so
+        return findings_in_order(found for each in rules for found in _findings(each, facts))
 
 
 def _findings(asked: LintRule, facts: ModelFacts) -> Iterator[LintFinding]:

@@ -51,15 +51,14 @@ class Attempt:
     def certificate(self) -> Certificate:
         """How equal the result is to the input; proved when it is first read."""
         sides = self.reference.ir, self.model.ir
-        _, certificate = certified(
+        return certified(
             sides,
             self.request,
             exact=Exactness.VALUES,
             keep_inputs=False,
             evidence=True,
             runs=ModelRuns(),
-        )
-        return replace(certificate, reference=self.reference.identity())
+        )[1]
 
     @property
     def failing(self) -> list[RegionVerdict]:

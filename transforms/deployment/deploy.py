@@ -13,8 +13,8 @@ from qgraph.certificate import Identity
 from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
 from qgraph.errors import EquivalenceError, OptionError, member, require
-from qgraph.inventory.layers import quantized_layers
-from qgraph.lint.engine import LintFinding, lint
+from qgraph.lint.engine import LintFinding, chosen_rules, findings_of
+from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
 from qgraph.reporting.deploy_view import NOT_LOADED
@@ -38,13 +38,15 @@ from qgraph.transforms.deployment.forms import (
     Preference,
     failing,
     has_kernel,
+    in_pairs,
     is_misread,
+    layers_of,
     marked_slower,
     misread_biases,
     packed,
 )
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers, unmet_of
-from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
+from qgraph.transforms.deployment.pipeline import steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment, accuracy
 from qgraph.transforms.deployment.saturation import (
@@ -119,6 +121,7 @@ def deploy(
     profile = for_this_processor(named)
     runtime = TargetRuntime(profile)
     reference = model.clone()
+    source_identity = reference.identity()
     data = Inputs.of(inputs)
     if labels is not None and data.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
@@ -144,7 +147,8 @@ def deploy(
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
     attempt = chosen.attempt
-    deployment = listed(reference, attempt, runtime, left, attempt.certificate)
+    certificate = replace(attempt.certificate, reference=source_identity)
+    deployment = listed(reference, attempt, runtime, left, certificate)
     notes = [*deployment.notes]
     if chosen.tuning is not None and chosen.tuning.note is not None:
         notes.append(chosen.tuning.note)
@@ -177,7 +181,7 @@ def deploy(
     )
     require_time("The layers were rewritten, but their kernels and findings were not read")
     if attempt.is_changed:
-        _sign(attempt.model, profile, attempt.certificate.reference)
+        _sign(attempt.model, profile, source_identity)
         model.replace(attempt.model)
     return deployment
 
@@ -204,7 +208,7 @@ def _loadable(best: Attempt, runtime: TargetRuntime) -> Attempt:
     refuses = runtime.refuses(model)
     if not refuses and (profile.executed is not None or not _refusals(model, profile)):
         return best
-    is_float = not any(has_kernel(each, profile) for each in quantized_layers(model.ir))
+    is_float = not any(has_kernel(each, profile) for each in layers_of(model))
     for base in [None, best] if is_float else [best]:
         plain = portable(best.reference, base, profile, best.request)
         refused = runtime.refuses(plain.model) + _refusals(plain.model, profile)
@@ -248,7 +252,7 @@ def _gaining(
             + (len(failing(model, profile)) if each.is_executed else 0)
             + sum(
                 has_kernel(layer, profile)
-                for layer in quantized_layers(model.ir)
+                for layer in layers_of(model)
                 if layer.node in always_cut_off(model, profile)
             )
             for each, model in zip((before, after), models, strict=True)
@@ -260,7 +264,7 @@ def _gaining(
             return _instead_of(
                 attempt, unchanged_layers(reference, profile, request, note), profile
             )
-    elif not any(has_kernel(layer, profile) for layer in quantized_layers(attempt.model.ir)):
+    elif not any(has_kernel(layer, profile) for layer in layers_of(attempt.model)):
         plain = converted(reference, profile, request)
         if _is_taken(plain.model, attempt.model, runtime) and not plain.failing:
             return _instead_of(attempt, plain, profile)
@@ -283,7 +287,7 @@ def _without_layers(reference: Model, request: Bounding, runtime: TargetRuntime)
     profile = runtime.profile
     form = reference.clone()
     form.apply(*steps_for(profile))
-    if any(quantized_layers(form.ir)) or is_misread(reference, profile):
+    if layers_of(form) or is_misread(reference, profile):
         return None
     if _is_taken(reference, form, runtime):
         return unchanged_layers(reference, profile, request, _NO_LAYER)
@@ -298,7 +302,7 @@ def _traps(model: Model, profile: Profile, *, is_loaded: bool) -> tuple[LintFind
     If the runtime has loaded the result, what the profile says against that does not hold.
     """
     ignored = (*_TOLD, *NOT_LOADED) if is_loaded else _TOLD
-    findings = lint(model, profile, select=_FAMILIES, ignore=ignored)
+    findings = findings_of(ModelFacts(model.ir, profile), chosen_rules(_FAMILIES, ignored))
     return tuple(each for each in findings if each.severity.rank <= LintLevel.WARNING.rank)
 
 
@@ -306,9 +310,7 @@ def _renamed(left: Left, reference: Model, model: Model) -> Left:
     """Return reasons by names of layers of the reference instead of names in the result."""
     if not left:
         return left
-    plain = reference.clone()
-    plain.apply(as_pairs())
-    pairs = paired_layers(*(list(quantized_layers(each.ir)) for each in (plain, model)))
+    pairs = paired_layers(*map(layers_of, (in_pairs(reference), model)))
     names = {name: label(layer.node) for name, layer in pairs.items()}
     return {name: left[own] for name, own in names.items() if own in left}
 

@@ -9,7 +9,10 @@ The numbers are the same in all forms::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
 
@@ -28,7 +31,7 @@ from qgraph.targets.kernels import LAYERS, BiasRule, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
-from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET, misreads_row_sums
+from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET, as_pairs, misreads_row_sums
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integers.shifted_chains import code_chains
@@ -42,6 +45,39 @@ _BYTE = 8
 
 Left = Mapping[str, ExplainedReason]
 """Layers that are left in float by choice, with the reason, by name."""
+
+
+T = TypeVar("T")
+
+
+def kept(function: Callable[[Model], T]) -> Callable[[Model], T]:
+    """Return a function that keeps its results, each as long as the graph that it was called with.
+
+    A deployment changes graphs only by :meth:`Model.apply`, which makes a new one.
+    """
+    results: WeakKeyDictionary[ir.Model, T] = WeakKeyDictionary()
+
+    @wraps(function)
+    def result(model: Model) -> T:
+        if model.ir not in results:
+            results[model.ir] = function(model)
+        return results[model.ir]
+
+    return result
+
+
+@kept
+def layers_of(model: Model) -> Sequence[FoundLayer]:
+    """Return the quantized layers of a model."""
+    return tuple(quantized_layers(model.ir))
+
+
+@kept
+def in_pairs(model: Model) -> Model:
+    """Return a copy of a model without integer operators, whose layers are between quantizers."""
+    plain = model.clone()
+    plain.apply(as_pairs())
+    return plain
 
 
 class Preference(Choice):
@@ -84,7 +120,7 @@ def computed_weights(model: Model) -> list[str]:
     decodes = {stored.decode for stored in stored_codes(model)}
     return [
         label(layer.node)
-        for layer in quantized_layers(model.ir)
+        for layer in layers_of(model)
         if layer.description.w.is_constant
         and producer_of(unmoved(layer.node.inputs[1])) not in decodes
     ]
@@ -98,7 +134,7 @@ def has_kernel(layer: FoundLayer, profile: Profile) -> bool:
 def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers whose integer form is slower than float, according to a profile."""
     reasons = {}
-    for layer in quantized_layers(model.ir):
+    for layer in layers_of(model):
         match = kernel_of(layer.description, profile)
         forms = match.slower if isinstance(match, KernelMatch) else ()
         slow = next((form for form in forms if form.than == FLOAT and form.ratio > 1), None)
@@ -113,7 +149,7 @@ def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     reasons: dict[str, ExplainedReason] = {}
     if not any(kernel.fails for kernel in profile.kernel):
         return reasons
-    for layer in quantized_layers(model.ir):
+    for layer in layers_of(model):
         match = kernel_of(layer.description, profile)
         if not isinstance(match, NoKernel) or match.kernel is None or not match.reasons:
             continue
@@ -136,7 +172,7 @@ def packed(model: Model) -> dict[str, ExplainedReason]:
     """Return the layers whose weights are stored in fewer than 8 bits."""
     types = {
         label(layer.node): layer.description.w.codes
-        for layer in quantized_layers(model.ir)
+        for layer in layers_of(model)
         if layer.description.w.is_constant
     }
     return {
@@ -163,7 +199,7 @@ def decode_weights(model: Model, profile: Profile, report: Report) -> dict[str, 
         for name in row.operators
         for codes in row.codes
     }
-    layers = {layer.node: layer for layer in quantized_layers(model.ir)} if slow else {}
+    layers = {layer.node: layer for layer in layers_of(model)} if slow else {}
     nodes = [
         node
         for node in model.nodes(*LAYERS)
@@ -216,7 +252,7 @@ def misread_biases(model: Model, profile: Profile) -> dict[str, ExplainedReason]
     found: dict[str, ExplainedReason] = {}
     floats = set[str]()
     is_affected = any(_is_int32(kernel.bias) for kernel in profile.kernel)
-    for layer in quantized_layers(model.ir) if is_affected else ():
+    for layer in layers_of(model) if is_affected else ():
         match, bias = kernel_of(layer.description, profile), layer.description.bias
         if bias is None or not isinstance(match, KernelMatch) or not _is_int32(match.kernel.bias):
             continue

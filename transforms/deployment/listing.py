@@ -12,7 +12,7 @@ from qgraph.certificate import Certificate, Identity, RegionVerdict
 from qgraph.errors import ExecutionError, QGraphError, UnsupportedError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.inventory.executed import ExecutedGraph, executed
-from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.inventory.layers import FoundLayer
 from qgraph.inventory.operands import OperandReader
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
@@ -24,8 +24,7 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import NOT_CODES, PREDICTION
 from qgraph.transforms.base import ABOUT_RUNTIME
 from qgraph.transforms.deployment.attempts import Attempt
-from qgraph.transforms.deployment.forms import Left
-from qgraph.transforms.deployment.pipeline import as_pairs
+from qgraph.transforms.deployment.forms import Left, in_pairs, kept, layers_of
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment, einsum_note, unquantized
 from qgraph.transforms.drafts.choice import label
 
@@ -90,7 +89,7 @@ def _kernels(
         UnsupportedError: the runtime is not installed.
     """
     profile = runtime.profile
-    layers = [layer.description for layer in quantized_layers(model.ir)]
+    layers = [layer.description for layer in layers_of(model)]
     taken = {layer.node: _predicted(layer, profile) for layer in layers}
     graph = runtime.outcome(model) if run else None
     if isinstance(graph, QGraphError):
@@ -118,7 +117,7 @@ def _predicted(layer: QuantizedLayer, profile: Profile) -> _Taken:
 
 def unmet_of(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return why no kernel of a target accepts the layers of a model."""
-    layers = {label(each.node): each.description for each in quantized_layers(model.ir)}
+    layers = {label(each.node): each.description for each in layers_of(model)}
     taken = {name: _predicted(layer, profile).reason for name, layer in layers.items()}
     return {name: reason for name, reason in taken.items() if isinstance(reason, ExplainedReason)}
 
@@ -140,6 +139,21 @@ def _unread(layer: QuantizedLayer, profile: Profile, result: Model) -> _Taken:
     return _Taken(None, NOT_CODES(text))
 
 
+@kept
+def _readable(model: Model) -> set[str]:
+    """Return the names of the nodes of the quantizers of a model."""
+    return {label(node) for site in readable_sites(model.ir) for node in site.nodes}
+
+
+@kept
+def _others(model: Model) -> tuple[dict[str, str], str | None]:
+    """Return why products of an input are no quantized layers, and a note about its Einsums."""
+    plain = in_pairs(model)
+    read = readable_sites(plain.ir)
+    names = {layer.description.node for layer in layers_of(plain)}
+    return unquantized(plain, read, names), einsum_note(plain, read)
+
+
 _UNPROVED = Certificate(
     ProofVerdict.UNDECIDED, None, Identity(None, None), Identity(None, None), ()
 )
@@ -159,14 +173,11 @@ def listed(
     """
     profile = runtime.profile
     result = attempt.model if attempt.is_changed else reference
-    plain = reference.clone()
-    plain.apply(as_pairs())
-    read = readable_sites(plain.ir)
-    layers = list(quantized_layers(plain.ir, read))
-    floats = unquantized(plain, read, {layer.description.node for layer in layers})
-    ends = paired_layers(layers, list(quantized_layers(result.ir)))
+    layers = layers_of(in_pairs(reference))
+    floats, einsums = _others(reference)
+    ends = paired_layers(layers, layers_of(result))
     own, left = _coded(reference, profile), _coded(attempt.model, profile)
-    notes = [*filter(None, [einsum_note(plain, read)])]
+    notes = [*filter(None, [einsums])]
     refusal = None
     try:
         (after, kinds), run = _kernels(result, runtime, run=True), profile.executed is not None
@@ -178,7 +189,7 @@ def listed(
         before, _ = _kernels(reference, runtime, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
-    readable = {label(node) for site in readable_sites(attempt.model.ir) for node in site.nodes}
+    readable = _readable(attempt.model)
     rows = []
     for layer in layers:
         name = layer.description.node

@@ -31,6 +31,7 @@ from qgraph.transforms.deployment.forms import (
     Preference,
     failing,
     in_float,
+    layers_of,
     marked_slower,
     misread_biases,
     packed,
@@ -121,7 +122,7 @@ def _fastest(
         raise AssertionError("there are times")
     every = {
         label(layer.node): SLOWER("the whole model was measured to be faster with it in float")
-        for layer in quantized_layers(attempt.model.ir)
+        for layer in layers_of(attempt.model)
         if layer.description.w.is_constant
     }
     choices: dict[str, Left] = {"untuned": {}}

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.description import descriptions
 from qgraph.inventory.executed import saturates
-from qgraph.inventory.layers import FoundLayer, quantized_einsums, quantized_layers
+from qgraph.inventory.layers import FoundLayer, quantized_einsums
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason
@@ -27,6 +27,7 @@ from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.unmet import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
+from qgraph.transforms.deployment.forms import layers_of
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.recoding import CodeSign, CodeTarget, Repack, ShiftZeroPoints
 from qgraph.transforms.weights.stored_codes import stored_codes
@@ -127,7 +128,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
     """Yield the layers of these types whose weights are beyond the safe range."""
     layers = [
         layer
-        for layer in quantized_layers(model.ir)
+        for layer in layers_of(model)
         if layer.description.x.codes in rule.x and layer.description.w.codes in rule.w
     ]
     if not layers:

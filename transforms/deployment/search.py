@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from qgraph.bound import Bounding
 from qgraph.certificate import RegionVerdict
 from qgraph.effort import require_time
-from qgraph.inventory.layers import quantized_layers
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import AT_RUN_TIME, id_of
@@ -17,8 +16,8 @@ from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.deployment.attempts import Attempt, stored_as_codes, unchanged
-from qgraph.transforms.deployment.forms import decode_weights
-from qgraph.transforms.deployment.pipeline import as_pairs, steps_for
+from qgraph.transforms.deployment.forms import decode_weights, in_pairs, layers_of
+from qgraph.transforms.deployment.pipeline import steps_for
 from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
 
@@ -106,10 +105,8 @@ class _Search:
     ) -> None:
         self._reference, self._profile = reference, profile
         self._request, self._packed = request, packed
-        self._pairs = reference.clone()
-        self._pairs.apply(as_pairs())
-        layers = quantized_layers(self._pairs.ir)
-        self._names = [escaped(layer.description.node) for layer in layers]
+        self._pairs = in_pairs(reference)
+        self._names = [escaped(layer.description.node) for layer in layers_of(self._pairs)]
         self._floats = [escaped(name) for name in _of_floats(self._pairs)]
         self._exact: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._obstacle: str | None = None
