@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -36,7 +36,7 @@ from qgraph.comparison.tolerance import (
 from qgraph.deprecated import grouped
 from qgraph.effort import step, watch
 from qgraph.errors import ExecutionError, OptionError, UndecidedError, require
-from qgraph.execution.executor import Backend, Executor
+from qgraph.execution.executor import Backend
 from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
@@ -144,43 +144,31 @@ def check(
     require(scoring, Scoring | None, "scoring", "qgraph.Scoring, such as Scoring(labels)")
     limits = "qgraph.Tolerances, such as Tolerances(atol=1e-3)"
     require(tolerances, Tolerances | None, "tolerances", limits)
-    scoring = scoring or Scoring()
-    labels, judging = scoring.labels, metric_of(scoring.metric)
-    first, second = load(reference), load(candidate)
-    identities = first.identity(), second.identity()
-    paired = interface.fed_alike(first.ir.graph, second.ir.graph)
-    notes = paired.notes
-    feeds, names = interface.names(paired.inputs), interface.names(paired.outputs)
-    tolerances = tolerances or Tolerances()
-    allowed, within = tolerances_of(names, tolerances), tolerances.within
+    scoring, tolerances = scoring or Scoring(), tolerances or Tolerances()
+    judging = metric_of(scoring.metric)
+    pair = _Pair(load(reference), load(candidate))
+    identities = pair.first.identity(), pair.second.identity()
+    allowed, within = tolerances_of(pair.names, tolerances), tolerances.within
     _check_options(inputs, scoring)
-    ours, theirs = (prepare(m.ir, backend, shares_memory=True) for m in (first, second))
-    data, seed, shapes = inputs.feeds, inputs.seed, inputs.shapes
-    arrays = () if data is None else Batches(first.ir.graph, data, inputs.batch)
-    drawn = RandomBatches(first.inputs, inputs.random or int(data is None), seed, shapes)
-    starts = next(iter(arrays), None)
-    aimed = Probes()
-    if inputs.probes:
-        aimed = make_probes(first, ours, inputs.probes, seed=seed, shapes=shapes, starts=starts)
-    request = None if within is None else Bounding.of(within, first.inputs, first.outputs)
-    bounds = None if request is None else BoundRuns((first.ir, second.ir), request, backend)
-    comparison = _OutputPairs(first, names, allowed, 0 if labels is None else len(arrays))
-    violating: dict[str, Any] | None = None
-    total, cut = len(arrays) + len(drawn) + len(aimed.batches), None
-    for number, fed in enumerate(itertools.chain(arrays, drawn, aimed.batches)):
-        if number and watch().is_over:
-            cut = f"{number} of {total} batches were compared in {watch().seconds:g} seconds"
-            notes.append(f"{cut}, the time limit; the others were not")
-            break
-        step("comparing", number, total)
-        renamed = {feeds.get(name, name): x for name, x in fed.items()}
-        comparison.add(number, fed, ours.run(fed), theirs.run(renamed))
-        if bounds is not None and not bounds.add(fed) and violating is None:
-            violating = fed
-    _refuse_nothing(comparison)
+    pair.prepare(backend)
+    arrays, drawn, aimed = _batches(pair, inputs)
+    bounds = None
+    if within is not None:
+        request = Bounding.of(within, pair.first.inputs, pair.first.outputs)
+        bounds = BoundRuns((pair.first.ir, pair.second.ir), request, backend)
+    labelled = 0 if scoring.labels is None else len(arrays)
+    comparison = _OutputPairs(pair, allowed, labelled, bounds)
+    cut = comparison.run(
+        itertools.chain(arrays, drawn, aimed.batches),
+        len(arrays) + len(drawn) + len(aimed.batches),
+    )
+    notes = [*pair.notes]
+    if cut is not None:
+        notes.append(f"{cut}, the time limit; the others were not")
+    comparison.expect_values()
     judged = None
-    if labels is not None:
-        judged = comparison.measure(np.asarray(labels), judging, scoring.max_drop)
+    if scoring.labels is not None:
+        judged = comparison.measure(np.asarray(scoring.labels), judging, scoring.max_drop)
     # A segment that is not compared with its bound may hold any difference.
     left = 0 if bounds is None else bounds.uncompared
     lenient = scoring.max_drop is not None or (bounds is not None and not left)
@@ -191,51 +179,101 @@ def check(
             f"{counted(left, 'segment')} cannot be compared with bounds, so outputs have to be "
             "equal, or within a tolerance that is given, such as --max-steps 1"
         )
-    if cut is not None and not failed and violating is None:
+    if cut is not None and not failed and comparison.violating is None:
         raise UndecidedError(f"{cut}, and no output differs in them. Allow more time.")
-    shown = None if bounds is not None and not tensors else comparison.wrong
-    if shown is None and tensors:
-        shown = comparison.first
-    compared: list[TensorComparison] = []
-    if shown is not None:
-        renamed = {feeds.get(name, name): x for name, x in shown.items()}
-        runs = ModelRun(first.ir.graph, ours, shown), ModelRun(second.ir.graph, theirs, renamed)
-        compared = compare_tensors(*runs, correspondence(first, second, names))
+    shown = comparison.wrong if tensors or bounds is None else None
+    shown = comparison.first if shown is None and tensors else shown
+    compared = [] if shown is None else pair.tensors(shown)
     judgement = None
     if runtimes:
         some = list(itertools.islice(itertools.chain(arrays, drawn), _BATCHES_OF_RUNTIMES))
-        judgement = _runtimes(first, second, some, feeds, names)
-    if judgement is not None and judgement.is_empty:
-        notes.append(
-            "no runtime can run the candidate, so no runtime is judged; convert it to 'qdq' or "
-            "'onnx' and check the result"
-        )
+        judgement = pair.in_runtimes(some)
+        if judgement.is_empty:
+            notes.append(
+                "no runtime can run the candidate, so no runtime is judged; convert it to 'qdq' "
+                "or 'onnx' and check the result"
+            )
     outputs = [each.result() for each in comparison.outputs.values()]
-    divergence = first_divergence(
-        first.ir.graph, compared, {output.name for output in outputs if not output.equal}
-    )
+    differing = {output.name for output in outputs if not output.equal}
     bounded = None
-    if bounds is not None and request is not None:
+    if bounds is not None:
         bounded = BoundsReport(request, bounds.conditions, bounds.results())
     bad = bool(failed) or (judged is not None and judged.failed is not None)
     bad |= bounded is not None and bounded.is_bad
-    if bad and not runtimes and backend != Backend.NUMPY and _computes_in_halves(first):
+    if bad and not runtimes and backend != Backend.NUMPY and _computes_in_halves(pair.first):
         notes.append(_ABOUT_HALVES)
     return CheckReport(
         CheckVerdict.DIFFERENT if bad else CheckVerdict.EQUAL,
         outputs,
         failed,
-        divergence,
+        first_divergence(pair.first.ir.graph, compared, differing),
         notes,
         comparison.batches,
         compared,
         judged,
         aimed.reports,
         judgement,
-        comparison.wrong if violating is None else violating,
+        comparison.wrong if comparison.violating is None else comparison.violating,
         bounded,
         files=identities,
     )
+
+
+class _Pair:
+    """Both models, and what runs them.
+
+    Attributes:
+        first, second: the reference and the candidate.
+        notes: about inputs and outputs that are matched.
+        names: outputs of the candidate, by those of the reference.
+    """
+
+    def __init__(self, first: Model, second: Model) -> None:
+        self.first, self.second = first, second
+        paired = interface.fed_alike(first.ir.graph, second.ir.graph)
+        self._feeds, self.names = interface.names(paired.inputs), interface.names(paired.outputs)
+        self.notes = paired.notes
+
+    def prepare(self, backend: str) -> None:
+        """Prepare both models for runs."""
+        models = self.first, self.second
+        self.ours, self._theirs = (prepare(m.ir, backend, shares_memory=True) for m in models)
+
+    def _renamed(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch by the names of the candidate."""
+        return {self._feeds.get(name, name): x for name, x in batch.items()}
+
+    def run(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the outputs of both models, each by its own names."""
+        return self.ours.run(batch), self._theirs.run(self._renamed(batch))
+
+    def tensors(self, batch: dict[str, Any]) -> list[TensorComparison]:
+        """Return the comparison of all tensors on a batch."""
+        ours = ModelRun(self.first.ir.graph, self.ours, batch)
+        theirs = ModelRun(self.second.ir.graph, self._theirs, self._renamed(batch))
+        return compare_tensors(ours, theirs, correspondence(self.first, self.second, self.names))
+
+    def in_runtimes(self, batches: Sequence[Mapping[str, Any]]) -> RuntimeReport:
+        """Return what the models compute by their definitions and in the installed runtimes."""
+        renamed = list(map(self._renamed, batches))
+        executors = [prepare(m.ir, Backend.NUMPY) for m in (self.first, self.second)]
+        ours = [executors[0].run(batch) for batch in batches]
+        theirs = [executors[1].run(batch) for batch in renamed]
+        return judge_runtimes(self.second, renamed, ours, theirs, self.names)
+
+
+def _batches(
+    pair: _Pair, inputs: Inputs
+) -> tuple[Sequence[dict[str, Any]] | Batches, RandomBatches, Probes]:
+    """Return the batches of given arrays, random batches, and probes of the reference."""
+    data, seed, shapes, first = inputs.feeds, inputs.seed, inputs.shapes, pair.first
+    arrays = () if data is None else Batches(first.ir.graph, data, inputs.batch)
+    drawn = RandomBatches(first.inputs, inputs.random or int(data is None), seed, shapes)
+    if not inputs.probes:
+        return arrays, drawn, Probes()
+    starts = next(iter(arrays), None)
+    aimed = make_probes(first, pair.ours, inputs.probes, seed=seed, shapes=shapes, starts=starts)
+    return arrays, drawn, aimed
 
 
 def _computes_in_halves(model: Model) -> bool:
@@ -264,56 +302,65 @@ def _check_options(inputs: Inputs, scoring: Scoring) -> None:
         )
 
 
-def _refuse_nothing(comparison: _OutputPairs) -> None:
-    """Raise if no values were compared, because the models would count as equal."""
-    results = [comparing.result() for comparing in comparison.outputs.values()]
-    if any(result.elements or result.note is not None for result in results):
-        return
-    fed = (comparison.first or {}).items()
-    forms = ", ".join(f"{name!r} {list(np.shape(x))}" for name, x in fed) or "no inputs"
-    names = ", ".join(map(repr, comparison.outputs)) or "none"
-    raise ExecutionError(
-        f"No values were compared: on {forms} the outputs ({names}) of the reference have no "
-        "elements, expected some. Give inputs with at least one row."
-    )
-
-
 class _OutputPairs:
     """The outputs of both models, batch by batch."""
 
     def __init__(
         self,
-        reference: Model,
-        names: Mapping[str, str],
+        pair: _Pair,
         allowed: Mapping[str, Tolerance],
         labelled: int,
+        bounds: BoundRuns | None,
     ) -> None:
-        self._values = {str(value.name): value for value in reference.outputs}
-        self._names = names
-        self._allowed = allowed
+        self._pair, self._allowed, self._bounds = pair, allowed, bounds
+        self._values = {str(value.name): value for value in pair.first.outputs}
         self._within = dict.fromkeys(self._values, True)
         self._labelled = labelled
         self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
         self.outputs = {name: Comparing(name) for name in self._values}
         self.first: dict[str, Any] | None = None
         self.wrong: dict[str, Any] | None = None
+        self.violating: dict[str, Any] | None = None
         self.batches = 0
 
-    def add(
-        self, number: int, feeds: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]
-    ) -> None:
-        """Compare one batch."""
+    def run(self, batches: Iterable[dict[str, Any]], total: int) -> str | None:
+        """Compare all batches; return how many were compared if the time limit was reached."""
+        for number, feeds in enumerate(batches):
+            if number and watch().is_over:
+                return f"{number} of {total} batches were compared in {watch().seconds:g} seconds"
+            step("comparing", number, total)
+            self._add(number, feeds)
+        return None
+
+    def _add(self, number: int, feeds: dict[str, Any]) -> None:
         self.batches = number + 1
         self.first = feeds if self.first is None else self.first
+        ours, theirs = self._pair.run(feeds)
+        theirs = {name: theirs[other] for name, other in self._pair.names.items()}
         for name, value in self._values.items():
-            x, y = ours[name], theirs[self._names[name]]
+            x, y = ours[name], theirs[name]
             equal = self.outputs[name].add(x, y, output_step(value, np.shape(x)))
             if not equal:
                 self._within[name] &= self._allowed[name].allows(x, y)
                 self.wrong = feeds if self.wrong is None else self.wrong
         if number < self._labelled:
             self._kept[0].append(ours)
-            self._kept[1].append({name: theirs[other] for name, other in self._names.items()})
+            self._kept[1].append(theirs)
+        if self._bounds is not None and not self._bounds.add(feeds) and self.violating is None:
+            self.violating = feeds
+
+    def expect_values(self) -> None:
+        """Raise if no values were compared, because the models would count as equal."""
+        results = [comparing.result() for comparing in self.outputs.values()]
+        if any(result.elements or result.note is not None for result in results):
+            return
+        fed = (self.first or {}).items()
+        forms = ", ".join(f"{name!r} {list(np.shape(x))}" for name, x in fed) or "no inputs"
+        names = ", ".join(map(repr, self.outputs)) or "none"
+        raise ExecutionError(
+            f"No values were compared: on {forms} the outputs ({names}) of the reference have no "
+            "elements, expected some. Give inputs with at least one row."
+        )
 
     def failed(self, *, lenient: bool) -> dict[str, str]:
         """Return the outputs that exceed their tolerance, or if ``lenient`` cannot be compared."""
@@ -338,17 +385,3 @@ class _OutputPairs:
         if max_drop is not None and not drop <= max_drop:
             failed = f"{metric.name} is lower by {drop:g}, at most {max_drop:g} is allowed"
         return MetricReport(metric.name, len(labels), scores[0], scores[1], failed)
-
-
-def _runtimes(
-    first: Model,
-    second: Model,
-    batches: Sequence[Mapping[str, Any]],
-    feeds: Mapping[str, str],
-    names: Mapping[str, str],
-) -> RuntimeReport:
-    renamed = [{feeds.get(name, name): x for name, x in batch.items()} for batch in batches]
-    executors: list[Executor] = [prepare(m.ir, Backend.NUMPY) for m in (first, second)]
-    ours = [executors[0].run(batch) for batch in batches]
-    theirs = [executors[1].run(batch) for batch in renamed]
-    return judge_runtimes(second, renamed, ours, theirs, names)
