@@ -16,7 +16,8 @@ import onnx_ir as ir
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.schema import MICROSOFT, OpKey
-from qgraph.graph.scopes import inputs_of
+from qgraph.graph.scopes import inputs_of, producer_of
+from qgraph.graph.slices import ancestors, sources
 from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array
 from qgraph.ops.integer.products import SIGNATURES
@@ -109,19 +110,11 @@ def coded_pair(node: ir.Node) -> CodedTensor:
 
 def is_dynamic(node: ir.Node) -> bool:
     """Return whether a parameter of a quantizer is computed from data that the model is fed."""
-    pending = [value for value in node.inputs[1:] if value is not None]
-    seen = set(pending)
-    while pending:
-        value = pending.pop()
-        maker = value.producer()
-        if maker is None:
-            if value.is_graph_input() and not value.is_initializer():
-                return True
-        elif maker.op_type not in _OF_SIZES or maker.domain:
-            new = {operand for operand in maker.inputs if operand is not None} - seen
-            pending += new
-            seen |= new
-    return False
+    values = ancestors(
+        filter(None, node.inputs[1:]),
+        lambda value: [] if producer_of(value, *_OF_SIZES) else sources(value),
+    )
+    return any(value.is_graph_input() and not value.is_initializer() for value in values)
 
 
 def _weight(

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import onnx_ir as ir
+
 from qgraph.bound import Bounding
 from qgraph.certificate import RegionVerdict
 from qgraph.effort import require_time
+from qgraph.graph.scopes import producer_of
+from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import AT_RUN_TIME, id_of
@@ -246,19 +250,13 @@ def _all_but(names: Iterable[str]) -> str:
 
 def _layers_before(model: Model, ends: Collection[str | None]) -> set[str]:
     """Return the layers whose biases the given values are, or from whose results they follow."""
-    pending = [value for node in model.nodes() for value in node.outputs if value.name in ends]
     biased = [node for node in model.nodes(*LAYERS) if len(node.inputs) > 2]
     names = {label(node) for node in biased if node.inputs[2] and node.inputs[2].name in ends}
-    reached = set(pending)
-    while pending:
-        node = pending.pop().producer()
-        if node is not None and node.op_type in LAYERS:
-            names.add(label(node))
-        elif node is not None:
-            further = {value for value in node.inputs if value is not None} - reached
-            reached |= further
-            pending += further
-    return names
+    followed = ancestors(
+        (value for node in model.nodes() for value in node.outputs if value.name in ends),
+        lambda value: [] if producer_of(value, *LAYERS) else sources(value),
+    )
+    return names | {label(node) for v in followed if (node := producer_of(v, *LAYERS))}
 
 
 def _before(
@@ -275,26 +273,20 @@ def _before(
     results = {site.y: escaped(str(site.y.name)) for site in readable_sites(reference.ir)}
     if known:
         ends &= {value.name for value in results}
-    pending = [v for node in reference.nodes() for v in node.outputs if v.name in ends]
-    first = [v for v in pending if v in results and (known or v.name not in open_ends)]
-    found = {results[value]: None for value in first}
-    layers: set[str] = set()
-    reached = set(pending)
-    while pending:
-        node = pending.pop().producer()
-        if node is None:
-            continue
-        if node.op_type in LAYERS:
-            layers.add(escaped(label(node)))
-        for value in node.inputs:
-            if value is None or value in reached:
-                continue
-            reached.add(value)
-            if value in results:
-                found[results[value]] = None
-            if results.get(value, value) in (value, *known):
-                pending.append(value)
-    return [name for name in found if name not in known], layers
+    starts = [v for node in reference.nodes() for v in node.outputs if v.name in ends]
+
+    def is_passed(value: ir.Value) -> bool:
+        return value in starts or results.get(value) in (None, *known)
+
+    passed = ancestors(starts, lambda value: sources(value) if is_passed(value) else [])
+    found = [
+        results[value]
+        for value in passed
+        if value in results and (known or value not in starts or value.name not in open_ends)
+    ]
+    layers = [producer_of(value, *LAYERS) for value in passed if is_passed(value)]
+    names = {escaped(label(node)) for node in layers if node is not None}
+    return [name for name in found if name not in known], names
 
 
 def _obstacle(failing: Sequence[RegionVerdict]) -> str | None:

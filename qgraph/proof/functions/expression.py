@@ -229,9 +229,12 @@ def integer_range(name: str) -> tuple[float, float] | None:
     return -(2.0 ** (bits - 1)) if signed else 0.0, 2.0 ** (bits - signed)
 
 
-def in_order(roots: Iterable[Expr]) -> list[Expr]:
-    """Return all expressions that ``roots`` contain, operands first."""
-    ordered: dict[int, Expr] = {}
+def in_order(roots: Iterable[Expr], leaves: Iterable[Expr] = ()) -> list[Expr]:
+    """Return all expressions that ``roots`` contain, operands first, and ``leaves`` before them.
+
+    The operands of leaves are left out.
+    """
+    ordered: dict[int, Expr] = {id(leaf): leaf for leaf in leaves}
     for root in roots:
         stack = [root]
         while stack:

@@ -21,7 +21,7 @@ from qgraph.graph.constants import array_of, constant_tensor
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import operator_of
-from qgraph.proof.functions.expression import Builder, Expr, whole_numbers
+from qgraph.proof.functions.expression import Builder, Expr, in_order, whole_numbers
 from qgraph.reasons import (
     AT_RUN_TIME,
     DO_NOT_FIT,
@@ -345,24 +345,17 @@ class Template:
     @classmethod
     def of(cls, result: Expr, operands: Iterable[Expr]) -> Template:
         """Return ``result`` as a template whose open operands are ``operands``, in this order."""
-        index_of: dict[int, int | Expr] = {id(operand): i for i, operand in enumerate(operands)}
+        leaves = list(operands)
+        index_of: dict[int, int | Expr] = {id(operand): i for i, operand in enumerate(leaves)}
         count = len(index_of)
         steps: list[tuple[Expr, tuple[int | Expr, ...]]] = []
-        stack = [result]
-        while stack:
-            e = stack[-1]
-            if id(e) not in index_of:
-                pending = [o for o in e.inputs if id(o) not in index_of]
-                if pending:
-                    stack += reversed(pending)
-                    continue
-                inputs = tuple(index_of[id(o)] for o in e.inputs)
-                if any(isinstance(i, int) for i in inputs):
-                    index_of[id(e)] = count + len(steps)
-                    steps.append((e, inputs))
-                else:
-                    index_of[id(e)] = e
-            stack.pop()
+        for e in in_order([result], leaves)[count:]:
+            inputs = tuple(index_of[id(o)] for o in e.inputs)
+            if any(isinstance(i, int) for i in inputs):
+                index_of[id(e)] = count + len(steps)
+                steps.append((e, inputs))
+            else:
+                index_of[id(e)] = e
         return cls(tuple(steps), index_of[id(result)])
 
     def over(self, builder: Builder, operands: Iterable[Expr]) -> Expr:
