@@ -375,3 +375,20 @@ def test_qnn_gets_float32_biases_beside_long_sums_of_float16():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     found = qgraph.deploy(qgraph.load(proto), "qnn-htp")
     assert [layer.kernel for layer in found.layers] == ["convolution"]
+
+
+def test_weights_of_fewer_codes_behind_a_transpose_become_quants():
+    """Brevitas limits the codes of weights by a Clip, and torch turns the decoded weights."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,3] x) => (float[1,2] y)
+        <float s = {0.1}, int8 z = {0}, int8 low = {-7}, int8 high = {7},
+         int8[2,3] w = {1, -7, 3, 7, 0, -2}> {
+            q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)
+            c = Clip (w, low, high) e = DequantizeLinear (c, s, z) t = Transpose (e)
+            m = MatMul (d, t)
+            o = QuantizeLinear (m, s, z) y = DequantizeLinear (o, s, z)
+        }""")
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "hls4ml")
+    assert [layer.kernel for layer in found.layers] == ["scaled-fixed-point"]
+    assert not list(model.nodes("DequantizeLinear", "Clip"))

@@ -109,8 +109,8 @@ def _plain(profile: Profile, opset: int, values: str, nodes: str) -> Iterator[Tr
 def _quants(profile: Profile, values: str) -> Iterator[Transform]:
     """Yield passes that write each quantizer as one Quant, and remove those without effect."""
     yield as_pairs()
-    yield MoveQuantizers()
     yield ConvertDialect(to="qonnx")
+    yield MoveQuantizers()
     has_points = takes_zero_points(profile, weights=False)
     yield PlainPairs(dialect=PairDialect.QONNX, values=values, zero_points=has_points)
     if not any("Gemm" in kernel.operators for kernel in kernels(profile)):

@@ -220,7 +220,8 @@ def _single(call: NodeCall, index: int) -> Quantity:
 
 def _decoded(call: NodeCall, index: int) -> Quantity:
     """Decode codes with the scale and the zero point in the next operands."""
-    codes = call.tracer.Sub(call.quantity(index), _single(call, index + 2))
+    codes = call.tracer.quantity(call.tracer.Sub(call.quantity(index), _single(call, index + 2)))
+    call.decoded.append(codes)
     return call.tracer.quantity(call.tracer.Mul(codes, _single(call, index + 1)))
 
 

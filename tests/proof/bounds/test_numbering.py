@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 
 import qgraph
 from qgraph import Inputs, Tolerances
@@ -71,3 +72,30 @@ def test_a_decoder_in_pieces_does_not_number_codes_otherwise():
     for bound in bounds:
         assert bound.code_shift == 0
         assert bound.max_steps <= 1
+
+
+@pytest.mark.parametrize(("bias", "steps"), [(1e-5, 0), (0.09, 3)])
+def test_operators_that_decode_codes_tell_how_these_are_numbered(bias, steps):
+    """The sum lies between 0 and 170 steps of 0.03 above the code of zero, -100 or 20."""
+    ours, theirs = (
+        onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int8[2] x, int8[2] v, int8[2] w) => (float[2] y)
+        <float s = {{0.01}}, float t = {{0.03}}, float bias = {{{bias}}}, float big = {{0.5}},
+         int8 low = {{-128}}, int8 less = {{-100}}, uint8 more = {{20}}, uint8 zero = {{0}}> {{
+            {body} y = DequantizeLinear (q, big, zero)
+        }}""")
+        for body in (
+            """c = com.microsoft.QLinearAdd (x, s, low, v, s, low, t, less)
+            q = com.microsoft.QLinearMul (c, t, less, w, s, low, big, zero)""",
+            """a = DequantizeLinear (x, s, low) b = DequantizeLinear (v, s, low) m = Add (a, b)
+            n = Add (m, bias) c = QuantizeLinear (n, t, more) d = DequantizeLinear (c, t, more)
+            e = DequantizeLinear (w, s, low) k = Mul (d, e) q = QuantizeLinear (k, big, zero)""",
+        )
+    )
+    found = qgraph.prove(ours, theirs, within="1step")
+    first, *further = [region.bound for region in found.regions]
+    assert first is not None
+    assert first.ideal_shift == pytest.approx(steps, abs=1e-3)
+    assert first.code_shift == 100
+    assert all(bound is None or bound.ideal_shift < 1e-3 for bound in further)
