@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
-    from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
     from qgraph.transforms.lowered_operators import (
         LowerIntegerOperators,
         LowerMicrosoft,
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
         RaiseMicrosoft,
     )
     from qgraph.transforms.make_portable import MakePortable, StripFunctions
+    from qgraph.transforms.mat_mul_n_bits import LowerMatMulNBits, RaiseMatMulNBits
     from qgraph.transforms.merge_activation import MergeActivation
     from qgraph.transforms.move_channel_scales import MoveChannelScales
     from qgraph.transforms.move_quantizers import MoveQuantizers
     from qgraph.transforms.plain_forms import LowerPointwise, PlainPairs, SplitGemm
     from qgraph.transforms.quantize_bias import QuantizeBias
     from qgraph.transforms.quantize_weights import QuantizeWeights
-    from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
     from qgraph.transforms.recoding import Repack, ShiftZeroPoints, SymmetricWeights, WidenCodes
     from qgraph.transforms.rewriting import Writing, rewrite
     from qgraph.transforms.runtime_faults import (
@@ -101,6 +100,7 @@ _SHARED = {
         *("LowerIntegerOperators", "LowerMicrosoft", "LowerVendorOperators"),
         *("RaiseIntegerOperators", "RaiseMicrosoft"),
     ),
+    "mat_mul_n_bits": ("LowerMatMulNBits", "RaiseMatMulNBits"),
     "make_portable": ("StripFunctions",),
     "plain_forms": ("LowerPointwise", "PlainPairs", "SplitGemm"),
     "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,10 @@ from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, range_option
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.cli.several import output_folder, several_models
+
+if TYPE_CHECKING:
+    from qgraph.model import Model
+    from qgraph.transforms.deployment.report import Deployment
 
 
 @click.command(name="deploy")
@@ -107,14 +112,11 @@ def command(
     stays in float; 4 if --timeout is reached; then nothing is written.
     """
     from qgraph.bound import Bounding
-    from qgraph.comparison.bench import Timing, beside_float
     from qgraph.comparison.check import Inputs
     from qgraph.model import load
     from qgraph.reporting.pages import page_of
     from qgraph.targets.reader import profile_of
     from qgraph.text import json_text
-    from qgraph.transforms.convert import ConvertDialect, FoldWeights
-    from qgraph.transforms.deployment.attempts import float_network
     from qgraph.transforms.deployment.deploy import deploy
     from qgraph.transforms.deployment.report import advice, proof_command
     from qgraph.transforms.rewriting import described
@@ -156,14 +158,7 @@ def command(
             )
             if measure:
                 bar.tell("timing", 0, 0)
-                timing = Timing(
-                    deployment.runtime or "", shapes=sizes, options=dict(deployment.session_options)
-                )
-                converted = reference.clone()
-                converted.apply(ConvertDialect(to="qdq"), FoldWeights())
-                inputs_of = [reference, converted]
-                times = beside_float(float_network(reference), loaded, inputs_of, timing)
-                deployment = replace(deployment, measured=times)
+                deployment = _timed(deployment, reference, loaded, sizes)
             if written is not None:
                 bar.tell(f"writing {written.name}", 0, 0)
                 loaded.save(written, outputs=outputs)
@@ -190,3 +185,22 @@ def command(
         if written is not None:
             talk.note(f"wrote {written}")
     return 0
+
+
+def _timed(
+    deployment: Deployment, reference: Model, result: Model, shapes: dict[str, tuple[int, ...]]
+) -> Deployment:
+    """Return a deployment with the times of the result, of the network in float, and of the input.
+
+    If the runtime does not accept the input, its quantizers are converted first.
+    """
+    from qgraph.comparison.bench import Timing, beside_float
+    from qgraph.transforms.convert import ConvertDialect, FoldWeights
+    from qgraph.transforms.deployment.attempts import float_network
+
+    options = dict(deployment.session_options)
+    timing = Timing(deployment.runtime or "", shapes=shapes, options=options)
+    converted = reference.clone()
+    converted.apply(ConvertDialect(to="qdq"), FoldWeights())
+    times = beside_float(float_network(reference), result, [reference, converted], timing)
+    return replace(deployment, measured=times)

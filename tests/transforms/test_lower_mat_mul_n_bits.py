@@ -17,8 +17,7 @@ from qgraph.exactness import Exactness, Method
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
-from qgraph.transforms.raise_mat_mul_n_bits import RaiseMatMulNBits
+from qgraph.transforms.mat_mul_n_bits import LowerMatMulNBits, RaiseMatMulNBits
 
 pytestmark = pytest.mark.sums
 

@@ -84,7 +84,7 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
     nodes = list(model.nodes())
     # The passes for operators on codes are imported only for models that have such operators.
     if any(map(is_mat_mul_n_bits, nodes)):
-        from qgraph.transforms.lower_mat_mul_n_bits import LowerMatMulNBits
+        from qgraph.transforms.mat_mul_n_bits import LowerMatMulNBits
 
         LowerMatMulNBits(opset=opset).apply(model, report)
     if any(is_on_codes(node) or is_unknown_on_codes(node) for node in nodes):

@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import ModelError
+from qgraph.errors import ModelError, OperatorError, where
+from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.deferred import DeferredTensor, NoSink
-from qgraph.graph.streaming import FileRange, Sink, Stream
+from qgraph.graph.streaming import PIECE, FileRange, Sink, Stream, box_at
 from qgraph.numerics import Array
 from qgraph.numerics.chunks import transpose, transpose_packed
-from qgraph.numerics.formats import FORMATS, IntFormat, pack, unpack
+from qgraph.numerics.formats import FORMATS, IntFormat, container, pack, unpack
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.quantizers.weights.job import CodeWriter, JobPart
+from qgraph.quantizers.weights.level_table import numbers_of
+from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
 
 Compute = Callable[[tuple[int, int], Sequence[Sink]], None]
 
@@ -79,6 +82,39 @@ class PackedBlocks(_PackedJob):
         if self._has_points():
             forms.append((byte, (n, -(-form.blocks * form.bits // 8))))
         return tuple(DeferredTensor(self, index, *each) for index, each in enumerate(forms))
+
+    def compared(self, decode: ir.Node) -> Verdict:
+        """Compare the weights of a DequantizeLinear with those of a MatMulNBits.
+
+        Both are ``(code - zero_point) * scale``, and the difference is exact. MatMulNBits rounds
+        the product to float32, the other one to its own type.
+        """
+        codes, x, y = self.codes, decode.inputs[0], decode.outputs[0]
+        is_float = decode.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT.value)
+        if self.scale.kind == "FLOAT" and is_float:
+            return Verdict(Exactness.BITS, Method.CONGRUENCE)
+        program = None if x is None else ElementProgram.of([decode], x, y, codes.shape)
+        if program is None:
+            raise OperatorError(
+                f"{where(decode)}: its weights cannot be compared; use float32 scales"
+            )
+        scale, *points = program.parameters
+        differing, witness = 0, None
+        for first, last in pieces(program.shapes, 0, codes.size, PIECE):
+            corner, sizes = box_at(codes.shape, first, last - first)
+            numbers = numbers_of(codes.read(first, last).view(container(codes.kind)), codes.kind)
+            before = program(numbers, first).astype(np.float32)
+            steps = numbers.reshape(sizes).astype(np.float32)
+            after = (steps - sum(p.at(corner, sizes) for p in points)) * scale.at(corner, sizes)
+            wrong = np.flatnonzero(before != after.reshape(-1))
+            if wrong.size and witness is None:
+                at = int(wrong[0])
+                witness = Witness(float(first + at), float(before[at]), float(after.flat[at]))
+            differing += wrong.size
+        if witness is None:
+            return Verdict(Exactness.BITS, Method.CONSTANT)
+        reason = f"only DequantizeLinear rounds {differing} weights to its 16 bits"
+        return Verdict(Exactness.CODES, Method.CONSTANT, differing, witness=witness, reason=reason)
 
     def _has_points(self) -> bool:
         """Return whether a zero point is not the middle code."""
