@@ -189,10 +189,14 @@ def _bipolar(write: SiteWriter, meaning: Bipolar) -> Iterator[Draft]:
 
 
 def _signs(draft: Draft, x: Operand, scale: Float32) -> ir.Value:
-    """Append ``scale`` where x is not negative, ``-scale`` elsewhere."""
+    """Append ``scale`` where x is not negative, ``-scale`` elsewhere.
+
+    No value reaches the level between them. With two levels for data and weights, OpenVINO makes a
+    binary convolution, and ends with a segmentation fault.
+    """
     ends = [np.float32(-1) * ONE, ZERO, -scale, scale]
     operands = [draft.op.Sign(x), *(draft.constant(end, "end") for end in ends)]
-    return node(draft, DOMAIN, "FakeQuantize", operands, {"levels": 2})
+    return node(draft, DOMAIN, "FakeQuantize", operands, {"levels": 3})
 
 
 def _truncating(write: SiteWriter, meaning: Truncating) -> Iterator[Draft]:

@@ -296,6 +296,24 @@ def test_openvino_computes_the_same(near, text):
     np.testing.assert_array_equal(compiled(model)([x])["y"], expected)
 
 
+@pytest.mark.slow
+def test_openvino_loads_a_convolution_of_signs():
+    """It makes binary convolutions of two levels, and ends with a segmentation fault."""
+    text = f"""
+        <ir_version: 8, opset_import: ["": 13, "{QONNX}": 1]>
+        g (float[1, 2, 3, 3] x) => (float[1, 1, 3, 3] y)
+        <float s = {{0.5}}, float[1, 2, 1, 1] w = {{3, -4}}> {{
+            a = {QONNX}.BipolarQuant (x, s)
+            b = {QONNX}.BipolarQuant (w, s)
+            y = Conv (a, b)
+        }}"""
+    model = load(ir.from_onnx_text(text))
+    x = np.random.default_rng(0).normal(size=(1, 2, 3, 3)).astype(np.float32)
+    expected = model.run({"x": x}, backend="numpy")["y"]
+    model.apply(ConvertDialect(to="openvino"))
+    np.testing.assert_array_equal(compiled(model)([x])["y"], expected)
+
+
 @pytest.mark.cases(fast=1)
 @pytest.mark.parametrize("name", ["brev_cnn_w4a4", "nncfonnx_cnn_qdq_sym", "brev_mlp_w1a2_bipolar"])
 def test_openvino_runs_real_models(real_models, name):
