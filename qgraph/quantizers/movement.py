@@ -171,8 +171,10 @@ class _Decoder:
         node, decode = codes.producer(), self.decode
         if decode.attributes.get_int("block_size", 0) > 0:
             return None
-        is_encoded = node is not None and is_linear(node, "QuantizeLinear")
-        if is_encoded or constant_stream(codes) is not None:
+        clip = producer_of(codes, "Clip")  # of narrow codes
+        start = codes if clip is None else clip.inputs[0]
+        is_encoded = linear_producer(start, "QuantizeLinear") is not None
+        if is_encoded or constant_stream(start) is not None:
             operands, changes = [codes, *decode.inputs[1:]], {"axis": axis}
             return lambda draft: draft.copy(decode, operands, changes, dtype=self.dtype)
         if node is None:

@@ -25,6 +25,11 @@ Q, DQ = "QuantizeLinear (x, s, z)", "DequantizeLinear"
 
 CASES = {
     "transpose": ("4,3,2", f"q = {Q} m = Transpose (q) y = {DQ} (m, s, z)"),
+    "narrow codes": (
+        "4,3,2",
+        f"""l = Constant <value = uint8 {{90}}> () h = Constant <value = uint8 {{110}}> ()
+        q = {Q} c = Clip (q, l, h) m = Transpose (c) y = {DQ} (m, s, z)""",
+    ),
     "reshape": ("4,6", f"q = {Q} a = Reshape (q, sizes) b = Transpose (a) y = {DQ} (b, s, z)"),
     "slice": ("2,3,4", f"q = {Q} m = Slice (q, zero, two, zero) y = {DQ} (m, s, z)"),
     "gather": ("2,3,4", f"q = {Q} m = Gather (q, picked) y = {DQ} (m, s, z)"),
