@@ -392,3 +392,25 @@ def test_weights_of_fewer_codes_behind_a_transpose_become_quants():
     found = qgraph.deploy(model, "hls4ml")
     assert [layer.kernel for layer in found.layers] == ["scaled-fixed-point"]
     assert not list(model.nodes("DequantizeLinear", "Clip"))
+
+
+@pytest.mark.slow
+def test_a_form_of_plain_operators_is_proved_once(monkeypatch):
+    """TensorRT accepts no zero point of data, so the product gets plain operators."""
+    from qgraph.transforms.deployment import attempts
+
+    proofs, certified = [], attempts.certified
+    monkeypatch.setattr(
+        attempts, "certified", lambda *a, **k: proofs.append(a) or certified(*a, **k)
+    )
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,3] x) => (float[1,2] y)
+        <float s = {0.1}, uint8 z = {100}, int8 w = {0}, int8[3,2] c = {1, -7, 3, 7, 0, -2}> {
+            q = QuantizeLinear (x, s, z)
+            m = QLinearMatMul (q, s, z, c, s, w, s, z)
+            y = DequantizeLinear (m, s, z)
+        }""")
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "tensorrt")
+    assert found.notes.count("quantizers are plain operators, since tensorrt loads no other form")
+    assert len({id(sides[1]) for sides, *_ in proofs}) == len(proofs) > 0

@@ -29,7 +29,7 @@ from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Attempt:
     """One way to rewrite the model.
 

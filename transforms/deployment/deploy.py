@@ -276,7 +276,8 @@ def _instead_of(best: Attempt, other: Attempt, profile: Profile) -> Attempt:
     refused = [site for site in best.report.sites if site.outcome is SiteStatus.REFUSED]
     other.report.sites += refused
     unmet = _renamed(unmet_of(best.model, profile), best.reference, best.model)
-    return replace(other, unmet=best.unmet or unmet)
+    other.unmet = best.unmet or unmet
+    return other
 
 
 def _without_layers(reference: Model, request: Bounding, runtime: TargetRuntime) -> Attempt | None:
