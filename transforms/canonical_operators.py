@@ -16,10 +16,9 @@ from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset import versions
-from qgraph.graph.schema import LINEAR_DOMAINS
+from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
-from qgraph.ops.steps import code_type
 from qgraph.reports import Report
 from qgraph.targets.kernels import LAYERS
 from qgraph.transforms.base import Transform, option, transform

@@ -22,12 +22,11 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset import versions
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.schema import MICROSOFT, code_type, element_type
 from qgraph.graph.scopes import input_of, nodes_of
 from qgraph.model import Model
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.products import Product, Result, read_product
-from qgraph.ops.steps import code_type, element_type
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR, UNKNOWN_TYPE
 from qgraph.reports import Report, SiteStatus

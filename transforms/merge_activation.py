@@ -16,12 +16,11 @@ from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.schema import LINEAR_DOMAINS
+from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.ops.steps import code_type
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.dialects.parts import CLIPPABLE, clip_codes

@@ -12,11 +12,11 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
-from qgraph.ops.steps import code_type
 from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus

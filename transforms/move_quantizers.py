@@ -12,12 +12,11 @@ from qgraph.graph.constants import constant_expression, constant_stream
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
-from qgraph.graph.schema import LINEAR_DOMAINS, takes_data
+from qgraph.graph.schema import LINEAR_DOMAINS, code_type, takes_data
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
-from qgraph.ops.steps import code_type
 from qgraph.quantizers.movement import (
     axis_before,
     axis_of,

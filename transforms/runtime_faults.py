@@ -20,13 +20,13 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset.versions import only_float_type
+from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import graphs_of, input_of
 from qgraph.inventory.layers import quantized_einsums, quantized_layers
 from qgraph.inventory.openvino_traps import WeightChain, row_sums_of, turned_products, weight_chain
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.operator import operator_of
-from qgraph.ops.steps import code_type
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.quantizer import Affine, Floating, Ranged

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_tensor
+from qgraph.graph.scopes import inputs_of
 from qgraph.registry import load_plugins
 
 MICROSOFT = "com.microsoft"
@@ -190,31 +191,50 @@ class OpSchema:
         _declared.update((key, self.since) for key in self.keys)
 
 
-_TO = {"Cast": "to", "QuantizeLinear": "output_dtype"}
-"""Standard operators with an attribute that names the type of the result."""
+_LATEST = {"": onnx.defs.onnx_opset_version()}
 
 
-def element_type(value: ir.Value, imports: dict[str, int]) -> ir.DataType | None:
+def element_type(
+    value: ir.Value | None, imports: Mapping[str, int] = _LATEST
+) -> ir.DataType | None:
     """Return the element type of a value: the stated type, or that implied by its producers.
 
     Producers are followed as long as operators keep the type of one operand. ``imports`` are the
-    domains of the model and their versions.
+    domains of the model and their versions. None for an absent value.
     """
-    while value.dtype is None:
-        tensor, node = constant_tensor(value), value.producer()
+    while value is not None and value.dtype is None:
+        tensor = constant_tensor(value) if value.const_value is None else value.const_value
+        node = value.producer()
         if tensor is not None:
             return tensor.dtype
-        if node is None or node.domain != "":
+        if node is None or node.domain not in LINEAR_DOMAINS:
             return None
-        name = _TO.get(node.op_type)
-        named = None if name is None else node.attributes.get(name)
+        if node.op_type == "QuantizeLinear":
+            return code_type(node)
+        if node.domain != "":
+            return None
+        named = node.attributes.get("to") if node.op_type == "Cast" else None
         if named is not None and not named.is_ref() and named.as_int():
             return ir.DataType(named.as_int())
-        source = _source(node, value, imports.get("", 0))
-        if source is None:
-            return None
-        value = source
-    return value.dtype
+        value = _source(node, value, imports.get("", 0))
+    return None if value is None else value.dtype
+
+
+def code_type(node: ir.Node) -> ir.DataType | None:
+    """Return the type of the codes of a QuantizeLinear or DequantizeLinear.
+
+    It is that of the zero point, of the input, or what the attribute says.
+    """
+    x, _, zero_point = inputs_of(node, 3)
+    dtype = element_type(zero_point)
+    if dtype is not None:
+        return dtype
+    if node.op_type == "DequantizeLinear":
+        return element_type(x)
+    attribute = node.attributes.get("output_dtype")
+    if attribute is not None and not attribute.is_ref() and attribute.as_int():
+        return ir.DataType(attribute.as_int())
+    return ir.DataType.UINT8 if zero_point is None else None
 
 
 def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:

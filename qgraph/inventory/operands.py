@@ -13,11 +13,11 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
+from qgraph.graph.schema import element_type
 from qgraph.graph.scopes import graphs_of, input_of, nodes_of, owners, producer_of
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, holding
 from qgraph.ops.operator import is_defined
-from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
 from qgraph.targets.kernels import LAYERS, CodedOperand, Granularity, ZeroPoint

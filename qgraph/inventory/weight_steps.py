@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.schema import element_type
 from qgraph.graph.streaming import Stream, box_at
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, container
-from qgraph.ops.steps import element_type
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged
 from qgraph.quantizers.weights.level_table import numbers_of

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, forms, where
-from qgraph.graph.schema import OpKey, OpSchema
+from qgraph.graph.schema import OpKey, OpSchema, element_type
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array
 from qgraph.ops import steps
@@ -59,7 +59,7 @@ class Operator:
         """
         try:
             if not self.schema.standard:
-                steps.require_float32("data", steps.element_type(node.inputs[0]))
+                steps.require_float32("data", element_type(node.inputs[0]))
             return self.schema.attributes_of(node) | self.resolve(node)
         except ValueError as error:
             raise OperatorError(f"{where(node)}: {error}") from error
@@ -72,7 +72,7 @@ class Operator:
         arguments = self.schema.attributes_of(node)
         if node.op_type == "QuantizeLinear":
             zero_point = input_of(node, 2)
-            dtype = steps.element_type(zero_point) or arguments["output_dtype"]
+            dtype = element_type(zero_point) or arguments["output_dtype"]
             arguments["to"] = dtype or ir.DataType.UINT8
         return arguments
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.interface import fixed_sizes
+from qgraph.graph.schema import element_type
 from qgraph.numerics.minifloat import Minifloat
-from qgraph.ops.steps import element_type
 
 FLOAT = ir.DataType.FLOAT
 LAST = np.asarray([-1], np.int64)

@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant_expression
-from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.float32 import representatives
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -95,41 +93,6 @@ def power_of_two(exponent: Float32) -> Float32:
     """Return ``2 ** exponent`` of whole numbers, exactly; NumPy's exp2 is not at 127."""
     # beyond these limits, the power is 0 or infinite
     return np.ldexp(np.float32(1), np.clip(exponent, -999, 999).astype(np.int32))
-
-
-def element_type(value: ir.Value | None) -> ir.DataType | None:
-    """Return the element type of a value, read from the graph or from its constant."""
-    if value is None:
-        return None
-    if value.dtype is not None:
-        return value.dtype
-    if value.const_value is not None:
-        return value.const_value.dtype
-    array = constant_expression(value)
-    return None if array is None else ir.DataType.from_numpy(array.dtype)
-
-
-def code_type(node: ir.Node) -> ir.DataType | None:
-    """Return the type of the codes of a QuantizeLinear or DequantizeLinear."""
-    x, _, zero_point = inputs_of(node, 3)
-    dtype = element_type(zero_point)
-    if dtype is not None:
-        return dtype
-    if node.op_type == "DequantizeLinear":
-        return coded_type(x)
-    attribute = node.attributes.get("output_dtype")
-    if attribute is not None and not attribute.is_ref() and attribute.as_int():
-        return ir.DataType(attribute.as_int())
-    return ir.DataType.UINT8 if zero_point is None else None
-
-
-def coded_type(value: ir.Value | None) -> ir.DataType | None:
-    """Return the element type of a value, or that of the QuantizeLinear that computes it."""
-    dtype = element_type(value)
-    node = producer_of(value)
-    if dtype is not None or node is None:
-        return dtype
-    return code_type(node) if node.op_type == "QuantizeLinear" else None
 
 
 TO_FLOAT32 = "convert the model to float32 first (-p widen-floats, from 16 bits)"

@@ -28,13 +28,12 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import RESHAPING, Facts, infer
-from qgraph.graph.schema import LINEAR_DOMAINS
+from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
-from qgraph.ops.steps import code_type
 from qgraph.ops.sums_of_products import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
 

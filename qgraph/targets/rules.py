@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_tensor, is_constant
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
-from qgraph.graph.schema import MICROSOFT, element_type, is_standard
+from qgraph.graph.schema import MICROSOFT, code_type, element_type, is_standard
 from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
 from qgraph.targets.kernels import Granularity, Loads
 from qgraph.targets.tables import made
@@ -25,7 +24,6 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _PAIR_DOMAINS = ("", "com.microsoft")
 _STANDARD = ("", "ai.onnx")
 _OPSET_OF_BLOCKS = 21
-_LATEST = {"": onnx.defs.onnx_opset_version()}
 """Which operand gives a result its type is the same in all opsets."""
 
 
@@ -144,23 +142,8 @@ def _pair(node: ir.Node, domain: str) -> dict[str, Any]:
 
 
 def type_of_codes(node: ir.Node) -> str:
-    """Return the ONNX type of the codes that QuantizeLinear gives or DequantizeLinear takes.
-
-    It is that of the zero point, of the input, or what the attribute says.
-    """
-    values = inputs_of(node, 3)
-    candidates = [values[2]]
-    if node.op_type == "DequantizeLinear":
-        candidates.append(values[0])
-    for value in candidates:
-        dtype = None if value is None else element_type(value, _LATEST)
-        if dtype is not None:
-            return dtype.name
-    source = values[0].producer() if node.op_type == "DequantizeLinear" and values[0] else None
-    if source is not None and source.op_type == "QuantizeLinear":
-        return type_of_codes(source)
-    wanted = node.attributes.get_int("output_dtype", 0)
-    return ir.DataType(wanted).name if wanted and node.op_type == "QuantizeLinear" else "UINT8"
+    """Return the ONNX type of the codes of a QuantizeLinear or DequantizeLinear, or UINT8."""
+    return (code_type(node) or ir.DataType.UINT8).name
 
 
 def _scale_type(scale: ir.Value | None) -> str | None:
@@ -169,7 +152,7 @@ def _scale_type(scale: ir.Value | None) -> str | None:
     source = scale.producer()
     if source is not None and source.op_type == "DequantizeLinear":
         return type_of_codes(source)
-    dtype = element_type(scale, _LATEST)
+    dtype = element_type(scale)
     return None if dtype is None else dtype.name
 
 

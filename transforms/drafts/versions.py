@@ -11,8 +11,8 @@ from onnx import defs
 from qgraph.errors import where
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import changes_of
+from qgraph.graph.schema import element_type
 from qgraph.graph.scopes import owners
-from qgraph.ops.steps import coded_type
 
 
 def raise_opset(model: ir.Model, needed: Iterable[int]) -> list[str]:
@@ -109,7 +109,7 @@ def _misfit(node: ir.Node, target: int, now: int) -> str | None:
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for index, value in enumerate(values):
             formal = formals[min(index, len(formals) - 1)]
-            dtype = coded_type(value)
+            dtype = element_type(value)
             if dtype is not None and f"tensor({dtype.name.lower()})" not in formal.types:
                 return f"{formal.name!r} is {dtype.name}, which is not allowed in that opset"
     return None

@@ -17,12 +17,12 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import clip_limits, constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
+from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.values import fingerprint
-from qgraph.ops.steps import code_type
 from qgraph.quantizers.movement import MOVES, is_linear
 from qgraph.reasons import (
     AT_RUN_TIME,

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant
-from qgraph.graph.schema import Attribute, OpSchema
+from qgraph.graph.schema import Attribute, OpSchema, element_type
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Array, blocks, chunks, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat, NumberFormat, container, numpy_dtype
@@ -42,14 +42,14 @@ def resolve(node: ir.Node) -> dict[str, ir.DataType]:
     Raises: ValueError if the graph does not contain the type of the zero point, or the division is
     not in float32.
     """
-    steps.require_float32("data", steps.element_type(node.inputs[0]))
+    steps.require_float32("data", element_type(node.inputs[0]))
     require_float32_scale(node)
     steps.require_float32("precision", ir.DataType(node.attributes.get_int("precision", 0)))
     zero_point = input_of(node, 2)
     if zero_point is None:
         named = ir.DataType(node.attributes.get_int("output_dtype", 0))
         return {"to": named if named != ir.DataType.UNDEFINED else ir.DataType.UINT8}
-    dtype = steps.element_type(zero_point)
+    dtype = element_type(zero_point)
     if dtype is None:
         raise ValueError(
             f"the type of its zero point {zero_point.name!r} is unknown, expected a typed value. "
@@ -172,7 +172,7 @@ def require_float32_scale(node: ir.Node) -> None:
 
     Raises: ValueError.
     """
-    dtype = steps.element_type(node.inputs[1])
+    dtype = element_type(node.inputs[1])
     if dtype != ir.DataType.FLOAT8E8M0:
         steps.require_float32("scale", dtype)
 
@@ -247,7 +247,7 @@ def resolve_dequantize(node: ir.Node) -> dict[str, Any]:
     result = ir.DataType(node.attributes.get_int("output_dtype", 0))
     steps.require_float32("output_dtype", result)
     zero_point = input_of(node, 2)
-    if steps.element_type(zero_point) == ir.DataType.INT32:
+    if element_type(zero_point) == ir.DataType.INT32:
         stored = constant(zero_point)
         if stored is None or stored.any():
             raise ValueError(

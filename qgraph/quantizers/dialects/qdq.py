@@ -12,13 +12,12 @@ from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.interface import fixed_sizes
-from qgraph.graph.schema import LINEAR_DOMAINS, OpKey
+from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.integer.kernels import is_on_codes
 from qgraph.ops.operator import operator_of
-from qgraph.ops.steps import code_type
 from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, parameter, shape_of
 from qgraph.quantizers.dialects.onnx import by_definition
 from qgraph.quantizers.dialects.qdq_codes import packed
