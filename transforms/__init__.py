@@ -105,7 +105,7 @@ _SHARED = {
     "plain_forms": ("LowerPointwise", "PlainPairs", "SplitGemm"),
     "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),
     "rewriting": ("Writing", "rewrite"),
-    "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights"),
+    "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights", "WidenFloats"),
     "simpler_ranges": ("DropRounding", "SplitFakeQuantize"),
 }
 """Names in modules with other names."""
