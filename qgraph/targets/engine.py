@@ -194,10 +194,10 @@ def _operand(
     if rule.constant != ANY:
         text = "codes are data" if rule.constant == "yes" else "codes are constant"
         yield operand.is_constant == (rule.constant == "yes"), unmet.CONSTANT(f"{what}: {text}")
-    for name in operand.before:
-        text = f"{name} between quantizer and layer"
-        passes = name in profile.passing and _CODES in (rule.before or ())
-        holds, reason = asks(rule.before, name, unmet.BEFORE, text)
+    for each in operand.before:
+        text = f"{each} between quantizer and layer"
+        passes = each in profile.passing and _CODES in (rule.before or ())
+        holds, reason = asks(rule.before, each, unmet.BEFORE, text)
         yield passes or holds, reason
 
 

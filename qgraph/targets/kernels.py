@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators that are layers if their operands are quantized."""
@@ -171,7 +172,7 @@ class TypeRule:
     x: Names
     w: Names
     y: Names = (ANY,)
-    direct: str | None = None
+    direct: Literal["both", "x", "y"] | None = None
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ class OperandRule:
     levels: tuple[int | str, ...] | None = None
     before: Names | None = None
     scale_types: Names | None = None
-    scale: Names = ()
-    constant: str = ANY
+    scale: tuple[Literal["constant", "positive", "power-of-two"], ...] = ()
+    constant: Literal["yes", "no", "any"] = "any"
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class BiasRule:
     """
 
     types: Names | None = None
-    scale: str | None = None
+    scale: Literal["as written", "product", "ignored"] | None = None
     within: float = 0.0
     gap: float = 0.0
 
@@ -267,7 +268,7 @@ class OutputRule:
         graph_output: whether it may be an output of the model.
     """
 
-    quantizer: str | None = None
+    quantizer: Literal["required", "none", "any"] | None = None
     one_consumer: bool | None = None
     graph_output: bool | None = None
 

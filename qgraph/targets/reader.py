@@ -160,14 +160,6 @@ def _read(path: Path) -> Profile:
 
 
 _TYPES = frozenset(dtype.name for dtype in ir.DataType)
-_WORDS = {
-    "constant": ("yes", "no", ANY),
-    "direct": ("both", "x", "y"),
-    "quantizer": ("required", "none", ANY),
-    "scale": ("as written", "product", "ignored"),
-    "property": ("constant", "positive", "power-of-two"),
-}
-
 Found = tuple[tuple[str | int, ...], str]
 
 
@@ -227,12 +219,9 @@ def _kernel(kernel: KernelRule) -> Iterator[Found]:
         for name in (*rule.x, *rule.w, *rule.y):
             if name not in _TYPES and name != ANY:
                 yield ("types", index), f"{name!r} is not a type of ONNX, such as INT8."
-        yield from _word(rule.direct, "direct", ("types", index, "direct"))
     for name, operand in (("x", kernel.x), ("w", kernel.w), ("y", kernel.y)):
         for where, what in _operand(operand):
             yield (name, *where), what
-    yield from _word(kernel.output.quantizer, "quantizer", ("output", "quantizer"))
-    yield from _word(kernel.bias.scale, "scale", ("bias", "scale"))
     for name in ("within", "gap"):
         if getattr(kernel.bias, name) and kernel.bias.scale != "product":
             yield ("bias", name), "a deviation is allowed from the product only."
@@ -247,11 +236,3 @@ def _operand(rule: OperandRule) -> Iterator[Found]:
         yield ("axis",), "'granularity' excludes scales per axis."
     if rule.blocks is not None and reach is not None and not {Granularity.BLOCK, ANY} & set(reach):
         yield ("blocks",), "'granularity' excludes blocks."
-    yield from _word(rule.constant, "constant", ("constant",))
-    for name in rule.scale:
-        yield from _word(name, "property", ("scale",))
-
-
-def _word(value: str | None, key: str, place: tuple[str | int, ...]) -> Iterator[Found]:
-    if value is not None and value not in _WORDS[key]:
-        yield place, f"{value!r}, expected one of {', '.join(_WORDS[key])}."

@@ -63,6 +63,10 @@ def _value(hint: Any, value: object, place: Place) -> object:
         if value == UNKNOWN and types.NoneType in inner:
             return None
         return _chosen(choices, value, place)
+    if origin is typing.Literal:
+        if value not in inner:
+            raise WrongError(place, f"{value!r}, expected one of {', '.join(inner)}.")
+        return value
     if origin in (tuple, frozenset):
         return _list(origin, inner, value, place)
     if origin is not None and issubclass(origin, Mapping):

@@ -45,6 +45,8 @@ def form(kind: Any, named: dict[str, Any]) -> dict[str, Any]:
             {"const": "unknown"} if each is types.NoneType else form(each, named) for each in inner
         ]
         return {"anyOf": choices}
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
     if origin in (tuple, frozenset):
         if origin is tuple and inner[-1] is not ...:
             items = [form(each, named) for each in inner]
