@@ -1,9 +1,9 @@
 """Search the scale of each group of weights with the least squared error.
 
 The errors of a tile are computed for one candidate after the other. NumPy executes one operation at
-a time. If numba is installed, it compiles all operations to one loop after about a second of work.
-Both round each operation separately, and NumPy adds the squares in both cases, so both choose the
-same scale.
+a time. If numba is installed and there is much to do, it compiles all operations to one loop. Both
+round each operation separately, and add the squares in the same order, so both choose the same
+scale.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,14 +42,20 @@ clipping."""
 
 _POWERS = (0.5, 2.0)
 
+_STRIP = 256
+"""Number of columns whose sums are in the cache nearest to the processor."""
+
 _TOGETHER = 8
 """Number of candidates that are computed at a time: most searches end before the last one."""
 
 _COMPARED = 2 * _TOGETHER
 """Number of candidates that are compared at a time, if scales repeat."""
 
-_WORTH = 1 << 30
-"""Number of errors that NumPy computes (about a second) before a loop is compiled (two seconds)."""
+_WORTH = 1 << 24
+"""Number of elements for which NumPy takes as long as it takes to compile a loop."""
+
+_IN_STEPS = np.float32(1.5 * 2**23)
+"""The last bit of such a float32 number is 1."""
 
 
 def choices(
@@ -108,12 +114,13 @@ def noise(
     ``y``, in the shape of ``w``, is overwritten.
     """
     by_columns = w.shape[-1] > 1 if axes == (2,) else axes == (0, 2) and w.shape[-1] == 1
-    loop, form = _loop(scheme.codes, w.size, by_columns), FORMATS[scheme.codes]
-    if loop is None:
+    loops, form = _loops(scheme.codes), FORMATS[scheme.codes]
+    if loops is None:
         _errors(w, chosen, scheme, y)
     else:
         tile, scale, point = _laid_out(w, chosen, by_columns)
         out = np.empty_like(scale) if by_columns else y.reshape(tile.shape)
+        loop = loops.add if by_columns else loops.write
         loop(tile, scale, point, np.float32(form.lo), np.float32(form.hi), out)
         if by_columns:
             return out.reshape(chosen.scale.shape)
@@ -158,12 +165,14 @@ def best(
     offers = choices(*spanned(*ends, scheme), scheme, unit)
     if scheme.search is ScaleSearch.MINMAX:
         return next(offers)
+    w = np.ascontiguousarray(w)
+    if w.shape[-1] > 1 and (loops := _loops(scheme.codes)) is not None:
+        return _by_columns(w, offers, scheme, ends, loops.improve)
     if scheme.scales not in ("FLOAT", E8M0) and not scheme.has_zero_point:
         offers = distinct(offers)
     chosen = next(offers)
     scale, zero_point = chosen.scale.copy(), chosen.zero_point
     zero_point = None if zero_point is None else zero_point.copy()
-    w = np.ascontiguousarray(w)
     least = noise(w, chosen, scheme, axes, y)
     for offer in offers:
         if scheme.scales != E8M0 and not may_be_better(*ends, offer, scheme, least):
@@ -175,6 +184,33 @@ def best(
         if zero_point is not None and offer.zero_point is not None:
             np.copyto(zero_point, offer.zero_point, where=better)
     return Parameters(scale, zero_point)
+
+
+def _by_columns(
+    w: Float32,
+    offers: Iterator[Parameters],
+    scheme: Scheme,
+    ends: Sequence[Float32],
+    improve: Callable[..., bool],
+) -> Parameters:
+    """Return what :func:`best` does, found by a compiled loop."""
+
+    def rows(array: Float32) -> Float32:
+        return np.ascontiguousarray(array).reshape(-1, w.shape[-1])
+
+    first, form = next(offers), FORMATS[scheme.codes]
+    zeros = np.zeros_like(first.scale)
+    scale, point = first.scale.copy(), zeros
+    if first.zero_point is not None:
+        point = first.zero_point.copy()
+    found = *map(rows, ends), np.full_like(rows(scale), np.inf), rows(scale), rows(point)
+    tile, limits = w.reshape(-1, *w.shape[2:]), (np.float32(form.lo), np.float32(form.hi))
+    for offer in itertools.chain([first], offers):
+        zero = zeros if offer.zero_point is None else offer.zero_point
+        is_possible = improve(tile, rows(offer.scale), rows(zero), *limits, *found)
+        if scheme.scales != E8M0 and not is_possible:
+            break
+    return Parameters(scale, None if point is zeros else point)
 
 
 def may_be_better(
@@ -193,19 +229,30 @@ def may_be_better(
     return not (lost > least).all()
 
 
-Loop = Callable[[Float32, Float32, Float32, np.float32, np.float32, Float32], None]
-"""Adds the squared errors of ``[groups, size, columns]``, or writes errors of ``[groups, size]``.
+class _Loops(NamedTuple):
+    """Compiled loops.
 
-Its arguments are the weights, the scales and zero points of each column or group, the lowest and
-the highest code, and the result.
-"""
+    Their first arguments are the weights, the scales and zero points of each column or group, and
+    the lowest and the highest code.
+
+    Attributes:
+        add: writes the sums of the squared errors of ``[groups, size, columns]``.
+        write: writes the errors of ``[groups, size]``.
+        improve: replaces, by those of a candidate, the least noise, scale and zero point of each
+            column, whose smallest and largest weight are given before them. Returns whether the
+            candidate may be better for some column: see :func:`may_be_better`.
+    """
+
+    add: Callable[..., None]
+    write: Callable[..., None]
+    improve: Callable[..., bool]
 
 
 class _Work:
-    """Number of errors computed in this process, by rounding of the codes."""
+    """Number of elements whose scales this process searches, by rounding of the codes."""
 
     def __init__(self) -> None:
-        self.done = 0
+        self.expected = 0
         self.lock = threading.Lock()
 
 
@@ -214,20 +261,29 @@ def _work(family: str) -> _Work:
     return _Work()
 
 
-def _loop(codes: str, count: int, by_columns: bool) -> Loop | None:
-    """Return a compiled loop for ``count`` more errors; None if compilation would not pay off."""
-    family = "INTEGER" if isinstance(FORMATS[codes], IntFormat) else codes
+def expect(scheme: Scheme, elements: int) -> None:
+    """Say of how many more elements the scales will be found, so that a loop may be compiled."""
+    if scheme.search is ScaleSearch.MSE:
+        _work(_family(scheme.codes)).expected += elements
+
+
+def _loops(codes: str) -> _Loops | None:
+    """Return compiled loops; None if compilation would not pay off."""
+    family = _family(codes)
     work = _work(family)
-    work.done += count
-    if work.done < _WORTH:
+    if work.expected < _WORTH:
         return None
     with work.lock:  # one thread compiles, the others wait
-        return _compiled(family, by_columns)
+        return _compiled(family)
+
+
+def _family(codes: str) -> str:
+    return "INTEGER" if isinstance(FORMATS[codes], IntFormat) else codes
 
 
 @functools.cache
-def _compiled(family: str, by_columns: bool) -> Loop | None:
-    """Return the loop that adds squares down the columns, or that writes errors of each group."""
+def _compiled(family: str) -> _Loops | None:
+    """Return the loops for a rounding; each is compiled when it is first called."""
     numba = find_numba()
     if numba is None:
         return None
@@ -241,7 +297,7 @@ def _compiled(family: str, by_columns: bool) -> Loop | None:
             for i in range(size):
                 for j in range(columns):
                     s, z = scale[g, j], point[g, j]
-                    q = min(max(rounded(w[g, i, j] / s), lowest - z), highest - z)
+                    q = rounded(min(max(w[g, i, j] / s, lowest - z), highest - z))
                     error = q * s - w[g, i, j]
                     total[g, j] += error * error
 
@@ -250,15 +306,54 @@ def _compiled(family: str, by_columns: bool) -> Loop | None:
         for g in range(groups):
             s, low, high = scale[g], lowest - point[g], highest - point[g]
             for i in range(size):
-                q = min(max(rounded(w[g, i] / s), low), high)
+                q = rounded(min(max(w[g, i] / s, low), high))
                 y[g, i] = q * s - w[g, i]
 
-    loop: Loop = compile_(add if by_columns else write)
-    return loop
+    def improve(
+        w: Any,
+        scale: Any,
+        point: Any,
+        lowest: Any,
+        highest: Any,
+        low: Any,
+        high: Any,
+        least: Any,
+        best: Any,
+        zero: Any,
+    ) -> bool:
+        groups, size, columns = w.shape
+        total = np.empty(_STRIP, np.float32)
+        found = False
+        for g in range(groups):
+            for first in range(0, columns, _STRIP):
+                at = slice(first, min(first + _STRIP, columns))
+                s, z, now = scale[g, at], point[g, at], least[g, at]
+                down, up = low[g, at], high[g, at]
+                is_possible = False
+                for j in range(s.size):
+                    lost = max(up[j] - (highest - z[j]) * s[j], (lowest - z[j]) * s[j] - down[j])
+                    is_possible |= not (lost > 0 and lost * lost > now[j])
+                if not is_possible:
+                    continue
+                found = True
+                total[:] = 0
+                for i in range(size):
+                    x = w[g, i, at]
+                    for j in range(s.size):
+                        q = rounded(min(max(x[j] / s[j], lowest - z[j]), highest - z[j]))
+                        error = q * s[j] - x[j]
+                        total[j] += error * error
+                chosen, offset = best[g, at], zero[g, at]
+                for j in range(s.size):
+                    if total[j] < now[j]:
+                        now[j], chosen[j], offset[j] = total[j], s[j], z[j]
+        return found
+
+    return _Loops(compile_(add), compile_(write), compile_(improve))
 
 
 def _rounding(family: str) -> Callable[[Any], Any]:
-    """Return the function, to be compiled, that rounds to codes without limits."""
+    """Return the function, to be compiled, that rounds numbers within the limits to codes."""
     if family == "INTEGER":
         return lambda number: np.rint(number)
     form = MINIFLOATS[family]
@@ -268,8 +363,9 @@ def _rounding(family: str) -> Callable[[Any], Any]:
 
     def rounded(number: Any) -> Any:
         bits = max(np.float32(number).view(np.uint32) & exponent, least)
-        step = np.uint32(bits - fraction).view(np.float32)
-        return np.rint(number / step) * step
+        # Numbers as large as this one are multiples of the step.
+        large = np.uint32(bits - fraction).view(np.float32) * _IN_STEPS
+        return (number + large) - large
 
     return rounded
 

@@ -116,6 +116,8 @@ class _WeightQuantizer:
 
     def _compute(self, box: Box, sinks: Sequence[Sink]) -> Losses:
         groups, losses = self.groups, Losses()
+        if self.shared is None:
+            search.expect(self.scheme, groups.size_of(box))
         is_first = (box.top, box.first) == (0, 0)
         codes = CodeWriter(sinks[0], self.scheme.codes, groups.offset(box))
         first_scale = (box.top * groups.count + box.first // groups.size) * groups.inner
@@ -191,6 +193,7 @@ class _WeightQuantizer:
         offers = list(search.choices(*wanted, self.scheme))
         if len(offers) == 1 or not np.isfinite(wanted).all():
             return offers[0]
+        search.expect(self.scheme, self.stream.size)
         (least,) = first = self._noise(offers[:1], low)
         offers[1:] = [
             offer

@@ -11,10 +11,21 @@ import pytest
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import MemorySink
 from qgraph.graph.streaming import Stream
-from qgraph.numerics.formats import unpack
+from qgraph.numerics.formats import FORMATS, IntFormat, unpack
+from qgraph.numerics.minifloat import cast
 from qgraph.quantizers.weights import job, search, weight_job
 from qgraph.quantizers.weights.job import Groups
-from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, ScaleSearch, Scheme
+from qgraph.quantizers.weights.scheme import (
+    E4M3,
+    E8M0,
+    Losses,
+    ScaleSearch,
+    Scheme,
+    extremes,
+    parameters,
+    spanned,
+    unit_of,
+)
 from qgraph.quantizers.weights.weight_job import WeightJob
 
 SHAPES = [(64, 48), (70, 7), (5, 33), (3, 64, 10), (1, 32), (128, 1), (4, 3, 3, 3)]
@@ -276,6 +287,61 @@ def test_compiled_loops_choose_what_numpy_chooses(monkeypatch, scheme):
         for one, other in zip(*results, strict=True):
             np.testing.assert_array_equal(one, other)
     assert search._compiled.cache_info().currsize
+
+
+def in_turn(w, scheme, unit):
+    """The search as it is defined: one candidate after the other, a later one only if better."""
+    ends = spanned(*extremes(w, (2,), np.empty_like(w)), scheme)
+    factors = [np.float32(1), *np.asarray([0.5, 2.0], np.float32)]
+    if scheme.scales != E8M0:
+        lowest = 0.2 if FORMATS[scheme.codes].bits == 2 else 0.4
+        steps = [1.05]
+        while steps[-1] > lowest:
+            steps.append(steps[-1] * 0.96)
+        factors[1:] = np.asarray(steps, np.float32)
+    best = [None, None, None]
+    for factor in factors:
+        offer = parameters(*ends, scheme, unit, factor)
+        scale = np.broadcast_to(offer.scale, w.shape)
+        zero = np.float32(0) if offer.zero_point is None else offer.zero_point
+        q = w / scale
+        if isinstance(form := FORMATS[scheme.codes], IntFormat):
+            q = np.clip(np.rint(q) + zero, np.float32(form.lo), np.float32(form.hi)) - zero
+        else:
+            q = cast(q, scheme.codes)
+        error = q * scale - w
+        if w.shape[-1] > 1:
+            noise = np.square(error).sum(axis=2, keepdims=True)
+        else:
+            noise = np.einsum("rgsc,rgsc->rgc", error, error)[:, :, None]
+        found = noise, offer.scale, np.broadcast_to(zero, noise.shape)
+        better = True if best[0] is None else noise < best[0]
+        best = [new.copy() if old is None else np.where(better, new, old)
+                for old, new in zip(best, found, strict=True)]  # fmt: skip
+    return best[1:]
+
+
+@pytest.mark.cases(fast=0, slow=8)
+@pytest.mark.parametrize("shape", [(1, 5, 32, 70), (30, 4, 16, 1), (1, 1, 32, 1), (2, 3, 7, 33)])
+@pytest.mark.parametrize(
+    "scheme",
+    [*SEARCHES, Scheme("UINT4", False, ScaleSearch.MSE, "FLOAT16")],
+    ids=lambda s: f"{s.codes}-{s.scales}",
+)
+@pytest.mark.parametrize("worth", [0, 1 << 62], ids=["compiled", "numpy"])
+def test_a_search_chooses_what_trying_all_in_turn_does(monkeypatch, worth, scheme, shape):
+    monkeypatch.setattr(search, "_WORTH", worth)
+    w = weight(shape, seed=6) ** 3
+    w[..., 0] = np.rint(w[..., 0])
+    w[-1:] *= np.float32(2.0**-140)
+    w[:1] *= np.float32(2.0**120)
+    unit = unit_of(np.abs(w).max(), scheme) if scheme.scales == E4M3 else np.float32(1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = in_turn(w, scheme, unit)
+        found = search.best(w, scheme, (2,), unit, np.empty_like(w))
+    np.testing.assert_array_equal(found.scale, expected[0])
+    if found.zero_point is not None:
+        np.testing.assert_array_equal(found.zero_point, expected[1])
 
 
 def test_zeros_and_tiny_numbers():
