@@ -13,11 +13,9 @@ a walk stops at that number of values.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import networkx as nx
 import onnx_ir as ir
 
 from qgraph.graph.scopes import graphs_of, operands
@@ -89,10 +87,15 @@ def between(
     None is returned if ``end`` also depends on other values without operands. The list is empty if
     ``end`` is one of ``starts``.
     """
+    import networkx as nx
+
     ways = reached([end], lambda value: () if value in starts else step(value), most=most)
     if any(not following and value not in starts for value, following in ways.items()):
         return None
-    order = nx.topological_sort(_flow(ways))
+    flow: nx.DiGraph[ir.Value] = nx.DiGraph()
+    flow.add_nodes_from(ways)
+    flow.add_edges_from((near, value) for value, following in ways.items() for near in following)
+    order = nx.topological_sort(flow)
     nodes = dict.fromkeys(value.producer() for value in order if value not in starts)
     return [node for node in nodes if node is not None]
 
@@ -175,13 +178,3 @@ def _meeting(chains: Sequence[ValueChain]) -> ValueChain | None:
 def dominators(value: ir.Value, step: Step = sources) -> list[ir.Value]:
     """Return the values on all paths to ``value``, including it, the nearest first."""
     return list(Dominators(step).of(value))
-
-
-def _flow(ways: Mapping[ir.Value, Sequence[ir.Value]]) -> nx.DiGraph[Any]:
-    """Return the graph that has an edge to each value from the values that it is computed from."""
-    flow: nx.DiGraph[Any] = nx.DiGraph()
-    flow.add_nodes_from(ways)
-    flow.add_edges_from(
-        (operand, value) for value, following in ways.items() for operand in following
-    )
-    return flow
