@@ -146,7 +146,7 @@ def check(
     require(tolerances, Tolerances | None, "tolerances", limits)
     scoring, tolerances = scoring or Scoring(), tolerances or Tolerances()
     judging = metric_of(scoring.metric)
-    pair = _Pair(load(reference), load(candidate))
+    pair = _Compared(load(reference), load(candidate))
     identities = pair.first.identity(), pair.second.identity()
     allowed, within = tolerances_of(pair.names, tolerances), tolerances.within
     _check_options(inputs, scoring)
@@ -219,7 +219,7 @@ def check(
     )
 
 
-class _Pair:
+class _Compared:
     """Both models, and what runs them.
 
     Attributes:
@@ -263,7 +263,7 @@ class _Pair:
 
 
 def _batches(
-    pair: _Pair, inputs: Inputs
+    pair: _Compared, inputs: Inputs
 ) -> tuple[Sequence[dict[str, Any]] | Batches, RandomBatches, Probes]:
     """Return the batches of given arrays, random batches, and probes of the reference."""
     data, seed, shapes, first = inputs.feeds, inputs.seed, inputs.shapes, pair.first
@@ -307,7 +307,7 @@ class _OutputPairs:
 
     def __init__(
         self,
-        pair: _Pair,
+        pair: _Compared,
         allowed: Mapping[str, Tolerance],
         labelled: int,
         bounds: BoundRuns | None,
