@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -269,6 +270,24 @@ def test_convert_to_standard_operators_writes_the_graph() -> None:
     model = model_of(*example)
     model.apply(ConvertDialect(to="qdq"))
     assert [node.op_type for node in model.nodes()] == ["DequantizeLinear"]
+
+
+@pytest.mark.runtime
+def test_a_reshaped_pair_keeps_its_codes_in_onnx_runtime() -> None:
+    """It copies the pair behind the Reshape, with codes of UINT8 if no zero point is stated."""
+    text = """<ir_version: 9, opset_import: ["": 19, "trt": 1]>
+    net (float[2, 3] x) => (float[3, 3] y)
+    <float s = {0.01}, int64[2] sizes = {3, 2}, float[2, 3] w = {1, 2, 3, 4, 5, 6}> {
+        q = trt.TRT_FP8QuantizeLinear (x, s)
+        d = trt.TRT_FP8DequantizeLinear (q, s)
+        r = Reshape (d, sizes)
+        y = MatMul (r, w)
+    }"""
+    model, feeds = load(ir.from_onnx_text(text)), {"x": numbers(2, 3)}
+    expected = model.run(feeds, backend="numpy")["y"]
+    model.apply(ConvertDialect(to="qdq"))
+    session = ort.InferenceSession(model.to_proto().SerializeToString())
+    np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])

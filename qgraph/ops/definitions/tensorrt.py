@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import OpKey
@@ -30,11 +33,16 @@ def fp8_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
 @composite("TRT_FP8DequantizeLinear", _DOMAIN)
 def fp8_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
-    """Write ``y = code * scale``.
+    """Write ``y = code * scale``, with a zero point: ONNX Runtime copies pairs across reshapes.
+
+    Without a zero point, its copy of the encoder has codes of type UINT8.
 
     Source: TensorRT's documentation of quantization schemes.
     """
-    return _dequantized(draft, node, (_FP8,))
+    scale = constant_expression(node.inputs[1])
+    zero = None if scale is None else np.zeros(scale.shape, _FP8.numpy())
+    more = [] if zero is None else [draft.constant(zero, "zero_point")]
+    return _dequantized(draft, node, (_FP8,), more)
 
 
 @composite("TRT_INT4QuantizeLinear", _DOMAIN, also=[OpKey("", "TRT_INT4QuantizeLinear")])
@@ -119,7 +127,9 @@ def fp4_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, 1), dtype)
 
 
-def _dequantized(draft: Draft, node: ir.Node, kinds: tuple[ir.DataType, ...]) -> Operand:
+def _dequantized(
+    draft: Draft, node: ir.Node, kinds: tuple[ir.DataType, ...], more: Sequence[ir.Value] = ()
+) -> Operand:
     dtype = pieces.dtype_of(node, 0)
     if dtype not in kinds:
         raise ValueError(
@@ -127,11 +137,11 @@ def _dequantized(draft: Draft, node: ir.Node, kinds: tuple[ir.DataType, ...]) ->
             "has not packed its weights yet. Export the model with ModelOpt's exporter"
         )
     draft.needs(QDQ_SINCE[dtype.name])
-    return _linear(draft, node, "DequantizeLinear", [], pieces.dtype_of(node, 1))
+    return _linear(draft, node, "DequantizeLinear", more, pieces.dtype_of(node, 1))
 
 
 def _linear(
-    draft: Draft, node: ir.Node, name: str, more: list[ir.Value], dtype: ir.DataType
+    draft: Draft, node: ir.Node, name: str, more: Sequence[ir.Value], dtype: ir.DataType
 ) -> ir.Value:
     """Return the standard operator with the operands and attributes of ``node``."""
     draft.needs(QDQ_SINCE[dtype.name] if name == "QuantizeLinear" else 1)
