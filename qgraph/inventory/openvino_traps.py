@@ -1,4 +1,4 @@
-"""Find what OpenVINO computes wrongly: shared square matrices of weights, and sums over rows.
+"""Find what OpenVINO computes wrongly: square weights, sums over rows, scales of rows.
 
 OpenVINO prepares the weights of a product once for each stored array, and ignores whether it is
 transposed. A square array has the same shape both ways, so that the second product is wrong::
@@ -16,6 +16,12 @@ ignored, and a Transpose before the sum may be undone::
     GlobalAveragePool of [N, 16, 64], after a Transpose         yes
     ReduceMean of [1, 64, 16] over axis 1: one matrix            no
     ReduceMean of [N, 16, 8, 8] over axes 2 and 3                no
+
+Products of codes of 8 bits or fewer with a scale for each row are wrong::
+
+    MatMul(x, DequantizeLinear<axis = 0>(w, s)) of INT4      yes
+    MatMul(x, DequantizeLinear<axis = 1>(w, s)) of INT4      no
+    MatMul(x, DequantizeLinear<axis = 0>(w, s)) of INT16     no
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from qgraph.graph.scopes import input_of, producer_of
 
 _MATRIX = 2
 """Axes of a matrix."""
+_BYTE = 8
 _PRODUCTS = ("Einsum", "Gemm", "MatMul")
 _QUANTIZERS = {"DequantizeLinear", "FakeQuantize", "IntQuant", "Quant", "QuantizeLinear"}
 _ELEMENTWISE = {"Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub"} | _QUANTIZERS
@@ -105,6 +112,26 @@ def turned_products(nodes: Iterable[ir.Node]) -> Iterator[tuple[list[ir.Node], l
             plain = [node for node in plain if node.op_type == "Einsum"]
         if plain and turned:
             yield plain, turned
+
+
+def row_scaled_products(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield the products whose weights are codes of 8 bits or fewer with a scale for each row."""
+    for node in nodes:
+        if node.op_type not in ("Gemm", "MatMul") or node.domain or len(node.inputs) < 2:
+            continue
+        is_turned = bool(node.attributes.get_int("transB", 0))
+        chain = weight_chain(node.inputs[1], is_turned=is_turned)
+        decoder = next((n for n in chain.nodes if n.op_type == _DECODER), None) if chain else None
+        tensor = None if chain is None else constant_tensor(chain.root)
+        if chain is None or decoder is None or tensor is None:
+            continue
+        scale, get = constant_tensor(decoder.inputs[1]), decoder.attributes.get_int
+        axis = get("axis", 1) % max(len(tensor.shape), 1)
+        is_row = axis == len(tensor.shape) - (1 if chain.is_turned else 2)
+        has_blocks = get("block_size", 0) > 0
+        is_one = scale is None or scale.size == 1
+        if tensor.dtype.bitwidth <= _BYTE and is_row and not has_blocks and not is_one:
+            yield node
 
 
 def _is_square(value: ir.Value) -> bool:

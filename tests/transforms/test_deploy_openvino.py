@@ -11,6 +11,7 @@ import pytest
 
 import qgraph
 from qgraph.inventory.layers import quantized_layers
+from tests.conftest import openvino_core
 
 openvino = pytest.importorskip("openvino")
 
@@ -283,3 +284,36 @@ def test_a_recurrent_network_that_openvino_compiles_is_not_said_to_be_refused(le
     assert not [each for each in found.findings if each.rule.id == "QG601"]
     model.save(tmp_path / "out.onnx")
     openvino.Core().compile_model(str(tmp_path / "out.onnx"), "CPU")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "decode", "scales"),
+    [
+        ("INT8", "<axis = 0>", (16,)),
+        ("INT4", "<axis = 0>", (16,)),
+        ("INT4", "<axis = 0, block_size = 128>", (1, 24)),
+    ],
+)
+def test_scales_along_rows_of_short_codes_are_right(kind, decode, scales):
+    """OpenVINO reads them as those of columns, and loads no incomplete block."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+    net (float[4, 16] x) => (float[4, 24] y) {{
+        d = DequantizeLinear {decode} (w, s)
+        y = MatMul (x, d)
+    }}""")
+    random = np.random.default_rng(0)
+    codes = random.integers(-7, 8, (16, 24)).ravel().tolist()
+    kind = getattr(onnx.TensorProto, kind)
+    proto.graph.initializer.append(onnx.helper.make_tensor("w", kind, (16, 24), codes))
+    each = random.uniform(0.1, 1, scales).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(each, "s"))
+    x = random.normal(size=(4, 16)).astype(np.float32)
+    model = qgraph.load(proto)
+    expected = model.run({"x": x}, backend="numpy")["y"]
+    qgraph.deploy(model, TARGET)
+    core, hint = openvino_core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(
+        core.read_model(model.to_proto().SerializeToString()), "CPU", hint
+    )
+    np.testing.assert_allclose(compiled([x])["y"], expected, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,12 @@ from qgraph.targets.profile import Profile
 from qgraph.transforms.base import escaped
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.deployment.forms import Left, decode_weights
-from qgraph.transforms.deployment.pipeline import as_pairs, conversion_for
+from qgraph.transforms.deployment.pipeline import (
+    as_pairs,
+    conversion_for,
+    misreads_row_scales,
+    wide_codes,
+)
 from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
 
@@ -124,20 +129,24 @@ def portable(
     input.
     """
     every = ConvertDialect(to="onnx", exact=Exactness.VALUES)
+    is_misread = misreads_row_scales(profile)
     if attempt is None:
         model = reference.clone()
-        report = model.apply(as_pairs(), every)
+        report = model.apply(as_pairs(), *[wide_codes()] * is_misread, every)
         text = f"quantizers are plain operators, since {profile.name} loads no other form"
     else:
         model = attempt.model.clone()
         names = refused_nodes(model.ir, profile)
         refused = [
-            escaped(str(site.y.name))
+            site.y
             for site in readable_sites(model.ir)
             if names & {label(node) for node in site.nodes}
         ]
+        values = "|".join(escaped(str(y.name)) for y in refused) or "!*"
+        readers = "|".join(escaped(label(use.node)) for y in refused for use in y.uses()) or "!*"
         report = replace(attempt.report, sites=[*attempt.report.sites])
-        report.extend(model.apply(replace(every, values="|".join(refused) or "!*")))
+        wide = [wide_codes(readers)] * is_misread
+        report.extend(model.apply(*wide, replace(every, values=values)))
         text = f"quantizers that {profile.name} refuses are plain operators"
     report.notes = [*report.notes, text]
     return Attempt(model, report, reference, request)

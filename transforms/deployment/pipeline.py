@@ -77,6 +77,12 @@ def steps_for(
     ]
 
 
+def wide_codes(nodes: str = "*") -> Repack:
+    """Return the pass that stores the weights of the named operators as codes of 16 bits."""
+    to, opset = CodeTarget.INT16, HIGHEST_OPSET
+    return Repack(to=to, activations=False, scales=False, nodes=nodes, opset=opset)
+
+
 def as_pairs() -> LowerIntegerOperators:
     """Return the pass that writes operators on codes as layers between quantizers."""
     return LowerIntegerOperators(form=SumForm.QDQ, exact=Exactness.NEAR)
@@ -274,6 +280,11 @@ def misreads_row_sums(profile: Profile) -> bool:
 def misreads_turned_weights(profile: Profile) -> bool:
     """Return whether square weights that are read turned, too, are misread: a trap of this id."""
     return any(trap.id == "square-weights-turned" for trap in profile.trap)
+
+
+def misreads_row_scales(profile: Profile) -> bool:
+    """Return whether scales along the rows of short codes are misread: a trap of this id."""
+    return any(trap.id == "row-scales" for trap in profile.trap)
 
 
 def needs_float32(profile: Profile) -> bool:

@@ -18,6 +18,7 @@ from qgraph.errors import ExecutionError, OptionError, QGraphError
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import open_interface, with_facts
 from qgraph.inventory.layers import FoundLayer, quantized_layers
+from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.kernels import LAYERS
@@ -36,7 +37,11 @@ from qgraph.transforms.deployment.forms import (
     misread_biases,
     packed,
 )
-from qgraph.transforms.deployment.pipeline import misreads_turned_weights
+from qgraph.transforms.deployment.pipeline import (
+    misreads_row_scales,
+    misreads_turned_weights,
+    wide_codes,
+)
 from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.runtime_faults import FloatProducts, SeparateWeights
@@ -87,6 +92,9 @@ def preferred(
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
         attempt = _with([SeparateWeights()], attempt)
+    if misreads_row_scales(profile):
+        rows = "|".join(escaped(label(node)) for node in row_scaled_products(attempt.model.nodes()))
+        attempt = _with([wide_codes(rows)] if rows else [], attempt)
     if biases:
         names = "|".join(map(escaped, biases))
         attempt = _with([FloatProducts(nodes=names, data=True)], attempt)
