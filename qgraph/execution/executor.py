@@ -35,7 +35,7 @@ from qgraph.execution.session import Session, free_values
 from qgraph.graph.opset.history import EARLY
 from qgraph.graph.schema import MICROSOFT, OpKey, versions_of
 from qgraph.graph.scopes import is_control, operands
-from qgraph.ops.dispatch import Environment, Imports, NodeStep, kernel_for
+from qgraph.ops.dispatch import Environment, Imports, NodeStep, has_removed_mode, kernel_for
 from qgraph.ops.kernels.standard import Kernel
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ def is_runtime_operator(node: ir.Node) -> bool:
     the few that it has in every opset.
     """
     is_standard = node.domain == "" and onnx.defs.has(node.op_type) and node.op_type not in EARLY
+    is_standard = is_standard and not has_removed_mode(node)
     return not is_standard and OpKey.of(node) in _runtime_operators()
 
 

@@ -217,7 +217,18 @@ def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
         )
     if node.domain == "" and node.op_type in _FLATTENING and version < 13:
         return _flattening(node, version)
+    if has_removed_mode(node):
+        raise UnsupportedError(
+            f"{where(node)}: opset 13 removed the mode tf_half_pixel_for_nn, expected half_pixel. "
+            "Export it with another mode, or install ONNX Runtime, which computes it."
+        )
     return _Evaluator(node, version)
+
+
+def has_removed_mode(node: ir.Node) -> bool:
+    """Return whether a Resize has a mode of old opsets, which only ONNX Runtime computes."""
+    mode = node.attributes.get_string("coordinate_transformation_mode", "")
+    return node.op_type == "Resize" and not node.domain and mode == "tf_half_pixel_for_nn"
 
 
 class _Evaluator:

@@ -46,6 +46,18 @@ def test_each_node_runs_in_a_session_of_its_own(
     assert (names in caplog.text) == (backend == "numpy")
 
 
+def test_a_mode_that_opset_13_removed_runs_in_onnx_runtime() -> None:
+    """tf2onnx writes it for UpSampling2D in every opset."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[1, 1, 1, 2] x) => (float[1, 1, 2, 4] y) <float[4] scales = {1, 1, 2, 2}> {
+        y = Resize <coordinate_transformation_mode = "tf_half_pixel_for_nn", mode = "nearest",
+            nearest_mode = "floor"> (x, , scales)
+    }"""
+    x = np.float32([[[[3, 5]]]])
+    y = load(ir.from_onnx_text(text)).run({"x": x}, backend="numpy")["y"]
+    np.testing.assert_array_equal(y, [[[[3, 3, 5, 5], [3, 3, 5, 5]]]])
+
+
 def test_without_onnx_runtime_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
