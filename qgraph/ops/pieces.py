@@ -134,12 +134,13 @@ def binade(draft: Draft, v: Operand) -> Operand:
     """Return ``2 ** floor(log2(v))`` for finite ``v``, at least 2**-127; exact in any opset.
 
     With ``q = v * (2**23 + 1)``, rounded, ``q - q * (1 - 2**-24)`` is the power of two below ``v``.
-    Large ``v`` are scaled, so that ``q`` does not overflow.
+    Large ``v`` are scaled, so that ``q`` does not overflow. OpenVINO would compute the product and
+    the difference with one rounding; a Max without effect is between them.
     """
     op = draft.op
     is_large = op.GreaterOrEqual(v, 2.0**100)
     q = op.Mul(op.Where(is_large, op.Mul(v, 2.0**-28), v), 2.0**23 + 1)
-    power = op.Sub(q, op.Mul(q, 1 - 2.0**-24))
+    power = op.Sub(q, op.Max(op.Mul(q, 1 - 2.0**-24), 0.0))
     return op.Max(op.Where(is_large, op.Mul(power, 2.0**28), power), 2.0**-127)
 
 

@@ -21,6 +21,7 @@ from qgraph.model import Model, load
 from qgraph.ops.composite import COMPOSITES
 from qgraph.reports import SiteStatus
 from qgraph.transforms import ConvertDialect, LowerVendorOperators
+from tests.conftest import openvino_core
 
 VECTORS = json.loads((Path(__file__).parent / "vendor_vectors.json").read_text())
 """Small results of other tools. ``tool`` names each; numbers are the bits of float32."""
@@ -288,6 +289,22 @@ def test_a_reshaped_pair_keeps_its_codes_in_onnx_runtime() -> None:
     model.apply(ConvertDialect(to="qdq"))
     session = ort.InferenceSession(model.to_proto().SerializeToString())
     np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_openvino_finds_the_exponents_of_blocks() -> None:
+    """It joins a product and a difference, which are then rounded once."""
+    attributes = {"bit_width": 13, "axis": -1, "block_size": 16}
+    model = model_of("BFPQuantizeDequantize", QUARK, attributes, [numbers(2, 16)])
+    model.apply(LowerVendorOperators())
+    x = numbers(2, 16)
+    (name,) = (value.name for value in model.inputs)
+    expected = model.run({name: x}, backend="numpy")["y"]
+    core, hint = openvino_core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(
+        core.read_model(model.to_proto().SerializeToString()), "CPU", hint
+    )
+    np.testing.assert_array_equal(compiled([x])["y"], expected)
 
 
 @pytest.mark.parametrize("to", ["qdq", "qonnx", "openvino", "onnx"])
