@@ -20,7 +20,7 @@ from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
 from qgraph.reports import Report
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.rebuilding import replace_node
 

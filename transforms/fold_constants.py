@@ -29,7 +29,7 @@ from qgraph.quantizers.sites import site_of
 from qgraph.quantizers.weights.job import codes_of
 from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, selects, transform
 from qgraph.transforms.drafts.choice import entry, label, refused
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild

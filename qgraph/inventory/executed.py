@@ -37,7 +37,7 @@ from qgraph.inventory.kernels import RunKernel, of_onnxruntime
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.numerics import Float32
 from qgraph.storage.files import save, to_proto, weight_bytes
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 
 _SMALL = 1 << 20
 """Weights of fewer bytes are not written to a file of their own."""

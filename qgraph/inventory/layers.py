@@ -20,7 +20,7 @@ from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
-from qgraph.targets.kernels import (
+from qgraph.targets.layer import (
     LAYERS,
     BehindLayer,
     CodedOperand,

@@ -20,7 +20,7 @@ from qgraph.numerics.formats import FORMATS, holding
 from qgraph.ops.operator import is_defined
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
-from qgraph.targets.kernels import LAYERS, CodedOperand, Granularity, ZeroPoint
+from qgraph.targets.layer import LAYERS, CodedOperand, Granularity, ZeroPoint
 from qgraph.targets.rules import type_of_codes
 
 _MOVES = frozenset(

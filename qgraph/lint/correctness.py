@@ -12,7 +12,7 @@ from qgraph.lint.layers import bias_facts, listed, misfit, ulps_between
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
 from qgraph.quantizers.quantizer import Affine
-from qgraph.targets.kernels import LAYERS, ProductAxis
+from qgraph.targets.layer import LAYERS, ProductAxis
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)

@@ -31,7 +31,7 @@ from qgraph.quantizers.dialects.qonnx import NAMES
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import sites
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
-from qgraph.targets.kernels import LAYERS, ProductAxis
+from qgraph.targets.layer import LAYERS, ProductAxis
 from qgraph.targets.profile import Profile
 from qgraph.targets.rules import type_of_codes
 

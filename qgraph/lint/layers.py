@@ -16,7 +16,7 @@ from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.movement import unmoved
-from qgraph.targets.kernels import LAYERS, ProductAxis
+from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()

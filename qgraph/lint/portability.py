@@ -17,7 +17,7 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import is_defined
 from qgraph.quantizers.quantizer import Affine
 from qgraph.targets.engine import version_reasons, worst_of_node
-from qgraph.targets.kernels import Loads
+from qgraph.targets.layer import Loads
 from qgraph.targets.rules import node_forms
 from qgraph.text import counted
 

@@ -29,7 +29,7 @@ from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
 from qgraph.targets.engine import KernelMatch
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)

@@ -13,7 +13,7 @@ from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.movement import unmoved
 from qgraph.targets.engine import KernelMatch, NoKernel
-from qgraph.targets.kernels import LAYERS, Granularity, ProductAxis, ZeroPoint
+from qgraph.targets.layer import LAYERS, Granularity, ProductAxis, ZeroPoint
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SCALING = ("Mul", "Div", "Add", "Sub")

@@ -12,17 +12,8 @@ import onnx_ir as ir
 
 from qgraph.reasons import Cause, ExplainedReason
 from qgraph.targets import unmet
-from qgraph.targets.kernels import (
-    ANY,
-    CodedOperand,
-    Granularity,
-    KernelRule,
-    Loads,
-    OperandRule,
-    QuantizedLayer,
-    TypeRule,
-    ZeroPoint,
-)
+from qgraph.targets.kernels import ANY, KernelRule, OperandRule, TypeRule
+from qgraph.targets.layer import CodedOperand, Granularity, Loads, QuantizedLayer, ZeroPoint
 from qgraph.targets.profile import Profile, SlowForm
 from qgraph.targets.rules import NodeForm, node_forms
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from qgraph.targets.kernels import KernelRule, Loads, Names, ZeroPoint
+from qgraph.targets.kernels import KernelRule, Names
+from qgraph.targets.layer import Loads, ZeroPoint
 from qgraph.targets.rules import LoadRule
 
 

@@ -17,7 +17,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import MICROSOFT, code_type, element_type, is_standard
 from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
-from qgraph.targets.kernels import Granularity, Loads
+from qgraph.targets.layer import Granularity, Loads
 from qgraph.targets.tables import made
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")

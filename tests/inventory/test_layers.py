@@ -7,7 +7,7 @@ import pytest
 
 from qgraph.inventory.executed import executed
 from qgraph.inventory.layers import quantized_layers
-from qgraph.targets.kernels import (
+from qgraph.targets.layer import (
     BehindLayer,
     Granularity,
     LayerBias,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
-from qgraph.targets.kernels import (
+from qgraph.targets.layer import (
     BehindLayer,
     CodedOperand,
     Granularity,

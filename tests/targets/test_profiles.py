@@ -11,7 +11,7 @@ import pytest
 from qgraph.cli.main import main
 from qgraph.errors import ModelError, OptionError
 from qgraph.targets import reader
-from qgraph.targets.kernels import Loads
+from qgraph.targets.layer import Loads
 from qgraph.targets.profile import Evidence, Profile
 from qgraph.targets.reader import add_target, profile_of, profiles, target_names
 from tests.targets import schema

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 import qgraph
-from qgraph.targets.kernels import Granularity
+from qgraph.targets.layer import Granularity
 from qgraph.targets.rules import node_forms
 
 STORED = """<ir_version: 10, opset_import: ["": 21]>

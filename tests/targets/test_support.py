@@ -14,7 +14,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import OpSchema
 from qgraph.model import load
 from qgraph.targets.engine import runtimes_of
-from qgraph.targets.kernels import Granularity, Loads
+from qgraph.targets.layer import Granularity, Loads
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profiles
 from qgraph.targets.rules import LoadRule, NodeForm, node_forms

@@ -19,7 +19,7 @@ from qgraph.quantizers.sites import readable_sites
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.engine import refused_nodes
-from qgraph.targets.kernels import QuantizedLayer
+from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import escaped
 from qgraph.transforms.convert import ConvertDialect, FoldWeights

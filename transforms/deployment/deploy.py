@@ -21,7 +21,7 @@ from qgraph.reporting.deploy_view import NOT_LOADED
 from qgraph.reports import SiteStatus
 from qgraph.storage.archive import Arrays
 from qgraph.targets.engine import runtimes_of
-from qgraph.targets.kernels import Loads
+from qgraph.targets.layer import Loads
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped, selects

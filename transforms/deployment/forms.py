@@ -27,7 +27,8 @@ from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
-from qgraph.targets.kernels import LAYERS, BiasRule, QuantizedLayer
+from qgraph.targets.kernels import BiasRule
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped

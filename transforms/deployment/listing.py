@@ -19,7 +19,7 @@ from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
-from qgraph.targets.kernels import LAYERS, QuantizedLayer
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import NOT_CODES, PREDICTION
 from qgraph.transforms.base import ABOUT_RUNTIME

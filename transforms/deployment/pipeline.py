@@ -8,7 +8,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
-from qgraph.targets.kernels import ANY, KernelRule, Loads, OperandRule, ZeroPoint
+from qgraph.targets.kernels import ANY, KernelRule, OperandRule
+from qgraph.targets.layer import Loads, ZeroPoint
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators

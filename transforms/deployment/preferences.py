@@ -21,7 +21,7 @@ from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped

@@ -25,7 +25,7 @@ from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
 from qgraph.reporting.deploy_view import not_loaded
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 from qgraph.text import Displayed, counted
 from qgraph.transforms.deployment.preferences import Tuning
 from qgraph.version import head

@@ -22,7 +22,7 @@ from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.engine import KernelMatch, kernel_of
-from qgraph.targets.kernels import ZeroPoint
+from qgraph.targets.layer import ZeroPoint
 from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.unmet import SATURATES
 from qgraph.text import counted

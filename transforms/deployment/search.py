@@ -15,7 +15,7 @@ from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import AT_RUN_TIME, id_of
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators

@@ -32,7 +32,7 @@ from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
-from qgraph.targets.kernels import LAYERS
+from qgraph.targets.layer import LAYERS
 
 Use = tuple[ir.Node, int]
 """A node, and the index of an operand."""
