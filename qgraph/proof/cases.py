@@ -185,6 +185,9 @@ def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) ->
     return ends
 
 
+_SAMPLES = np.linspace(-HIGHEST - 1, HIGHEST, 1024).astype(np.int64)
+"""Keys of finite inputs."""
+
 _ROUNDING = frozenset({"Ceil", "Floor", "QuantizeLinear", "Round"})
 """Operators that are step functions."""
 
@@ -207,18 +210,20 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     segments = region.segments(matching)
     sizes, axis = free_axis(segments, region.shape)
     pairs = list(zip(sides, segments, strict=True))
+    if known.at_least is not None:
+        # A difference need not be counted, and searching for the steps takes much longer.
+        a, b = _run(pairs, from_keys(_SAMPLES), sizes, axis)[1]
+        if a.shape != b.shape or compare_values(a, b).differing:
+            return None
     quantized = [_quantized_steps(side, segment, known) for side, segment in pairs]
     if not all(quantized):
         return None
     starts = np.unique(np.concatenate([keys for steps in quantized for keys in steps.values()]))
-    sizes[axis] = len(starts) + len(_SPECIAL)
+    x = np.concatenate([from_keys(starts), _SPECIAL])
+    sizes[axis] = len(x)
     if math.prod(sizes) > _CASES:
         return None
-    along = [1] * len(sizes)
-    along[axis] = -1
-    x = np.concatenate([from_keys(starts), _SPECIAL])
-    data = np.broadcast_to(x.reshape(along), sizes)
-    a, b = (run_nodes(side, part.nodes, {part.x: data}, part.y) for side, part in pairs)
+    data, (a, b) = _run(pairs, x, sizes, axis)
     if a.dtype != b.dtype or a.shape != b.shape or a.ndim != len(sizes):
         raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
     has_signs = False
@@ -244,6 +249,19 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     text = f"{len(starts)} steps of its quantizers were tried"
     fields = {"differing_inputs": count, "zero_sign_inputs": signs, "witness_channel": channel}
     return PairOutcome(tried(comparison, at_nan, witness, text, **fields))
+
+
+def _run(
+    pairs: Sequence[tuple[MatchedModel, NodeSegment]], x: Array, sizes: Sequence[int], axis: int
+) -> tuple[Array, list[Array]]:
+    """Return inputs of a shape, of which those along an axis are ``x``, and what each side gives.
+
+    ``sizes`` is the shape; its size along the axis does not count.
+    """
+    shape, along = [*sizes], [1] * len(sizes)
+    shape[axis], along[axis] = len(x), -1
+    data = np.broadcast_to(x.reshape(along), shape)
+    return data, [run_nodes(side, part.nodes, {part.x: data}, part.y) for side, part in pairs]
 
 
 def _makes_steps(node: ir.Node) -> bool:
