@@ -15,7 +15,7 @@ from qgraph.cli.main import main
 from qgraph.errors import OptionError
 from qgraph.inventory.executed import executed
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 SLOWER = """
 [[slower]]
@@ -330,3 +330,25 @@ def test_a_result_that_the_installed_runtime_refuses_is_told(tmp_path, capsys):
         headline = told[told.index("QUANTIZED LAYERS IN INTEGER KERNELS") :]
         assert ("But onnxruntime refuses the model: " in headline) is refused
         assert ("next: change what onnxruntime-cpu refuses" in told) is refused
+
+
+@pytest.mark.slow
+def test_a_moved_pair_states_its_zero_point():
+    """ONNX Runtime copies it behind the Reshape, with codes of UINT8 if none is stated."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[1, 2, 2] x) => (float[2, 2] y)
+    <float s = {0.0625}, int8 z = {0}, int64[2] sizes = {2, 2}, int8[2, 2] w = {1, 2, 3, 4}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s)
+        r = Reshape (d, sizes)
+        v = DequantizeLinear (w, s, z)
+        p = MatMul (r, v)
+        e = QuantizeLinear (p, s, z)
+        y = DequantizeLinear (e, s, z)
+    }"""
+    model = qgraph.load(onnx.parser.parse_model(text))
+    x = np.float32([[[-2, 1], [3, -4]]])
+    expected = model.run({"x": x}, backend="numpy")["y"]
+    qgraph.deploy(model, "onnxruntime-cpu")
+    session = onnxruntime.InferenceSession(model.to_proto().SerializeToString())
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)

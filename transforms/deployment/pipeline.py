@@ -283,6 +283,11 @@ def misreads_turned_weights(profile: Profile) -> bool:
     return any(trap.id == "square-weights-turned" for trap in profile.trap)
 
 
+def copies_unsigned_pairs(profile: Profile) -> bool:
+    """Return whether pairs without a zero point are copied with other codes: a trap of this id."""
+    return any(trap.id == "pairs-without-zero-point" for trap in profile.trap)
+
+
 def misreads_row_scales(profile: Profile) -> bool:
     """Return whether scales along the rows of short codes are misread: a trap of this id."""
     return any(trap.id == "row-scales" for trap in profile.trap)

@@ -17,14 +17,17 @@ from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.errors import ExecutionError, OptionError, QGraphError
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import open_interface, with_facts
+from qgraph.graph.opset.versions import is_copied_over
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
+from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import ExplainedReason
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped
+from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.deployment.attempts import Attempt, float_network, unchanged
 from qgraph.transforms.deployment.forms import (
     FLOAT,
@@ -38,6 +41,7 @@ from qgraph.transforms.deployment.forms import (
     packed,
 )
 from qgraph.transforms.deployment.pipeline import (
+    copies_unsigned_pairs,
     misreads_row_scales,
     misreads_turned_weights,
     wide_codes,
@@ -92,6 +96,8 @@ def preferred(
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
         attempt = _with([SeparateWeights()], attempt)
+    if copies_unsigned_pairs(profile) and any(map(_is_copied, attempt.model.nodes())):
+        attempt = _with([CanonicalOperators(forms=CanonicalForm.POINTS)], attempt)
     if misreads_row_scales(profile):
         rows = "|".join(escaped(label(node)) for node in row_scaled_products(attempt.model.nodes()))
         attempt = _with([wide_codes(rows)] if rows else [], attempt)
@@ -162,6 +168,12 @@ def _fastest(
 def _leaving(attempt: Attempt, left: Mapping[str, ExplainedReason]) -> Attempt:
     """Return an attempt with some layers in float."""
     return _with(in_float(left, attempt.model), attempt)
+
+
+def _is_copied(node: ir.Node) -> bool:
+    """Return whether data movement follows a DequantizeLinear without a zero point."""
+    has_zero = any(value is not None for value in node.inputs[2:])
+    return is_linear(node, "DequantizeLinear") and not has_zero and is_copied_over(node.outputs[0])
 
 
 def _with(steps: Sequence[Transform], attempt: Attempt) -> Attempt:
