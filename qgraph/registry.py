@@ -66,9 +66,10 @@ def _has_plugins() -> bool:
 class Registry(Generic[T]):
     """Unique names for the entries that the modules of one package register.
 
-    A lookup imports the module of the package with the name of the entry. If there is none, it
-    imports all modules, in sorted order. So a new file needs no entry in a list. Plugins add
-    entries in a ``group`` of :data:`GROUPS`; in none if it is None.
+    A lookup imports the module of the package with the name of the entry, or the class of the
+    package with this name. If there is none, it imports all modules, in sorted order. So a new file
+    needs no entry in a list. Plugins add entries in a ``group`` of :data:`GROUPS`; in none if it is
+    None.
     """
 
     def __init__(self, noun: str, package: str, group: str | None = None) -> None:
@@ -124,11 +125,13 @@ class Registry(Generic[T]):
         return iter([self._entries[name] for name in self.names()])
 
     def _load_module(self, name: str) -> None:
-        """Import the module with the name of an entry, if there is one."""
+        """Import the module or the class with the name of an entry, if there is one."""
         module = name.replace("-", "_")
-        importlib.import_module(self._package)
+        package = importlib.import_module(self._package)
         if module.isidentifier() and importlib.util.find_spec(f"{self._package}.{module}"):
             importlib.import_module(f"{self._package}.{module}")
+        else:
+            getattr(package, module.title().replace("_", ""), None)
 
     def _load(self) -> None:
         if self._loaded:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from enum import StrEnum
 
 import pytest
@@ -178,3 +180,15 @@ def test_a_refusal_of_options_names_the_pass():
 def test_words_match_in_any_case(every, text):
     step = parse_spec(f"Try-Everything{{path=x,colour={text},flag=TRUE,limit=None}}")
     assert (step.colour, step.flag, step.limit) == (Colour.GREEN, True, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain-pairs", "widen-floats", "lower-mat-mul-n-bits", "repack"])
+def test_a_pass_in_a_file_of_another_name_is_found_without_loading_all_passes(name):
+    program = (
+        "import sys; from qgraph.transforms.base import TRANSFORMS; "
+        f"print(TRANSFORMS.find({name!r}).name, 'qgraph.transforms.tune_ranges' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [name, "False"]
