@@ -31,6 +31,12 @@ Layer = Mapping[str, Any]
 NOT_LOADED = ("QG601", "QG602")
 """Rules about nodes and versions that a target does not load."""
 
+_SILENT = "QG3"
+"""Family of the rules about what a target changes silently."""
+
+_ELSEWHERE = ("QG305", "QG310")
+"""Those of them that a stated session option prevents, or that concern codes near ties only."""
+
 
 def deploy_page(document: Mapping[str, Any]) -> Page:
     """Return the page of a deployment."""
@@ -115,7 +121,10 @@ def _sentence(document: Mapping[str, Any]) -> str:
 
 
 def _but(document: Mapping[str, Any]) -> str:
-    """Return a sentence that says why the result does not load or is wrong; empty if neither."""
+    """Return a sentence that says why the result does not load or is wrong; empty if neither.
+
+    Proofs are about the model as it is written, so silent changes by the target are named too.
+    """
     refusal = not_loaded(document)
     if refusal is not None:
         return f" But {document['target']} does not load the result: {refusal}."
@@ -124,6 +133,14 @@ def _but(document: Mapping[str, Any]) -> str:
     if count := document["summary"].get("saturating_layers"):
         cut = f"{document['processor']} cuts off sums beyond 16 bits"
         return f" But {cut}, which {counted(count, 'layer')} can reach: results are wrong then."
+    silent = [each for each in document["findings"] if each["id"].startswith(_SILENT)]
+    if silent and (changes := [each for each in silent if each["id"] not in _ELSEWHERE]):
+        first = changes[0]
+        where = f"{first['nodes'][0]}{and_more(changes)}" if first["nodes"] else "the model"
+        return (
+            f" But {document['target']} changes {where} silently: {first['message']} "
+            f"[{first['id']}]."
+        )
     return ""
 
 
