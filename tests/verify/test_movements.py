@@ -101,7 +101,10 @@ def test_a_bound_behind_a_movement_is_checked_and_a_smaller_one_refuted(move):
         bound = next(r["bound"] for r in tampered["regions"] if r["verdict"] == "bounded")
         assert bound[figure] >= least
         bound |= {figure: 0.99 * least if figure != "max_steps" else 0, "channels": []}
-        assert checked(tampered, *pair).is_refuted, figure
+        found = checked(tampered, *pair)
+        # of joined parts, what they differ by at least is not known
+        assert found.is_refuted is (move != "Concat"), figure
+        assert found.counts["checked"] < len(result.parts), figure
 
 
 SAME = [
