@@ -153,9 +153,10 @@ class Collector:
         return self._differing if self._separate else everywhere
 
     def findings(self, boxes: int, *, undecided: str | None = None) -> list[PairFinding]:
-        """Return the finding for each pair of functions, after ``boxes`` boxes."""
-        noted = {what: _joined(columns) for what, columns in self._noted.items()}
-        noted["value"], noted["infinity"] = (_merged(noted[w]) for w in ("value", "infinity"))
+        """Return the finding for each pair of functions, after ``boxes`` boxes; call it once."""
+        noted = {what: _joined(self._noted.pop(what)) for what in list(self._noted)}
+        for what in ("value", "infinity"):
+            noted[what] = _merged([*noted.pop(what)])
         differing = self._unlisted.copy()
         kind, lo, hi, *_ = noted["value"]
         np.add.at(differing, kind, hi - lo + 1)
@@ -243,11 +244,15 @@ def _joined(noted: list[_Columns]) -> _Columns:
     return kind, lo, hi, a, b
 
 
-def _merged(columns: _Columns) -> _Columns:
-    """Return boxes in order; neighbours with values equal bit for bit are joined."""
+def _merged(columns: list[Any]) -> _Columns:
+    """Return boxes in order; neighbours with values equal bit for bit are joined.
+
+    There may be millions of boxes, so each column is replaced in the list.
+    """
     order = np.argsort((columns[0] << _KEY_BITS) + columns[1])  # no two boxes overlap
-    ordered: list[Any] = [column[order] for column in columns]
-    kind, lo, hi, a, b = ordered
+    for index in range(len(columns)):
+        columns[index] = columns[index][order]
+    kind, lo, hi, a, b = columns
     starts = np.ones(len(lo), np.bool_)
     starts[1:] = (kind[1:] != kind[:-1]) | (lo[1:] != hi[:-1] + 1)
     for values in (a, b):
