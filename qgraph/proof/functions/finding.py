@@ -154,9 +154,9 @@ class Collector:
 
     def findings(self, boxes: int, *, undecided: str | None = None) -> list[PairFinding]:
         """Return the finding for each pair of functions, after ``boxes`` boxes; call it once."""
-        noted = {what: _joined(self._noted.pop(what)) for what in list(self._noted)}
+        noted: dict[str, Any] = {what: _joined(self._noted.pop(what)) for what in [*self._noted]}
         for what in ("value", "infinity"):
-            noted[what] = _merged([*noted.pop(what)])
+            noted[what] = _merged(noted[what])
         differing = self._unlisted.copy()
         kind, lo, hi, *_ = noted["value"]
         np.add.at(differing, kind, hi - lo + 1)
@@ -239,9 +239,8 @@ def _apart(columns: _Columns, kinds: int) -> list[_Columns]:
     ]
 
 
-def _joined(noted: list[_Columns]) -> _Columns:
-    kind, lo, hi, a, b = (np.concatenate(column) for column in zip(*noted, strict=True))
-    return kind, lo, hi, a, b
+def _joined(noted: list[_Columns]) -> list[Any]:
+    return [np.concatenate(column) for column in zip(*noted, strict=True)]
 
 
 def _merged(columns: list[Any]) -> _Columns:
