@@ -84,7 +84,7 @@ def products(
     layout: Taps,
     arithmetic: FloatType | None,
     *,
-    bias: A | None = None,
+    biases: Sequence[A] = (),
     more: int = 0,
 ) -> A:
     """Return the sums of products of data and weights.
@@ -95,7 +95,7 @@ def products(
         weights: constant, ``[rows, taps, *places]``.
         layout: which elements of the data take part.
         arithmetic: in which products and sums are rounded; None for integers.
-        bias: one more term, which broadcasts to the result.
+        biases: further terms, which broadcast to the result.
         more: roundings of each term besides those of its product and of additions.
 
     Raises:
@@ -120,14 +120,14 @@ def products(
         granule = layout.by_tap(data.granule, value)
         unit = layout.by_row(_in_blocks(_least_granule, value, granule))
     result = type(data)(function, *ends, off, ZERO, unit)
-    if bias is not None:
+    for bias in biases:
         result = sum_of(result, bias)
     if arithmetic is None:
         return result
     counts = np.count_nonzero(value.reshape(len(value), -1), axis=1).astype(np.float64)
     terms = _in_blocks(lambda value, far: _total(np.abs(value) * far), value, largest + error)
     reach = layout.by_row(terms)
-    if bias is not None:
+    for bias in biases:
         counts, reach = counts + 1, reach + bias.reach
     return added_up(result, layout.by_row(counts), reach, arithmetic, more=more)
 

@@ -52,16 +52,16 @@ ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)
 def product(trace: Trace, node: ir.Node) -> Executed:
     """Return the result of a Conv, ConvTranspose, MatMul or Gemm."""
     data, weights = map(trace.of, node.inputs[:2])
-    bias = trace.of(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    biases = [trace.of(node.inputs[2])] if len(node.inputs) > 2 and node.inputs[2] else []
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
     is_plain = factors == [1.0, 1.0] and node.attributes.get_int("transA", 0) == 0
     need(is_plain, "the checker has no bound for a Gemm with factors")
     weights, layout = _arranged(trace, node, weights)
-    if bias is not None:
+    for bias in biases:
         is_row = bias.numbers.size == bias.numbers.shape[-1]
         need(is_row, "a bias differs between samples")
-        bias = changed(bias, lambda a: layout.by_row(a.reshape(-1)))
-    total = products(sums, data, weights, layout, trace.adding(node), bias=bias)
+    biases = [changed(bias, lambda a: layout.by_row(a.reshape(-1))) for bias in biases]
+    total = products(sums, data, weights, layout, trace.adding(node), biases=biases)
     return trace.stored(node, total)
 
 
@@ -73,10 +73,10 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
     after = weights.numbers.ndim - 1 if node.op_type == "QLinearConv" else 0
     zero = z_b.numbers.reshape((-1, *(1,) * after) if z_b.numbers.size > 1 else ())
     weights, layout = _arranged(trace, node, fixed(weights.numbers - zero))
-    bias = None
+    biases = []
     if len(node.inputs) > 8:
-        bias = changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))
-    total = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, bias=bias)
+        biases = [changed(trace.of(node.inputs[8]), lambda a: layout.by_row(a.reshape(-1)))]
+    total = products(sums, sum_of(data, z_a, -1.0), weights, layout, None, biases=biases)
     need((total.reach < 2.0**31).all(), "an int32 sum may wrap around")
     s_b = changed(s_b, layout.by_row if s_b.numbers.size > 1 else np.squeeze)
     s_a, s_y = (changed(scale, np.squeeze) for scale in (s_a, s_y))

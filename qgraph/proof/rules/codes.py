@@ -97,12 +97,11 @@ def _total(
     if operator != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
         return product_of_data(call, data, weights, is_integer=True)
     rows, layout = convolved(call, weights) if operator == "Conv" else multiplied(weights)
-    if bias is not None:
-        if bias.value is None:
-            raise call.refusal("a bias that is not constant")
-        bias = of_rows(bias, layout)
+    if bias is not None and bias.value is None:
+        raise call.refusal("a bias that is not constant")
+    biases = [] if bias is None else [of_rows(bias, layout)]
     return sum_of_products(
-        call.tracer.atoms, data, rows, layout, call.sums, bias=bias, is_integer=True
+        call.tracer.atoms, data, rows, layout, call.sums, biases=biases, is_integer=True
     )
 
 

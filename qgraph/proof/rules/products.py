@@ -9,7 +9,7 @@ ONNX Runtime's documentation of its own operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,13 +43,11 @@ def convolution(call: NodeCall) -> Operand:
     if weights is None:
         raise call.refusal("weights are missing")
     rows, layout = convolved(call, weights)
-    bias, more = call.constant(2), 0
-    bias = None if bias is None else of_rows(bias, layout)
+    bias = call.constant(2)
+    biases = [] if bias is None else [of_rows(bias, layout)]
     if call.node.domain == MICROSOFT and call.value(3) is not None:
-        # A tensor to add may be where the sum begins.
-        other, more = call.quantity(3), 1
-        bias = other if bias is None else sum_of(other, bias)
-    total = sum_in(call, call.quantity(0), rows, layout, bias, more)
+        biases.append(call.quantity(3))
+    total = sum_in(call, call.quantity(0), rows, layout, biases)
     return _activated(call, total, "activation_params") if call.node.domain else total
 
 
@@ -103,11 +101,16 @@ def matrix_product(
     """
     if a.value is not None and b.value is not None:
         raise call.refusal("two constants")
+    if more:
+        # A subnormal product, or factor of one, is off by ``tiny`` before it is multiplied.
+        far = np.max([1.0, np.abs(alpha), np.max(a.largest), np.max(b.largest)])
+        call = replace(call, sums=replace(call.sums, tiny=call.sums.tiny * float(far)))
+    biases = [] if c is None else [c]
     if b.value is not None and b.value.ndim == len(("rows", "columns")):
         weights = _times(mapped(b, np.transpose), alpha)
-        return sum_in(call, a, weights, RIGHT, c, more)
+        return sum_in(call, a, weights, RIGHT, biases, more)
     if a.value is not None and a.value.ndim == len(("rows", "columns")) and call.rank(1) > 1:
-        return sum_in(call, b, _times(a, alpha), LEFT, c, more)
+        return sum_in(call, b, _times(a, alpha), LEFT, biases, more)
     return product_of_data(call, a, b, factor=alpha, bias=c, more=more)
 
 
@@ -124,19 +127,19 @@ def sum_in(
     data: Quantity,
     weights: Quantity,
     layout: Taps,
-    bias: Quantity | None = None,
+    biases: Sequence[Quantity] = (),
     more: int = 0,
 ) -> Quantity:
     """Return sums, added in the arithmetic of sums, and rounded to the type of the result.
 
-    Weights are ``[rows, taps, *places]``; the bias is one more term, which broadcasts to the
+    Weights are ``[rows, taps, *places]``; the biases are further terms, which broadcast to the
     result; ``more`` counts further roundings of each term.
     """
     dtype = call.node.outputs[0].dtype
     if dtype is not None and dtype.is_integer():
         raise call.refusal("integers")
     atoms, arithmetic = call.tracer.atoms, call.tracer.arithmetic
-    total = sum_of_products(atoms, data, weights, layout, call.sums, bias=bias, more=more)
+    total = sum_of_products(atoms, data, weights, layout, call.sums, biases=biases, more=more)
     return total if call.sums.unit >= arithmetic.unit else rounded(total, arithmetic)
 
 
@@ -204,7 +207,8 @@ def mat_mul_n_bits(call: NodeCall) -> Operand:
     if call.whole("accuracy_level") == ROUNDS_DATA:
         raise call.refusal("accuracy level 4 rounds the data to 8 bits")
     weights, x = _weights(call), call.quantity(0)
-    total = sum_in(call, x, weights, RIGHT, call.constant(5), _DECODING)
+    bias = call.constant(5)
+    total = sum_in(call, x, weights, RIGHT, [] if bias is None else [bias], _DECODING)
     arithmetic = call.tracer.arithmetic
     if arithmetic.unit == FLOAT32.unit:
         return total

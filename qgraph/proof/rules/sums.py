@@ -41,22 +41,23 @@ def sum_of_products(
     layout: Taps,
     arithmetic: FloatType,
     *,
-    bias: Quantity | None = None,
+    biases: Sequence[Quantity] = (),
     more: int = 0,
     is_integer: bool = False,
 ) -> Quantity:
     """Return the sums of products of data and weights.
 
     Weights are constant, ``[rows, taps, *places]``; ``layout`` tells which elements of the data
-    each sum reads. The bias is one more term, which broadcasts to the result. ``more`` counts other
-    roundings of each term, besides its product and additions. Integers are added without rounding.
+    each sum reads. The biases are further terms, which broadcast to the result. ``more`` counts
+    other roundings of each term, besides its product and additions. Integers are added without
+    rounding.
 
     Raises:
         Undecidable: the data is unbounded, or scales differ within a channel.
     """
     meant = partial(_meant, atoms)
     rounding = None if is_integer else arithmetic
-    return products(meant, data, weights, layout, rounding, bias=bias, more=more)
+    return products(meant, data, weights, layout, rounding, biases=biases, more=more)
 
 
 def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> Combination:

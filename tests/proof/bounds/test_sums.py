@@ -178,3 +178,46 @@ def test_a_cast_beyond_its_type_has_no_bound():
         segments = paired((cast(high, 0.25), cast(high, 0.25001)), Bounding()).segments
         reasons = [segment.reason for segment in segments]
         assert (reasons == [None] * len(reasons)) == is_bounded, reasons
+
+
+def test_terms_that_cancel_are_added_before_or_after_the_others():
+    def fused(step: float) -> ir.Model:
+        return ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        net (uint8[1,1,16,16] x, uint8[1,1,16,16] v) => (int8[1,1,16,16] y)
+        <uint8 z = {{0}}, float s = {{0.0039}}, float r = {{8}}, float low = {{999}},
+         float high = {{1001}}, float[1,1,1,1] w = {{0.37}}, float[1] bias = {{-1000}},
+         float t = {{{step}}}, int8 p = {{0}}> {{
+            a = DequantizeLinear (x, s, z)
+            b = DequantizeLinear (v, r, z)
+            c = Clip (b, low, high)
+            m = com.microsoft.FusedConv (a, w, bias, c)
+            y = QuantizeLinear (m, t, p)
+        }}""")
+
+    found = bound_of(fused(1e-4), fused(1.00001e-4))
+    products = np.arange(256, dtype=np.float32) * np.float32(0.0039) * np.float32(0.37)
+    last = (products + np.float32(1000)) - np.float32(1000)
+    off = np.max(np.abs(last - products)) / 1e-4
+    assert 0.1 < off <= found.reference_error
+
+
+def test_subnormal_products_are_multiplied_after_their_rounding():
+    def scaled(step: float) -> ir.Model:
+        return ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        net (uint8[1,8] x, uint8[8,1] v) => (uint8[1,1] y)
+        <uint8 z = {{0}}, float scale = {{1e-6}}, float step = {{{step}}}> {{
+            s = Cast <to = 10> (scale)
+            t = Cast <to = 10> (step)
+            a = DequantizeLinear (x, s, z)
+            b = DequantizeLinear (v, s, z)
+            m = com.microsoft.FusedMatMul <alpha = 32768.0> (a, b)
+            y = QuantizeLinear (m, t, z)
+        }}""")
+
+    found = bound_of(scaled(0.001), scaled(0.00101))
+    data = np.float16(200) * np.float16(1e-6)
+    exact = 8 * float(data) ** 2 * 32768
+    executed = float(np.float16(8) * (data * data)) * 32768
+    assert 4 < abs(executed - exact) / 0.001 <= found.reference_error
