@@ -98,9 +98,10 @@ def show_sections(talk: Talk, sections: Iterable[Section]) -> bool:
             for table in tables:
                 show_table(table, talk)
         if not section.is_drawn_only:
-            tell = show_paragraph if section.text else talk.note  # a list stays with its sentence
-            for point in section.points:
-                tell(point)
+            if section.points and not section.text:
+                talk.note(f"{section.title}:")
+            for point in section.points:  # a list stays with its sentence
+                show_paragraph(point) if section.text else talk.note(f"- {point}")
     return not is_first
 
 

@@ -271,7 +271,8 @@ def load_modules(names: Sequence[str]) -> None:
         except (Exception, SystemExit) as error:  # a plugin may raise any exception
             raise OptionError(
                 f"The plugin {name!r} cannot be imported ({type(error).__name__}: {error}), "
-                "expected the name of a Python module. Correct the name, or the module."
+                "expected the name of a Python module, such as my_passes for ./my_passes.py. "
+                "Correct the name, or the module."
             ) from error
 
 

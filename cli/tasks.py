@@ -117,6 +117,16 @@ def gravest(statuses: Iterable[int]) -> int:
     return next((status for status in _GRAVEST if status in seen), max(seen, default=0))
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise QGraphError(
+            f"{folder}: cannot be made ({error.strerror}), expected a folder for results. Name "
+            "another folder, or change the permissions."
+        ) from error
+
+
 @contextlib.contextmanager
 def new_folders(wanted: set[Path]) -> Iterator[None]:
     """Create folders, and remove those of them that are empty after the block."""
@@ -125,13 +135,9 @@ def new_folders(wanted: set[Path]) -> Iterator[None]:
         for folder in sorted(wanted):
             for each in reversed([folder, *folder.parents]):
                 if not each.exists():
-                    each.mkdir()
+                    _make(each)
                     created.append(each)
         yield
-    except FileExistsError as error:
-        raise QGraphError(
-            f"{error.filename}: is a file, expected a folder for results. Name another folder."
-        ) from error
     finally:
         for folder in reversed(created):
             with contextlib.suppress(OSError):

@@ -100,6 +100,7 @@ def runtime_message(error: Exception, folder: Path) -> str:
     causes = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     text = " ".join((causes or lines or [type(error).__name__])[:3])
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"/\S+\.(cc|h):\d+ [^()]*::\w+\(([^()]|\([^()]*\))*\)( const)? ", "", text)
     return text.replace(f"{folder}/", "")[:_LONGEST]
 
 

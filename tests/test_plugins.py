@@ -190,6 +190,7 @@ def test_a_module_is_a_plugin_for_one_command(tmp_path: Path) -> None:
     missing = run(tmp_path, "passes", "--plugin", "no_such_module")
     assert missing.returncode == 2
     assert "The plugin 'no_such_module' cannot be imported" in missing.stderr
+    assert "such as my_passes for ./my_passes.py" in missing.stderr
 
 
 @pytest.mark.cases(fast=0, slow=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,11 +165,12 @@ def command(
                 loaded.save(written, outputs=outputs)
             document = deployment.to_json()
             document["input"] = dict(vars(identity))
-            document |= {"output": None, "prove": None}
+            document |= {"output": None, "prove": None, "lint": None}
             if written is not None:
                 document["output"] = described(written, outputs.written(written))
                 request = deployment.certificate.bounding
                 document["prove"] = proof_command(request, str(model), str(written))
+                document["lint"] = shlex.join(["qgraph", "lint", str(written), "--target", target])
             document["next"] = advice(document)
             views.write(document, None, outputs)
             if certificate is not None:

@@ -27,4 +27,4 @@ def command(talk: Talk, name: str | None) -> None:
         document = {"targets": [profile.to_json() for profile in profiles()]}
         show_document(talk, document, lambda shown: [targets_section(shown["targets"])])
     else:
-        show_document(talk, profile_of(name).to_json(), target_sections)
+        show_document(talk, profile_of(name).to_json(), target_sections, (name,))

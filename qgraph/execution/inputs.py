@@ -51,8 +51,9 @@ def check_feeds(
             fed[value] = _fit(graph, value, inputs[name])
         elif not value.is_initializer():
             raise ExecutionError(
-                f"Input {describe(value)} of graph {graph.name!r} is not fed; given are "
-                f"{sorted(inputs) or 'no inputs'}. Feed an array under this name."
+                f"Input {describe(value)} of graph {graph.name!r} is not fed; "
+                f"{f'given are {sorted(inputs)}' if inputs else 'no array is given'}. "
+                "Feed an array under this name."
             )
     return fed
 

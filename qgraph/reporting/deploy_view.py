@@ -214,10 +214,9 @@ def _findings(document: Mapping[str, Any]) -> Section:
         first = findings[0]
         where = "".join(f"{name}{and_more(findings)}: " for name in first["nodes"][:1])
         points.append(f"{severity} {rule_id}: {where}{first['message']}")
-    path = (document.get("output") or {}).get("path", "OUT")
-    command = f"'qgraph lint {path} --target {document['target']}' shows all."
+    command = document.get("lint") or f"qgraph lint OUT --target {document['target']}"
     count = counted(len(document["findings"]), "finding")
-    return Section("Traps", [f"Lint has {count} in the result. {command}"], points)
+    return Section("Traps", [f"Lint has {count} in the result. '{command}' shows all."], points)
 
 
 def _tuned(tuning: Mapping[str, Any]) -> Section:

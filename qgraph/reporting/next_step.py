@@ -105,11 +105,10 @@ def _after_lint(document: Document, model: str) -> str:
     return f"qgraph deploy {model} -o deployed.onnx --target {target}  # for integer kernels"
 
 
-def _after_targets(document: Document, _: str) -> str:
+def _after_targets(document: Document, name: str) -> str:
     if "targets" in document:
         name = shlex.quote(str(document["targets"][0]["name"]))
         return f"qgraph targets {name}  # shows the facts of one, with their sources"
-    name = shlex.quote(str(document["name"]))
     return f"qgraph deploy MODEL -o deployed.onnx --target {name}  # rewrites a model for it"
 
 

@@ -162,9 +162,14 @@ def _parts(name: str) -> list[str]:
 
 
 def line_of(text: str, place: Place) -> int:
-    """Return the line of the longest beginning of a place that is written in a line of its own."""
-    lines = dict(reversed(list(_keys(text))))
+    """Return the line of the longest beginning of a place that is written in a line of its own.
+
+    A key that only has tables below it, as ``kernel`` has ``[[kernel]]``, is at the first of them.
+    """
+    keys = list(_keys(text))
     for length in range(len(place), 0, -1):
-        if place[:length] in lines:
-            return lines[place[:length]]
+        exact = [line for key, line in keys if key == place[:length]]
+        below = [line for key, line in keys if key[:length] == place[:length]]
+        if lines := exact or below:
+            return lines[0]
     return 1

@@ -47,7 +47,7 @@ def test_equal_models_are_proved(qgraph, model, converted):
     rows = {line[0].strip(): [part.strip() for part in line[1:] if part.strip()] for line in lines}
     assert rows["act"][1:3] == ["values", "every input"]
     assert rows["weight"][1:3] == ["bits", "its constant"]
-    assert "every operator computes as written" in found.err
+    assert "Conditions of the verdict:\n- every operator computes as written" in found.err
 
 
 def test_bits_can_be_asked_for(qgraph, model, converted):

@@ -142,6 +142,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     refused(2, "is read by this command", a, b, "--output-dir", zoo)
     refused(2, "is read by this command", a, b, "--output-dir", out, "--report", a)
     refused(2, "is a file, expected a folder", a, b, "--output-dir", model)
+    refused(3, "cannot be made (Not a directory)", a, b, "--output-dir", model / "out")
     refused(2, "names a file for one model", a, b, "-o", out)
     refused(2, "names a file for one model", a, b, "--output-dir", out, "--markdown", out)
     refused(2, "--output-dir, the folder for the results, is missing", a, b)

@@ -99,6 +99,7 @@ def test_unknown_says_the_same_as_nothing(chip):
     [
         ("zero =", "zeros =", 22, "kernel[1].w.zeros: unknown key"),
         ("zero =", "zeros =", 22, "Did you mean 'zero'?"),
+        ("[[kernel]]", "[[kernle]]", 13, "kernle: unknown key"),
         ('["tensor"]', '["tensors"]', 21, "kernel[1].w.granularity[1]: 'tensors', expected one of"),
         ('["tensor"]', '"tensor"', 21, "expected a list"),
         ("[13, 21]", "[21, 13]", 11, "the lowest comes first"),
@@ -139,8 +140,11 @@ def test_the_command_shows_what_the_file_says(chip, capsys):
     assert main(["targets"]) == 0
     listed = capsys.readouterr().out
     assert [name for name in target_names() if name not in listed] == []
-    assert main(["targets", str(chip())]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    path = chip()
+    assert main(["targets", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert f"--target {path}  #" in printed.err, "no target has the name that the file gives itself"
+    shown = " ".join(printed.out.split())
     assert "mychip: MyChip SDK 2.1, run opsets 13 to 21; IR version up to unknown" in shown
     assert "conv: Conv run 2026-11-01 exists yes types x INT8, w INT8, y INT8" in shown
     assert "unknown x.granularity, x.axis, x.zero" in shown

@@ -298,7 +298,7 @@ def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):
     (found,) = json.loads(report.read_text())["findings"]
     assert (found["id"], found["severity"]) == ("QG409", "warning")
     told = capsys.readouterr()
-    assert f"'qgraph lint {out} --target onnxruntime-cpu'" in " ".join(told.out.split())
+    assert f"'qgraph lint {out} --target onnxruntime-cpu@x86-64'" in " ".join(told.out.split())
     assert "warning QG409: " in told.out
 
 
