@@ -84,7 +84,8 @@ BIAS_SCALE = _condition(
 BEHIND = _condition(
     217, "behind-layer", "An operator between layer and quantizer keeps it from an integer kernel.",
     "Fold it into weights and bias (-p fold-batch-norm), or into the quantizer "
-    "(-p merge-activation).",
+    "(-p merge-activation). An operator that neither pass takes, such as Sigmoid, needs a "
+    "quantizer before it, when the network is quantized.",
 )  # fmt: skip
 NO_QUANTIZER = _condition(
     218, "no-quantizer", "The kernel needs a quantizer behind the layer.",

@@ -156,7 +156,9 @@ def test_a_layer_whose_weights_become_floats_keeps_its_reason():
     codes = np.random.default_rng(0).integers(-8, 8, (2, 3, 3, 3)).astype(np.int8)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
     model = qgraph.load(proto)
-    (layer,) = qgraph.deploy(model, "onnxruntime-cpu").left
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    (layer,) = found.left
+    assert any("of weights of 1 layer in float became floats" in note for note in found.notes)
     (last,) = [node for node in model.nodes("Conv") if node.name == "last"]
     assert np.array_equal(last.inputs[1].const_value.numpy(), codes * np.float32(0.01))
     assert (layer.node, layer.reason) == ("last", "no quantizer behind Conv")

@@ -24,6 +24,7 @@ from qgraph.targets.engine import runtimes_of
 from qgraph.targets.layer import Loads
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
+from qgraph.text import counted
 from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment.attempts import (
     Attempt,
@@ -157,6 +158,12 @@ def deploy(
     if unused:
         which = " or ".join(map(repr, unused))
         notes.append(f"no quantized layer is called {which}, so none is kept")
+    if attempt.decoded:
+        count = counted(len(attempt.decoded), "layer")
+        notes.append(
+            f"the stored codes of weights of {count} in float became floats, which is faster and "
+            "larger; --prefer size keeps codes"
+        )
     if profile is not named:
         notes.append(
             f"this processor has no VNNI, so the result is for {profile.name}@{profile.processor}; "
@@ -166,8 +173,8 @@ def deploy(
         first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"
         raise EquivalenceError(
             f"{first.op} {first.node!r}: {first.reason}; {left_over} "
-            "quantized layers are left in float, expected none. Leave require_all out, or mend "
-            "the model there."
+            "quantized layers are left in float, expected none. Change the model there, or omit "
+            "--require-all (require_all=True in Python)."
         )
     has_data = data.feeds is not None or data.random is not None
     deployment = replace(
