@@ -120,7 +120,7 @@ def _value(value: Any) -> str:
             f"{key.replace('_', ' ')} {_value(each)}"
             for key, each in value.items()
             if not (_is_empty(each) and (each != [] or key in _WITHOUT_LIMIT))
-            and (key, each) not in (("constant", "any"), ("within", 0.0))
+            and (key, each) not in (("constant", "any"), ("within", 0.0), ("gap", 0.0))
         )
     if isinstance(value, list):
         separator = "; " if value and isinstance(value[0], dict) else " "

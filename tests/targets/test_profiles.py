@@ -148,6 +148,7 @@ def test_the_command_shows_what_the_file_says(chip, capsys):
     assert "mychip: MyChip SDK 2.1, run opsets 13 to 21; IR version up to unknown" in shown
     assert "conv: Conv run 2026-11-01 exists yes types x INT8, w INT8, y INT8" in shown
     assert "unknown x.granularity, x.axis, x.zero" in shown
+    assert "gap 0.0" not in shown
     assert main(["targets", "onnxruntime-cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["versions"]["opsets"] == [7, 28]
