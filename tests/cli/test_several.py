@@ -66,7 +66,7 @@ def test_a_bad_model_does_not_stop_the_others_and_decides_the_status(
     # an entry is what the command reports for that model alone
     alone = tmp_path / "alone.json"
     assert qgraph(name, zoo / "a.onnx", "-o", tmp_path / "a", "--report", alone, *others)[0] == 0
-    paths = {"output": None, "prove": None}  # what names the file that is written
+    paths = {"output": None, "prove": None, "lint": None}  # what names the file that is written
     assert first | paths == json.loads(alone.read_text()) | paths
 
 
