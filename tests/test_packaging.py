@@ -166,7 +166,11 @@ def test_wheel_has_all_files_of_the_packages_and_is_built_without_warnings(tmp_p
     earlier = tmp_path / "source" / "build" / "lib" / "qgraph" / "removed_since.py"
     earlier.parent.mkdir(parents=True)
     earlier.write_text("")
-    program = f"import backend as b; print(b.build_wheel({str(tmp_path)!r}))"
+    program = f"""
+import backend
+backend.get_requires_for_build_wheel()
+backend.prepare_metadata_for_build_wheel({str(tmp_path)!r})
+print(backend.build_wheel({str(tmp_path)!r}))"""
     built = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", program],
         cwd=tmp_path / "source",
@@ -176,6 +180,7 @@ def test_wheel_has_all_files_of_the_packages_and_is_built_without_warnings(tmp_p
         check=False,
     )
     assert built.returncode == 0, built.stderr[-2000:]
+    assert not [*tmp_path.glob("source/*.egg-info")], "a checkout may be read-only"
     with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
         found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     tracked = (Path(name) for name in listing.stdout.decode().splitlines())
