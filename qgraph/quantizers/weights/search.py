@@ -113,7 +113,9 @@ def noise(
 
     ``y``, in the shape of ``w``, is overwritten.
     """
-    by_columns = w.shape[-1] > 1 if axes == (2,) else axes == (0, 2) and w.shape[-1] == 1
+    by_columns = (
+        w.shape[-1] > 1 if axes == (2,) else axes == (0, 2) and w.shape[-1] == 1 < w.shape[1]
+    )
     loops, form = _loops(scheme.codes), FORMATS[scheme.codes]
     if loops is None:
         _errors(w, chosen, scheme, y)
