@@ -34,7 +34,7 @@ NOT_LOADED = ("QG601", "QG602")
 _SILENT = "QG3"
 """Family of the rules about what a target changes silently."""
 
-_ELSEWHERE = ("QG305", "QG310")
+_NOT_IN_HEADLINE = ("QG305", "QG310")
 """Those of them that a stated session option prevents, or that concern codes near ties only."""
 
 
@@ -134,7 +134,7 @@ def _but(document: Mapping[str, Any]) -> str:
         cut = f"{document['processor']} cuts off sums beyond 16 bits"
         return f" But {cut}, which {counted(count, 'layer')} can reach: results are wrong then."
     silent = [each for each in document["findings"] if each["id"].startswith(_SILENT)]
-    if silent and (changes := [each for each in silent if each["id"] not in _ELSEWHERE]):
+    if silent and (changes := [each for each in silent if each["id"] not in _NOT_IN_HEADLINE]):
         first = changes[0]
         where = f"{first['nodes'][0]}{and_more(changes)}" if first["nodes"] else "the model"
         return (

@@ -99,3 +99,22 @@ def test_operators_that_decode_codes_tell_how_these_are_numbered(bias, steps):
     assert first.ideal_shift == pytest.approx(steps, abs=1e-3)
     assert first.code_shift == 100
     assert all(bound is None or bound.ideal_shift < 1e-3 for bound in further)
+
+
+@pytest.mark.parametrize("within", [None, "1step"])
+def test_regions_equal_at_each_step_are_proved_where_bounds_are_asked_for(within):
+    """Both decode to real numbers twice as far apart, in float64, from codes of other types."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 4] x) => (double[N, 2] y)
+        <float s = {0.1}, float t = {0.2}, KIND z = {ZERO}, double two = {2},
+         double[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+            q = QuantizeLinear (x, s, z) BODY y = MatMul (b, w)
+        }"""
+    ours = text.replace("KIND", "uint8").replace("ZERO", "128")
+    theirs = text.replace("KIND", "int8").replace("ZERO", "0")
+    multiplied = "d = DequantizeLinear (q, s, z) a = Cast <to = 11> (d) b = Mul (a, two)"
+    decoded = "d = DequantizeLinear (q, t, z) b = Cast <to = 11> (d)"
+    sides = ours.replace("BODY", multiplied), theirs.replace("BODY", decoded)
+    found = qgraph.prove(*map(onnx.parser.parse_model, sides), within=within)
+    assert found.verdict == "proved"
+    assert str(found.regions[0].reason) == "256 steps of its quantizers were tried"
