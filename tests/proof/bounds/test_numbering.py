@@ -101,8 +101,8 @@ def test_operators_that_decode_codes_tell_how_these_are_numbered(bias, steps):
     assert all(bound is None or bound.ideal_shift < 1e-3 for bound in further)
 
 
-@pytest.mark.parametrize("within", [None, "1step"])
-def test_regions_equal_at_each_step_are_proved_where_bounds_are_asked_for(within):
+@pytest.mark.parametrize("options", [{}, {"within": "1step"}])
+def test_regions_equal_at_each_step_are_proved_where_bounds_are_asked_for(options):
     """Both decode to real numbers twice as far apart, in float64, from codes of other types."""
     text = """<ir_version: 10, opset_import: ["": 21]>
         g (float[N, 4] x) => (double[N, 2] y)
@@ -115,6 +115,6 @@ def test_regions_equal_at_each_step_are_proved_where_bounds_are_asked_for(within
     multiplied = "d = DequantizeLinear (q, s, z) a = Cast <to = 11> (d) b = Mul (a, two)"
     decoded = "d = DequantizeLinear (q, t, z) b = Cast <to = 11> (d)"
     sides = ours.replace("BODY", multiplied), theirs.replace("BODY", decoded)
-    found = qgraph.prove(*map(onnx.parser.parse_model, sides), within=within)
+    found = qgraph.prove(*map(onnx.parser.parse_model, sides), **options)
     assert found.verdict == "proved"
     assert str(found.regions[0].reason) == "256 steps of its quantizers were tried"
