@@ -3,21 +3,15 @@
 A pass on a large model only plans work on large weights. A :class:`Job` reads a weight piece by
 piece and computes one or several tensors, such as codes and scales. Its parts do not depend on the
 model, so they can run in threads, in processes, or on other machines with the same files.
-``carry_out`` runs them and records what they write, and ``expect_written`` compares the files with
-that.
+``carry_out`` runs them and tells what they write.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -25,54 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import ModelError
 from qgraph.graph.streaming import FileRange, Sink, width_of
+from qgraph.graph.written import Recorder, WrittenRun
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype, packed_size, unpack
-
-_BLOCK = 1 << 17
-"""Words that have factors of their own; further blocks of words multiply them."""
-
-_STEP = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
-
-
-def checksum(content: memoryview | bytes, at: int) -> int:
-    """Return the checksum of bytes from the place ``at`` of a file on.
-
-    With the file's words ``w`` of 64 bits it is ``sum(w[i] * factor[i])`` modulo 2**64, so the
-    checksum of neighbouring runs is the sum of theirs, modulo 2**64. All factors are odd: another
-    value of any one word always changes it. It is several times faster than a CRC.
-    """
-    data = np.frombuffer(content, np.uint8)
-    total, factors = 0, _factors()
-    while data.size:
-        block, place = divmod(at, 8 * _BLOCK)
-        part = data[: 8 * _BLOCK - place]
-        data, at = data[part.size :], at + part.size
-        first, before = divmod(place, 8)
-        if before or part.size % 8:
-            padded = np.zeros(-(-(before + part.size) // 8) * 8, np.uint8)
-            padded[before : before + part.size] = part
-            part = padded
-        words = part.view(np.uint64)
-        product = int(np.dot(words, factors[first : first + words.size]))
-        total += product * pow(_STEP, block, 1 << 64)
-    return total & _MASK
-
-
-@functools.cache
-def _factors() -> npt.NDArray[np.uint64]:
-    return np.random.default_rng(0).integers(0, 1 << 63, _BLOCK, np.uint64) * 2 + 1
-
 
 PART_BYTES = 1 << 26
 """Approximate number of bytes that a part of a job reads."""
 
 MOST_TENSORS = 8
 """Maximum number of tensors of a job."""
-
-_PIECE_BYTES = 1 << 20
 
 _WAITING = 16
 """Maximum number of parts that are submitted at a time."""
@@ -198,15 +154,16 @@ def tensor_of(
 
 
 def carry_out(
-    work: Iterable[tuple[Job, Sequence[Sink]]], executor: Executor, tell: Callable[[int], None]
-) -> list[WrittenRun]:
-    """Run all parts of jobs, given with the sinks of their tensors; return the written runs.
+    work: Iterable[tuple[Job, Sequence[Sink]]],
+    executor: Executor,
+    tell: Callable[[int, Sequence[WrittenRun]], None],
+) -> None:
+    """Run all parts of jobs, given with the sinks of their tensors.
 
     Each job is concluded as soon as its last part is done. After a failure no further part is
     started, and running parts are awaited. ``tell`` is called after each part with the number of
-    bytes that it has read.
+    bytes that it has read, and the written runs.
     """
-    runs: list[WrittenRun] = []
     waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
     running: dict[Future[Any], tuple[_Open, int, int]] = {}
     current: _Open | None = None
@@ -224,15 +181,13 @@ def carry_out(
             for future in done:
                 job, number, reads = running.pop(future)
                 result, written = future.result()
-                runs += written
                 job.take(number, result)
-                tell(reads)
+                tell(reads, written)
     except BaseException:
         for future in running:
             future.cancel()
         wait(running)
         raise
-    return runs
 
 
 def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[WrittenRun]]:
@@ -263,91 +218,3 @@ class _Open:
         self._results[number] = result
         if len(self._results) == len(self._parts):
             self._job.conclude([self._results[i] for i in range(len(self._parts))])
-
-
-@dataclass(frozen=True)
-class WrittenRun:
-    """Bytes that were written one after the other.
-
-    Attributes:
-        path: of the file.
-        offset: of the first byte.
-        length: in bytes.
-        checksum: of the bytes in memory when they were written.
-    """
-
-    path: str
-    offset: int
-    length: int
-    checksum: int
-
-
-class Recorder:
-    """A sink that writes into a file, and records the written runs."""
-
-    def __init__(self, place: FileRange) -> None:
-        self._place = place
-        self.runs: list[WrittenRun] = []
-
-    def write(self, at: int, data: Array) -> None:
-        """Put the bytes of the contiguous array ``data`` at place ``at``."""
-        content = data.reshape(-1).view(np.uint8).data
-        if not content:
-            return
-        self._place.write(at, data)
-        offset = self._place.offset + at
-        total = checksum(content, offset)
-        last = self.runs[-1] if self.runs else None
-        if last is not None and last.offset + last.length == offset:
-            self.runs[-1] = WrittenRun(
-                last.path, last.offset, last.length + len(content), (last.checksum + total) % 2**64
-            )
-        else:
-            self.runs.append(WrittenRun(self._place.path, offset, len(content), total))
-
-
-def expect_written(path: str | os.PathLike[str], size: int, runs: Iterable[WrittenRun]) -> str:
-    """Read a file of some ``size`` back, compare it with the written runs, and return its SHA-256.
-
-    Raises:
-        ModelError: the file has another size, a gap, or other bytes.
-        OSError: it cannot be read.
-    """
-    digest, at = hashlib.sha256(), 0
-    buffers = itertools.cycle(memoryview(bytearray(_PIECE_BYTES)) for _ in range(2))
-    # Both digests are computed at the same time.
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1) as hashing:
-        pending: Future[None] | None = None
-        length = os.fstat(file.fileno()).st_size
-        if length != size:
-            raise _fault(path, f"has {length} bytes, expected {size}")
-        for run in _sorted(runs):
-            if run.offset != at:
-                raise _fault(path, f"was written up to byte {at} and from {run.offset} on")
-            total, end = 0, at + run.length
-            while at < end:
-                buffer = next(buffers)
-                content = buffer[: file.readinto(buffer[: end - at])]
-                if not content:
-                    raise _fault(path, f"ends {end - at} bytes early")
-                if pending is not None:
-                    pending.result()
-                pending = hashing.submit(digest.update, content)
-                total += checksum(content, at)
-                at += len(content)
-            if total % 2**64 != run.checksum:
-                raise _fault(path, f"has other bytes from {run.offset} on than were written")
-    if at != size:
-        raise _fault(path, f"was written up to byte {at} of {size}")
-    return digest.hexdigest()
-
-
-def _sorted(runs: Iterable[WrittenRun]) -> Sequence[WrittenRun]:
-    return sorted(runs, key=lambda run: run.offset)
-
-
-def _fault(path: str | os.PathLike[str], what: str) -> ModelError:
-    return ModelError(
-        f"{path}: a new data file {what}; nothing was replaced. Look for a damaged disk, or choose "
-        "another place."
-    )

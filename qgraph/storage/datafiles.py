@@ -23,13 +23,11 @@ from qgraph.graph.deferred import (
     Job,
     NoSink,
     Part,
-    Recorder,
-    WrittenRun,
     carry_out,
-    expect_written,
 )
 from qgraph.graph.streaming import FileRange, Sink, stream_of
 from qgraph.graph.tensors import FileTensor, Slot, stored_bytes
+from qgraph.graph.written import ReadBack, Recorder, WrittenRun
 from qgraph.numerics.chunks import available_cores
 from qgraph.storage.outputs import Output
 from qgraph.storage.reading import mentions
@@ -172,30 +170,34 @@ def write(
     total = sum(part.reads for job, _ in (*here, *away) for part in job.parts())
     done = 0
 
-    def tell(count: int) -> None:
+    def tell(count: int, written: Sequence[WrittenRun]) -> None:
         nonlocal done
         done += count
         if progress is not None:
             progress(done, total)
+        back.take(written)
 
-    with ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph-save") as threads:
-        runs += carry_out(here if executor else [*here, *away], threads, tell)
+    sizes = {
+        os.path.abspath(path): len(heads.get(path, b"")) + sum(map(stored_bytes, held))
+        for path, group in (*layout.items(), (inline, deferred))
+        if (held := {id(tensor): tensor for tensor in group}.values())
+    }
+    with (
+        ReadBack(sizes) as back,
+        ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph-save") as threads,
+    ):
+        back.take(runs)
+        carry_out(here if executor else [*here, *away], threads, tell)
         if executor is not None:
-            runs += carry_out(away, executor, tell)
-    sums: dict[Path, str] = {}
-    for path, held in (*layout.items(), (inline, deferred)):
-        if held:
-            distinct = {id(tensor): tensor for tensor in held}.values()
-            size = len(heads.get(path, b"")) + sum(map(stored_bytes, distinct))
-            own = [run for run in runs if run.path == os.path.abspath(path)]
-            sums[path] = expect_written(path, size, own)
+            carry_out(away, executor, tell)
+        sums = back.digests()
     names = _reserve(output, list(layout), SAFETENSORS if safetensors else DATA)
     files = []
     for (path, tensors), name in zip(layout.items(), names, strict=True):
         target = path.with_name(name)
         if safetensors:
             _expect_head(target)
-        files.append(DataFile(target, name, tensors, len(heads[path]), sums[path]))
+        files.append(DataFile(target, name, tensors, len(heads[path]), sums[os.path.abspath(path)]))
     return files, kept
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qgraph.errors import ModelError
-from qgraph.graph.deferred import Recorder, WrittenRun, checksum, expect_written
 from qgraph.graph.streaming import FileRange
+from qgraph.graph.written import ReadBack, Recorder, WrittenRun, checksum
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 
@@ -30,12 +31,19 @@ def write(path: Path, *cuts: tuple[int, int]) -> list[WrittenRun]:
     return recorder.runs
 
 
+def digest_of(path: Path, size: int, runs: list[WrittenRun]) -> str:
+    with ReadBack({str(path): size}) as back:
+        for run in runs:
+            back.take([run])
+        return back.digests()[str(path)]
+
+
 def test_neighbours_are_one_run_and_the_order_does_not_matter(path: Path) -> None:
     runs = write(path, (3000, 4000), (4000, 5000), (0, 1000), (1000, 1000), (1000, 3000))
     assert [(run.offset, run.length) for run in runs] == [(3000, 2000), (0, 3000)]
     assert runs[1].checksum == checksum(CONTENT[:3000].tobytes(), 0)
     digest = hashlib.sha256(CONTENT.tobytes()).hexdigest()
-    assert expect_written(path, CONTENT.size, runs) == digest
+    assert digest_of(path, CONTENT.size, runs) == digest
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,25 @@ def test_gaps_and_overlaps_are_errors(
     path: Path, cuts: list[tuple[int, int]], message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        expect_written(path, CONTENT.size, write(path, *cuts))
+        digest_of(path, CONTENT.size, write(path, *cuts))
+
+
+def test_files_are_read_back_while_others_are_written(tmp_path: Path) -> None:
+    """Runs of two files come in turn and backwards; one has pieces of more than a megabyte."""
+    content = np.random.default_rng(2).integers(0, 256, 5 << 20, np.uint8)
+    files = {name: tmp_path / name for name in ("a", "b")}
+    runs = []
+    for path in files.values():
+        path.write_bytes(bytes(content.size))
+        recorder = Recorder(FileRange(str(path), 0, content.size))
+        for first in (3 << 20, 1 << 20, 0):
+            recorder.write(first, content[first : {0: 1 << 20, 1 << 20: 3 << 20}.get(first)])
+        runs.append(recorder.runs)
+    with ReadBack({str(path): content.size for path in files.values()}) as back:
+        for pair in zip(*runs, strict=True):
+            back.take(pair)
+        digest = hashlib.sha256(content.tobytes()).hexdigest()
+        assert back.digests() == {str(path): digest for path in files.values()}
 
 
 def test_checksums_of_parts_add_up_and_depend_on_each_word_and_place() -> None:
@@ -76,10 +102,10 @@ def test_other_bytes_and_sizes_are_errors(path: Path, place: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     with pytest.raises(ModelError, match="has other bytes"):
-        expect_written(path, CONTENT.size, runs)
+        digest_of(path, CONTENT.size, runs)
     path.write_bytes(whole[:-1])
     with pytest.raises(ModelError, match="has 4999 bytes, expected 5000"):
-        expect_written(path, CONTENT.size, runs)
+        digest_of(path, CONTENT.size, runs)
 
 
 @pytest.mark.parametrize("safetensors", [True, False])
@@ -107,12 +133,14 @@ def test_a_disk_that_keeps_other_bytes_is_noticed_before_anything_is_replaced(
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     carry_out = datafiles.carry_out
 
-    def damaged(*arguments: object) -> object:
-        runs = carry_out(*arguments)  # type: ignore[arg-type]
-        with open(runs[0].path, "r+b") as file:
-            file.seek(runs[0].offset + 7)
-            file.write(b"?")
-        return runs
+    def damaged(work: Any, executor: Any, tell: Any) -> None:
+        def tell_damaged(count: int, runs: list[WrittenRun]) -> None:
+            with open(runs[0].path, "r+b") as file:
+                file.seek(runs[0].offset + 7)
+                file.write(b"?")
+            tell(count, runs)
+
+        carry_out(work, executor, tell_damaged)
 
     monkeypatch.setattr(datafiles, "carry_out", damaged)
     with pytest.raises(ModelError, match=r"has other bytes from .* on than were written"):
