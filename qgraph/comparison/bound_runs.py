@@ -33,7 +33,7 @@ from qgraph.proof.bounds.regions import bound_conditions, bound_of
 from qgraph.proof.bounds.roundings import RoundedData
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
-from qgraph.reasons import NOT_COMPUTED, Undecidable
+from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
 
 _FLOAT64 = 2.0**-53
 
@@ -222,6 +222,9 @@ def _points(
         raise Undecidable(NOT_COMPUTED("its codes are those of another segment, limited otherwise"))
     if roundings[0].event.mantissa is not None:
         raise Undecidable(NOT_COMPUTED("codes of minifloats are not compared on data"))
+    for point in points:
+        if not point.shows_codes:
+            raise Undecidable(NO_BOUND(f"{point.node.op_type} does not show what it rounds"))
     return points[0], points[1]
 
 

@@ -62,6 +62,15 @@ class QuantizedPoint:
     line: tuple[Float64, Float64]
     definitions: Definitions
 
+    @property
+    def shows_codes(self) -> bool:
+        """Whether data before the rounding or its codes are values of the model.
+
+        They are not for the first of two roundings inside one operator.
+        """
+        values = self.definitions.evaluation.values
+        return not self.is_coded or isinstance(values.get(self.before), Pending)
+
     def meant(self, x: Float64) -> Float64:
         """Return the ideal numbers before rounding, shifted so that the rounding is to nearest.
 

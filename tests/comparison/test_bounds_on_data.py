@@ -232,3 +232,25 @@ def test_segments_that_are_not_compared_allow_no_difference() -> None:
     allowed = replace(ONE, atol=3.5)
     found = qgraph.check(float8("3"), float8("-3"), {"x": X[1:2]}, tolerances=allowed)
     assert (found.verdict, check_page(found.to_json()).verdict) == ("equal", "within tolerance")
+
+
+def test_a_rounding_inside_an_operator_has_no_codes_to_count() -> None:
+    """Trunc rounds x to whole numbers, and their sixteenth once more."""
+    reference = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+        net (float[N,2] x) => (float[N,1] y)
+        <float one = {1}, uint8 zero = {0}, float[2,1] w = {0.25, 0.75}, float z = {0},
+         float in = {8}, float t = {16}, float out = {4}> {
+            c = QuantizeLinear (x, one, zero)
+            d = DequantizeLinear (c, one, zero)
+            p = MatMul (d, w)
+            y = qonnx.custom_op.general.Trunc <signed: int = 0, narrow: int = 0,
+                rounding_mode: string = "FLOOR"> (p, one, z, in, t, out)
+        }"""
+    )
+    candidate = qgraph.Model(reference.clone())
+    qgraph.convert(candidate, to="onnx")
+    report = qgraph.check(reference, candidate, {"x": X[:2]}, tolerances=ONE)
+    assert report.bounds is not None
+    inner = next(s for s in report.bounds.segments if "Trunc does not show" in str(s.reason))
+    assert (inner.elements, inner.differing_codes) == (0, 0)
