@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
+    from qgraph.transforms.keep_roundings import KeepRoundings
     from qgraph.transforms.lowered_operators import (
         LowerIntegerOperators,
         LowerMicrosoft,
@@ -58,6 +59,7 @@ __all__ = [
     "FoldConstants",
     "FoldWeights",
     "FuseOutputScale",
+    "KeepRoundings",
     "LowerIntegerOperators",
     "LowerMatMulNBits",
     "LowerMicrosoft",

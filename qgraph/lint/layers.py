@@ -195,18 +195,6 @@ def after_moves(facts: ModelFacts, node: ir.Node) -> Iterator[ir.Node]:
             waiting += facts.readers(reader.outputs[0])
 
 
-def layer_before_quantizer(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
-    """Return the layer whose quantized result is a value, possibly after activations."""
-    source = unmoved(value)
-    site = None if source is None else facts.site_ending.get(source)
-    data = None if site is None else site.x
-    while data is not None and (node := data.producer()) is not None:
-        if node.op_type not in _ACTIVATIONS:
-            return node
-        data = node.inputs[0]
-    return None
-
-
 def concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
     """Return the Concat before a value, across activations and data movement."""
     source = unmoved(value)

@@ -13,15 +13,19 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.inventory.openvino_traps import row_sums, turned_products
+from qgraph.inventory.openvino_traps import (
+    row_sums,
+    stripped_decoders,
+    turned_products,
+    unrounded_sums,
+)
 from qgraph.inventory.weight_steps import used_steps
-from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
+from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts
 from qgraph.lint.layers import (
     after_moves,
     bias_facts,
     concat_before,
     is_codes_for_runtime,
-    layer_before_quantizer,
     listed,
     quantizer_after,
 )
@@ -145,30 +149,39 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
             yield Found((node, layer), text, {"error_steps": 0.5})
 
 
-@rule("QG307", "residual-not-rounded", WARNING, targets=_OPENVINO)
+@rule(
+    "QG307",
+    "residual-not-rounded",
+    WARNING,
+    fix=LintFix("keep-roundings", "bits"),
+    targets=_OPENVINO,
+)
 def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO drops the rounding of one of two quantized convolutions before an Add."""
-    for node in facts.of("Add"):
-        sources = [value for value in node.inputs if value is not None]
-        # A plain skip, which others read too, is rounded.
-        if len(sources) != 2 or any(facts.only_reader(value) is not node for value in sources):
-            continue
-        makers = [layer_before_quantizer(facts, value) for value in sources]
-        if all(maker is not None and maker.op_type == "Conv" for maker in makers):
-            first = unmoved(node.inputs[0])
-            site = None if first is None else facts.site_ending.get(first)
-            nodes = (node,) if site is None else (node, *nodes_of_site(site))
-            text = "both operands are quantized convolutions: the first is clamped, not rounded"
-            yield Found(nodes, text)
+    """OpenVINO drops the rounding of a quantized convolution before an Add."""
+    layers = {layer.node for layer in facts.layers}
+    for each in unrounded_sums(facts.of("Add", "Sub"), layers):
+        nodes = [encoder for encoder, _ in each.operands]
+        text = "the result of a convolution is clamped, not rounded, before it is added"
+        if len(nodes) > 1:
+            text = "both operands are quantized convolutions: one of them is clamped, not rounded"
+        yield Found((each.node, *nodes), text)
 
 
-@rule("QG308", "sixteen-bits-removed", WARNING, targets=_OPENVINO)
+@rule(
+    "QG308",
+    "sixteen-bits-removed",
+    WARNING,
+    fix=LintFix("keep-roundings", "bits"),
+    targets=_OPENVINO,
+)
 def sixteen_bits_removed(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO removes pairs of 16 bits per tensor around data."""
-    for encoder, decoder in facts.pairs:
-        if encoder.kind in ("INT16", "UINT16") and encoder.axis is None and not encoder.block:
-            text = f"the pair of {encoder.kind} is removed: data is neither clamped nor rounded"
-            yield Found((encoder.node, decoder.node), text, {"type": encoder.kind})
+    """OpenVINO removes pairs of 16 bits around data."""
+    for decoder in stripped_decoders(facts.of(DECODE)):
+        encoder = producer_of(decoder.inputs[0])
+        if encoder is not None:
+            kind = facts.coder(encoder).kind
+            text = f"the pair of {kind} is removed: data is neither clamped nor rounded"
+            yield Found((encoder, decoder), text, {"type": kind})
 
 
 @rule("QG309", "weights-quantized-anew", WARNING, targets=_OPENVINO)

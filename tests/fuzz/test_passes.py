@@ -37,6 +37,7 @@ PASSES = (
     "widen-floats",
     "float-products",
     "float-sums",
+    "keep-roundings",
     "separate-weights",
     "merge-activation",
     "shift-zero-points",

@@ -21,7 +21,7 @@ from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.openvino_traps import row_sums_of
+from qgraph.inventory.openvino_traps import row_sums_of, stripped_decoders, unrounded_sums
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.reasons import ExplainedReason, id_of
@@ -166,6 +166,15 @@ def is_misread(model: Model, profile: Profile) -> bool:
     wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}
     return bool(wrong) and any(
         chain.kind in wrong and chain.meets_concat for chain in code_chains(model)
+    )
+
+
+def is_unrounded(model: Model, profile: Profile) -> bool:
+    """Return whether a target drops roundings of quantizers, by traps of these ids."""
+    traps, nodes = {trap.id for trap in profile.trap}, list(model.nodes())
+    layers = {layer.node for layer in layers_of(model)}
+    return ("residual-add" in traps and any(unrounded_sums(nodes, layers))) or (
+        "sixteen-bits-removed" in traps and any(stripped_decoders(nodes))
     )
 
 

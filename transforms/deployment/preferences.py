@@ -35,6 +35,7 @@ from qgraph.transforms.deployment.forms import (
     Preference,
     failing,
     in_float,
+    is_unrounded,
     layers_of,
     marked_slower,
     misread_biases,
@@ -48,6 +49,7 @@ from qgraph.transforms.deployment.pipeline import (
 )
 from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.keep_roundings import KeepRoundings
 from qgraph.transforms.runtime_faults import FloatProducts, SeparateWeights
 
 _ROUNDS = 21
@@ -96,6 +98,8 @@ def preferred(
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
         attempt = _with([SeparateWeights()], attempt)
+    if is_unrounded(attempt.model, profile):
+        attempt = _with([KeepRoundings()], attempt)
     if copies_unsigned_pairs(profile) and any(map(_is_copied, attempt.model.nodes())):
         attempt = _with([CanonicalOperators(forms=CanonicalForm.POINTS)], attempt)
     if misreads_row_scales(profile):
@@ -120,7 +124,7 @@ def preferred(
     timing = Timing(profile.executed, shapes=shapes, options=options)
     tuning = tune(attempt.model, timing)
     measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
-    is_right = not saturating(reference, profile)
+    is_right = not (saturating(reference, profile) or is_unrounded(reference, profile))
     return _fastest(measured, reference, request, may_stay=is_right)
 
 

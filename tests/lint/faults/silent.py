@@ -92,8 +92,10 @@ def residual(model: ir.Model, node: ir.Node) -> str:
     codes = beside(twin.outputs[0], "QuantizeLinear", *parameters(encoder))
     second = beside(codes.outputs[0], "DequantizeLinear", *parameters(decoder))
     total = beside(second.outputs[0], "Add", value)
+    codes = beside(total.outputs[0], "QuantizeLinear", *parameters(encoder))
+    result = beside(codes.outputs[0], "DequantizeLinear", *parameters(decoder))
     for reading, index in uses:
-        reading.replace_input_with(index, total.outputs[0])
+        reading.replace_input_with(index, result.outputs[0])
     return label(total)
 
 

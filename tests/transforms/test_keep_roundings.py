@@ -1,0 +1,131 @@
+"""Roundings that OpenVINO 2026.4.1 drops: before residual sums, and of 16 bits."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+
+import qgraph
+from qgraph import load
+from qgraph.reports import SiteStatus
+from qgraph.transforms.keep_roundings import KeepRoundings
+
+DATA = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
+ONE = f"""{DATA} e = DequantizeLinear (w, t) f = Conv (d, e) MORE
+    g = QuantizeLinear (f, u, z) h = DequantizeLinear (g, u, z) p = Neg (x)"""
+TWO = f"""{ONE} i = DequantizeLinear (v, t) j = Conv (d, i)
+    k = QuantizeLinear (j, u, z) l = DequantizeLinear (k, u, z)"""
+LAST = "c = QuantizeLinear (a, r, z) y = DequantizeLinear (c, r, z)"
+WIDE = "c = QuantizeLinear (o, s, z) d = DequantizeLinear (c, s, z)"
+
+
+def between(operator: str) -> str:
+    """Return a body with an operator between the convolution and its quantizer."""
+    return f"{ONE} a = Add (h, p) {LAST}".replace("f = Conv", "m = Conv").replace("MORE", operator)
+
+
+SUMS = {
+    "two convolutions": (f"{TWO} a = Add (h, l) {LAST}", 2),
+    "exchanged": (f"{TWO} a = Add (l, h) {LAST}", 2),
+    "Sub": (f"{TWO} a = Sub (h, l) {LAST}", 2),
+    "biases": (f"{TWO} a = Add (h, l) {LAST}".replace("d, e)", "d, e, b)"), 2),
+    "floats": (f"{ONE} a = Add (h, p) {LAST}", 1),
+    "Relu after": (f"{ONE} o = Add (h, p) a = Relu (o) {LAST}", 1),
+    "Mul after": (f"{ONE} o = Add (h, p) a = Mul (half, o) {LAST}", 1),
+    "Clip between": (between("f = Clip (m, low, high)"), 1),
+    "Add between": (between("f = Add (m, half)"), 1),
+    "FakeQuantize": (
+        re.sub(r"g = .*? (?=p =)", "h = org.openvinotoolkit.FakeQuantize <levels = 256> "
+               "(f, low, top, low, top) ", f"{ONE} a = Add (h, p) {LAST}", flags=re.DOTALL), 1),
+}  # fmt: skip
+KEPT = {
+    "no quantizer": f"{TWO} a = Add (h, l) y = Neg (a)",
+    "a plain skip": f"{ONE} a = Add (h, d) {LAST}",
+    "a constant": f"{ONE} a = Add (h, half) {LAST}",
+    "LeakyRelu": between("f = LeakyRelu <alpha = 0.1> (m)"),
+    "HardSwish": between("f = HardSwish (m)"),
+    "16 bits between": f"o = Neg (x) {WIDE} y = Relu (d)".replace("d = D", "i = Identity (c) d = D")
+    .replace("DequantizeLinear (c", "DequantizeLinear (i"),
+    "8 bits": f"o = Neg (x) {WIDE} y = Relu (d)",
+}  # fmt: skip
+PAIRS = {
+    "one reader": f"o = Neg (x) {WIDE} y = Conv (d, wf)",
+    "two readers": f"o = Neg (x) {WIDE} n = Sigmoid (d) y = Add (d, n)",
+    "channels": f"o = Neg (x) {WIDE} y = Relu (d)".replace("Linear (", "Linear <axis = 1> (")
+    .replace(", s, z)", ", sc, zc)"),
+}  # fmt: skip
+
+
+def model(body: str, zero: np.generic) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]> net '
+        f"(float[1,64,14,14] x) => (float[1,64,14,14] y) {{ {body.replace('MORE', '')} }}"
+    )
+    random, f = np.random.default_rng(1), np.float32
+    arrays = {
+        "s": f(0.03), "t": f(0.001), "u": f(0.02137), "r": f(0.03119), "half": f(0.5),
+        "low": f(-1), "high": f(1.5), "top": f(4.1), "z": zero, "b": random.normal(size=64),
+        "w": random.integers(-127, 128, (64, 64, 1, 1)).astype(np.int8),
+        "v": random.integers(-127, 128, (64, 64, 1, 1)).astype(np.int8),
+        "wf": random.normal(size=(64, 64, 1, 1)) / 10, "sc": np.geomspace(0.01, 0.05, 64),
+        "zc": np.full(64, zero),
+    }  # fmt: skip
+    for name, array in arrays.items():
+        if re.search(rf"\b{name}\b", re.sub(r"\w+ =", "", body)):
+            array = array.astype(f) if array.dtype == np.float64 else np.asarray(array)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return proto
+
+
+def share_that_differs(proto: onnx.ModelProto, expected: np.ndarray, step: float) -> float:
+    """Return the share of results of OpenVINO that are more than a fraction of a step off."""
+    openvino = pytest.importorskip("openvino")
+    read = openvino.Core().read_model(proto.SerializeToString())
+    run = openvino.Core().compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return float(np.mean(np.abs(run([feeds()["x"]])[0] - expected) > step / 10))
+
+
+def feeds() -> dict[str, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(1, 64, 14, 14))
+    return {"x": x.astype(np.float32)}
+
+
+CASES = {name: (*each, np.uint8(128), 0.03119) for name, each in SUMS.items()}
+CASES |= {f"16 bits, {name}": (body, 1, np.uint16(300), 0.01) for name, body in PAIRS.items()}
+
+
+@pytest.mark.cases(fast=2, slow=6)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two convolutions", "16 bits, one reader", *CASES])
+def test_openvino_rounds_after_a_deployment_only(name):
+    """Where the first line fails, OpenVINO has mended it: the trap ends with that version."""
+    body, count, zero, step = CASES[name]
+    proto = model(body, zero)
+    (expected,) = load(proto).run(feeds(), backend="numpy").values()
+    assert share_that_differs(proto, expected, step) > 0.05
+    loaded = load(proto)
+    report = loaded.apply(KeepRoundings())
+    assert report.count(SiteStatus.CHANGED) == count
+    assert qgraph.prove(proto, loaded).exactness == "bits"
+    assert share_that_differs(loaded.to_proto(), expected, step) < 0.001
+    assert not loaded.apply(KeepRoundings()).sites
+    deployed = load(proto)
+    deployment = qgraph.deploy(deployed, "openvino-cpu")
+    assert not {each.rule for each in deployment.findings} & {"QG307", "QG308"}
+    assert share_that_differs(deployed.to_proto(), expected, step) < 0.001
+    once = deployed.to_proto()
+    qgraph.deploy(deployed, "openvino-cpu")
+    assert deployed.to_proto() == once
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("name", KEPT)
+def test_what_openvino_rounds_stays(name):
+    zero = np.uint16(300) if name == "16 bits between" else np.uint8(128)
+    proto = model(KEPT[name], zero)
+    (expected,) = load(proto).run(feeds(), backend="numpy").values()
+    assert share_that_differs(proto, expected, 0.03) < 0.001
+    assert not load(proto).apply(KeepRoundings()).sites
