@@ -114,7 +114,7 @@ def test_openvino_rounds_after_a_deployment_only(name):
     assert not loaded.apply(KeepRoundings()).sites
     deployed = load(proto)
     deployment = qgraph.deploy(deployed, "openvino-cpu")
-    assert not {each.rule for each in deployment.findings} & {"QG307", "QG308"}
+    assert not {each.rule.id for each in deployment.findings} & {"QG307", "QG308"}
     assert share_that_differs(deployed.to_proto(), expected, step) < 0.001
     once = deployed.to_proto()
     qgraph.deploy(deployed, "openvino-cpu")
