@@ -282,6 +282,13 @@ OUT_OF_TIME = _cause(
     "The time limit was reached before all inputs of the region were settled.",
     "Run the command again with a longer --timeout, or none.",
 )
+CONSTANT_NAN = _cause(
+    67,
+    "nan-of-constants",
+    "A constant of the model makes NaN, whatever its inputs are: an infinite scale, or a NaN. It "
+    "reaches nodes that treat NaN differently in the two models.",
+    "Correct the scale, or export the model again: qgraph lint names such quantizers.",
+)
 
 NOT_CHECKED = _cause(
     71,

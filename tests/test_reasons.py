@@ -75,6 +75,7 @@ STABLE = {
     "out-of-range": "QG064",
     "int32-overflow": "QG065",
     "out-of-time": "QG066",
+    "nan-of-constants": "QG067",
     "not-checked": "QG071",
     "verdict-not-checked": "QG072",
     "rewritten-nodes": "QG073",

@@ -39,7 +39,14 @@ from qgraph.proof.certify import Proof, certify
 from qgraph.proof.discharge import names
 from qgraph.proof.forced import Runner, fact_of
 from qgraph.proof.regions import Decided
-from qgraph.reasons import NOT_MATCHED, OUT_OF_RANGE, OVERFLOW, SIGN_OF_ZERO, Undecidable
+from qgraph.reasons import (
+    CONSTANT_NAN,
+    NOT_MATCHED,
+    OUT_OF_RANGE,
+    OVERFLOW,
+    SIGN_OF_ZERO,
+    Undecidable,
+)
 from qgraph.reports import Report, SiteReport, SiteStatus
 
 logger = logging.getLogger(__name__)
@@ -135,8 +142,9 @@ def with_bounds(
     open_claims = (s.claim for s in proof.shown if not s.verdict.reaches(level))
     if any(all(value.is_graph_input() for value in claim.values) for claim in open_claims):
         return certificate  # the models take different inputs
-    if any(region.reason_id == SIGN_OF_ZERO.id for region in certificate.regions):
-        return certificate  # signs of zeros are not bounded
+    reasons = {region.reason_id for region in certificate.regions}
+    if SIGN_OF_ZERO.id in reasons or (CONSTANT_NAN.id in reasons and not request.limits):
+        return certificate  # signs of zeros and NaN are not bounded
     if certificate.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return certificate
     try:
