@@ -74,6 +74,18 @@ def tune() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Collect no garbage meanwhile: looking for it in large graphs, which live on, takes long."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
 class Guarded:
     """A text stream; output is discarded after its reader has closed it.
 

@@ -18,6 +18,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.files import planned
 from qgraph.cli.output import Talk
+from qgraph.cli.process import without_collector
 from qgraph.cli.tasks import Arguments, Task, handle_all, new_folders
 from qgraph.errors import ModelError, OptionError
 from qgraph.storage.places import key_of
@@ -50,7 +51,8 @@ def several_models(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         is_one = others.get("out") is not None or not models[0].is_dir()
         if len(models) == 1 and output_dir is None and is_one:
-            return function(model=models[0], **others)
+            with without_collector():
+                return function(model=models[0], **others)
         context = click.get_current_context()
         run = _Run(str(context.command.name), context.ensure_object(Talk), output_dir, others)
         return run.all(models, jobs)
