@@ -247,7 +247,8 @@ class Model(Displayed):
             done = f"{changed} of {visited} quantizers and nodes were changed, and "
             require_time(f"{done * bool(visited)}{number} of {len(steps)} passes were run")
         _warn_of_opset(steps, draft, report)
-        check_names(draft)
+        if atomic:  # saving checks them, too
+            check_names(draft)
         report.weight_bytes_after = storage.weight_bytes(draft)
         self._ir = draft
         self._lent = True  # to the passes

@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -200,20 +200,24 @@ class Transform(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> TransformResult:
         """Run the pass on an onnx_ir model, as the pass managers of onnx_ir do."""
         report, whole = Report(), Model(model)
-        refused, products = set(versions.refused_pairs(model)), _coded_products(whole)
+        decoders = list(whole.nodes("DequantizeLinear"))
+        refused, products = set(versions.refused_pairs(model, decoders)), _coded_products(decoders)
         self.apply(whole, report)
         if report.modified:
-            decoders = [node for node in versions.refused_pairs(model) if node not in refused]
-            keep_unsigned(whole, decoders, report)
-            if (more := _coded_products(whole) - products) > 0:
+            decoders = list(whole.nodes("DequantizeLinear"))
+            signed = [n for n in versions.refused_pairs(model, decoders) if n not in refused]
+            if signed:
+                keep_unsigned(whole, signed, report)
+                decoders = list(whole.nodes("DequantizeLinear"))
+            if (more := _coded_products(decoders) - products) > 0:
                 weights = "1 weight" if more == 1 else f"{more} weights"
                 report.notes.append(f"{ABOUT_RUNTIME}{_rule().reason} ({weights})")
         return TransformResult(model, report.modified, report.under(self.name))
 
 
-def _coded_products(model: Model) -> int:
+def _coded_products(decoders: Iterable[ir.Node]) -> int:
     """Return the number of weights for whose products ONNX Runtime may quantize the data."""
-    nodes = [n for n in model.nodes("DequantizeLinear") if constant_tensor(n.inputs[0]) is not None]
+    nodes = [node for node in decoders if constant_tensor(node.inputs[0]) is not None]
     if not nodes:
         return 0
     from qgraph.targets.rules import weight_form

@@ -53,6 +53,12 @@ def nodes_of(body: Iterable[ir.Node]) -> Iterator[ir.Node]:
                     yield from nodes_of(graph)
 
 
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes of the main graph, the functions, and all subgraphs of both."""
+    for owner in owners(model):
+        yield from nodes_of(owner)
+
+
 def graphs_of(node: ir.Node) -> tuple[ir.Graph, ...]:
     """Return the graphs in the attributes of ``node``; not those nested in them."""
     graphs: tuple[ir.Graph, ...] = ()

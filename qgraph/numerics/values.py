@@ -128,10 +128,16 @@ def narrowed(array: Array, axes: Iterable[int]) -> Array:
     return array
 
 
+_SHORT = 64
+"""Number of bytes that are compared themselves: a hash of them takes longer."""
+
+
 def fingerprint(array: Array) -> Hashable:
     """Return a key that is equal for two arrays only if type, shape and bits are equal."""
     if array.dtype.kind in "OSU":
         return array.dtype, array.shape, tuple(array.reshape(-1).tolist())
+    if array.nbytes <= _SHORT:
+        return array.dtype, array.shape, array.tobytes()
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return array.dtype, array.shape, hashlib.sha256(content.data).digest()
 

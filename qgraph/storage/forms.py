@@ -107,6 +107,8 @@ class _Types(dict[str, int]):
 
 def _form(node: onnx.NodeProto) -> object:
     """Return what is equal for nodes of one form, without their operands."""
+    if not (node.attribute or node.device_configurations):
+        return node.domain, node.op_type, node.overload
     rest = onnx.NodeProto()
     rest.CopyFrom(node)
     for name in _NAMES:

@@ -16,7 +16,7 @@ from qgraph.graph.constants import constant_expression, constant_tensor, is_cons
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import MICROSOFT, code_type, element_type, is_standard
-from qgraph.graph.scopes import inputs_of, node_name, nodes_of, owners
+from qgraph.graph.scopes import all_nodes, inputs_of, node_name, nodes_of, owners
 from qgraph.targets.layer import Granularity, Loads
 from qgraph.targets.tables import made
 
@@ -73,7 +73,7 @@ class NodeForm:
 
 def node_forms(model: ir.Model) -> Iterator[NodeForm]:
     """Yield the form of each node, those in subgraphs and functions too."""
-    copied = set(refused_pairs(model))
+    copied = set(refused_pairs(model, all_nodes(model)))
     for owner in owners(model):
         inside = isinstance(owner, ir.Function)
         for node in nodes_of(owner):

@@ -13,7 +13,7 @@ from qgraph.errors import where
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset import versions as opset
-from qgraph.graph.scopes import owners
+from qgraph.graph.scopes import all_nodes, owners
 from qgraph.model import Model
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
@@ -372,7 +372,7 @@ def settle(model: Model, plans: Sequence[Drafted], editor: Editor, report: Repor
 
 def forget_domains(model: Model, domains: set[str]) -> None:
     """Remove the opset imports of ``domains`` that no node uses any more."""
-    unused = domains - {node.domain for node in model.nodes()} - {""}
+    unused = domains - {node.domain for node in all_nodes(model.ir)} - {""}
     for owner in owners(model.ir):
         for domain in unused & set(owner.opset_imports):
             del owner.opset_imports[domain]

@@ -280,7 +280,7 @@ def keep_unsigned(model: Model, decoders: Collection[ir.Node], report: Report) -
     These are the codes of some DequantizeLinear. A note in the report has their number.
     """
     editor, changed = Editor(model.ir), 0
-    for chain in list(code_chains(model)) if decoders else ():
+    for chain in list(code_chains(model)):
         wanted = {*chain.decoders}.intersection(decoders)
         if wanted and chain.obstacle is None and is_same_width(chain.kind, _UNSIGNED):
             chain.shift(_UNSIGNED, editor, shares=not model.ir.functions)

@@ -21,7 +21,7 @@ from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.change import OpsetChange
 from qgraph.graph.opset.history import IR_SINCE, SAME, first_version, is_known, versions_between
 from qgraph.graph.opset.rewrites import ADAPTERS, CONCERNS, SHAPED
-from qgraph.graph.scopes import Body, bodies, input_of, nodes_of, owners
+from qgraph.graph.scopes import Body, all_nodes, bodies, input_of, nodes_of, owners
 from qgraph.graph.tensors import slots
 
 OLDEST = 9
@@ -243,7 +243,7 @@ def _raise(model: ir.Model, version: int) -> None:
         if before < version:
             adapt(node, before, version, editor, float_type, facts)
     if model.opset_imports.get("", version) < SIGNED_CODES_SINCE <= version:
-        leave_out_zero_points(refused_decoders(model))
+        leave_out_zero_points(refused_decoders(all_nodes(model)))
     for owner in owners(model):
         if owner.opset_imports.get("", version) < version:
             owner.opset_imports[""] = version
@@ -273,7 +273,7 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
     if asked is None:
         now = model.opset_imports.get("", 0)
         if now < SIGNED_CODES_SINCE <= CEILING and not all(
-            map(is_symmetric, refused_decoders(model))
+            map(is_symmetric, refused_decoders(all_nodes(model)))
         ):
             return max(now, SIGNED_CODES_SINCE - 1)
         return max(CEILING, now)
@@ -285,7 +285,7 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
     return asked
 
 
-def refused_decoders(model: ir.Model) -> list[ir.Node]:
+def refused_decoders(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     """Return the nodes with a zero point for which ONNX Runtime refuses opset 21.
 
     ONNX Runtime copies a quantizer across operators that only move values: Reshape(DQ(q)) becomes
@@ -296,8 +296,7 @@ def refused_decoders(model: ir.Model) -> list[ir.Node]:
     """
     return [
         node
-        for body in bodies(model)
-        for node in body
+        for node in nodes
         if node.op_type == "DequantizeLinear"
         and not node.domain
         and _has_signed_point(node)
@@ -305,10 +304,10 @@ def refused_decoders(model: ir.Model) -> list[ir.Node]:
     ]
 
 
-def refused_pairs(model: ir.Model) -> list[ir.Node]:
-    """Return the nodes for which ONNX Runtime refuses the unchanged model."""
+def refused_pairs(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return those of the nodes for which ONNX Runtime refuses the unchanged model."""
     is_new = model.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
-    return refused_decoders(model) if is_new else []
+    return refused_decoders(nodes) if is_new else []
 
 
 def is_copied_over(value: ir.Value) -> bool:
