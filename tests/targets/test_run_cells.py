@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -139,9 +142,16 @@ def test_the_executed_graph_has_the_kernel(target: str, name: str) -> None:
     if isinstance(found, NoKernel):
         assert not kernel.is_integer or not found.is_certain, (found.reasons, kernel)
         return
+    if found.slower and _has_amx():
+        return  # with AMX, a form that the profile marks as slower may be in float
     assert kernel.is_integer, (found.kernel.id, kernel)
     assert str(kernel.kernel).split()[0] in found.kernel.runs
     assert not found.unknown
+
+
+def _has_amx() -> bool:
+    flags = Path("/proc/cpuinfo")
+    return flags.exists() and "amx_int8" in flags.read_text("utf-8")
 
 
 @pytest.mark.cases(fast=1)
@@ -181,3 +191,28 @@ def test_scales_of_input_channels_are_taken_for_those_of_output_channels() -> No
         )
         results += session.run(None, {"x": x})
     assert (results[0] != results[1]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.runtime
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_openvino_rounds_to_float16_before_8_bits(kind: str) -> None:
+    """The reason that the profile gives for its FP8 codes, for all results."""
+    openvino = pytest.importorskip("openvino")
+    float8 = getattr(ml_dtypes, kind)
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 21]>
+        net (float[50000] x) => (float[50000] y) <float s = {0.25}, float z = {0}> {
+            q = QuantizeLinear (x, s, z)  y = DequantizeLinear (q, s, z)
+        }"""
+    )
+    zero = model.graph.initializers["z"]
+    dtype = ir.DataType.from_numpy(np.dtype(float8))
+    zero.const_value, zero.dtype = ir.tensor(np.zeros((), float8), dtype=dtype, name="z"), dtype
+    x = np.random.default_rng(0).normal(size=50000).astype(np.float32)
+    read = openvino.Core().read_model(ir.to_proto(model).SerializeToString())
+    result = openvino.Core().compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([x])[0]
+    steps = (x / np.float32(0.25)).astype(np.float32)
+    once, twice = steps.astype(float8), steps.astype(np.float16).astype(float8)
+    assert (result == twice.astype(np.float32) * np.float32(0.25)).all()
+    assert 0.001 < np.mean(once != twice) < 0.005
