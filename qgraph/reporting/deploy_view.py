@@ -113,8 +113,7 @@ def _sentence(document: Mapping[str, Any]) -> str:
             f"given equal codes before a segment, codes behind it differ by at most {far}, and "
             f"only within {near} steps of a tie, from what the input means"
         )
-        bounds = [layer["bound"] for layer in document["layers"] if layer["bound"]]
-        own = max((bound["reference_error"] for bound in bounds), default=0)
+        own = summary.get("reference_error", 0.0)
         if own >= 1:
             equal += f", which the input itself keeps within {amount(own, 2)} steps only"
     return f"{document['target']}, {source}; {equal}.{_but(document)}"

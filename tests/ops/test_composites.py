@@ -96,6 +96,7 @@ EXAMPLES += [
     ("BFPQuantizeDequantize", QUARK, {"axis": -1}, [numbers(2, 13)]),
     ("ExtendedQuantizeLinear", QUARK, {"axis": 1}, [numbers(2, 3), scales(3), codes(3, dtype=I8)]),
     ("ExtendedDequantizeLinear", QUARK, {}, [codes(4), scales(1), codes(1)]),
+    ("ExtendedQuantizeLinear", QUARK, {}, [F(1.5), F(0.25), ml_dtypes.bfloat16(2)]),
     ("TRT_FP8QuantizeLinear", "trt", {}, [numbers(2, 3), F(0.01)]),
     ("TRT_FP8DequantizeLinear", "trt", {}, [numbers(2, 3, dtype=FP8), F(0.3)]),
     ("TRT_INT4QuantizeLinear", "trt", {"axis": 0, "block_size": 2}, [numbers(4, 3), scales(2, 3)]),

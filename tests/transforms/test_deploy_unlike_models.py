@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -149,3 +151,14 @@ def test_results_are_within_the_bounds_of_the_input(name: str, target: str) -> N
         assert apart <= (steps * STEP if is_coded else 1e-6 * np.abs(array).max()), output
     assert steps <= 1
     assert len(np.unique(expected["y"])) > 10
+
+
+def test_the_headline_counts_segments_without_a_layer() -> None:
+    """The largest bound may be that of a mean or a sum, which is no layer."""
+    model = qgraph.load(Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx")
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    bounds = [region.bound for region in found.certificate.regions if region.bound]
+    stated = replace(found, layers=()).to_json()["summary"]
+    assert stated["max_steps"] == max(bound.max_steps for bound in bounds) == 1
+    assert stated["tie_distance_steps"] == max(bound.tie_distance_steps for bound in bounds) > 0
+    assert stated["reference_error"] == max(bound.reference_error for bound in bounds) > 0

@@ -153,7 +153,9 @@ class Deployment(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON report, without the files."""
-        bounds = [layer.bound for layer in self.layers if layer.bound is not None]
+        # Segments without a layer, such as means and sums, count too.
+        regions = (region.bound for region in self.certificate.regions)
+        bounds = [bound for bound in regions if bound is not None]
         return {
             **head("deploy"),
             "target": self.target,
@@ -175,6 +177,7 @@ class Deployment(Displayed):
                 "weight_bytes_after": self.weight_bytes_after,
                 "max_steps": max((bound.max_steps for bound in bounds), default=0),
                 "tie_distance_steps": max((b.tie_distance_steps for b in bounds), default=0.0),
+                "reference_error": max((b.reference_error for b in bounds), default=0.0),
             },
             "conditions": [*map(str, self.certificate.conditions), *self.conditions],
             "session_options": dict(self.session_options),

@@ -186,6 +186,21 @@ def split(call: Call) -> list[Fact]:
     ]
 
 
+def part_of_sequence(call: Call) -> list[Fact]:
+    """An element of the sequence that a SplitToSequence makes, whose call is given."""
+    if call.node.op_type != "SplitToSequence" or call.node.domain:
+        raise Unknown
+    x, shape = call[0], call.shape(0)
+    axis = call.axis("axis", 0, len(shape))
+    if not call.has(1):
+        sizes: Sequence[Dim] = [1] if call.integer("keepdims", 1) else []
+    else:
+        parts, size = call.numbers(1), shape[axis]
+        has_rest = call[1].rank == 0 and not (isinstance(size, int) and size % parts[0] == 0)
+        sizes = [parts[0] if len(set(parts)) == 1 and not has_rest else None]
+    return [Fact(x.dtype, [*shape[:axis], *sizes, *shape[axis + 1 :]])]
+
+
 @rule("Gather")
 def gather(call: Call) -> list[Fact]:
     """The shape of the indices in place of the dimension ``axis`` of the data."""

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim, Size, symbol
 from qgraph.graph.inference.elementwise import of_quantizer
+from qgraph.graph.inference.movement import part_of_sequence
 from qgraph.graph.inference.rules import RULES, UNKNOWN, Call, Fact, Unknown, joined, of_tensor
 from qgraph.graph.schema import is_own, versions_of
 from qgraph.graph.scopes import CONTROL, bodies
@@ -219,17 +220,24 @@ class _Walk:
             for value, fact in zip(node.outputs, facts, strict=False):
                 self.known[value] = fact
 
+    def _call(self, node: ir.Node, version: int) -> Call:
+        operands = [None if v is None else self.known.get(v, UNKNOWN) for v in node.inputs]
+        return Call(node, version, operands, self.limits)
+
     def _results(self, node: ir.Node) -> Sequence[Fact]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = self.imports.get(domain)
         if node.op_identifier() in self.functions or (version is None and not domain):
             return [UNKNOWN] * len(node.outputs)
-        inferred = self.known
-        operands = [None if v is None else inferred.get(v, UNKNOWN) for v in node.inputs]
-        call = Call(node, version or 1, operands, self.limits)
+        call = self._call(node, version or 1)
+        facts: Sequence[Fact]
         try:
-            if not domain and node.op_type in CONTROL:
-                facts: Sequence[Fact] = _control(call, self._body)
+            if not domain and node.op_type == "SequenceAt":
+                # Facts are about tensors, so an element is inferred from what is split.
+                sequence = node.inputs[0].producer() if node.inputs[0] else None
+                facts = part_of_sequence(self._call(sequence or node, call.version))
+            elif not domain and node.op_type in CONTROL:
+                facts = _control(call, self._body)
             elif (rule := RULES.get((domain, node.op_type))) is not None:
                 facts = rule(call)
             elif is_own(node.op_type, call.version, domain):

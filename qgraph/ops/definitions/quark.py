@@ -290,7 +290,8 @@ def _code_type(node: ir.Node, dtype: ir.DataType) -> tuple[ir.DataType, int]:
         )
     if dtype not in (*_WIDE, ir.DataType.BFLOAT16) and dtype.name not in QDQ_SINCE:
         raise ValueError(f"its zero point is {dtype.name}, expected integers or BFLOAT16. Cast it")
-    return dtype, pieces.axis_of(node.attributes.get_int("axis", 0), len(pieces.sizes_of(node, 0)))
+    rank = len(pieces.sizes_of(node, 0))
+    return dtype, pieces.axis_of(node.attributes.get_int("axis", 0), rank) if rank else 0
 
 
 def _parameters(draft: Draft, node: ir.Node) -> list[ir.Value]:

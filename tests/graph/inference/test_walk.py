@@ -303,3 +303,35 @@ def test_sizes_that_are_no_integers_leave_the_shape_open(operator, kind):
         }}"""
     )
     assert facts(model) == {"y": "?[...]", "z": "FLOAT[2, 3]"}
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    ("split", "attributes", "expected"),
+    [
+        ("p", "axis = 1", "FLOAT[input0_0, 3]"),
+        ("r", "axis = -1", "FLOAT[input0_0, ?]"),
+        ("l", "axis = 1", "FLOAT[input0_0, ?]"),
+        ("e", "axis = 1", "FLOAT[input0_0, 2]"),
+        ("", "axis = 1", "FLOAT[input0_0, 1]"),
+        ("", "axis = 1, keepdims = 0", "FLOAT[input0_0]"),
+    ],
+)
+def test_elements_of_a_sequence_are_inferred(split: str, attributes: str, expected: str) -> None:
+    """As torch writes ``chunk``: parts of 3, of 4 with a rest, of sizes (1, 5) and (2, 2, 2)."""
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[N,6] x) => (float[a,b] y)
+    <int64 p = {{3}}, int64 r = {{4}}, int64[2] l = {{1, 5}}, int64[3] e = {{2, 2, 2}},
+     int64 last = {{-1}}> {{
+        s = SplitToSequence <{attributes}> (x{", " * bool(split)}{split})
+        y = SequenceAt (s, last)
+    }}""")
+    found = facts(model)
+    assert found == {"s": "?[...]", "y": expected}
+    model.graph.outputs[0].shape = None
+    proto = ir.to_proto(model)
+    session = pytest.importorskip("onnxruntime").InferenceSession(proto.SerializeToString())
+    (y,) = session.run(None, {"x": np.zeros((5, 6), np.float32)})
+    sizes = expected.removeprefix("FLOAT[").removesuffix("]").split(", ")
+    assert len(sizes) == y.ndim
+    assert all(size in ("input0_0", "?", str(n)) for size, n in zip(sizes, y.shape, strict=True))
