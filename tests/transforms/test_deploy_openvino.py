@@ -317,3 +317,36 @@ def test_scales_along_rows_of_short_codes_are_right(kind, decode, scales):
         core.read_model(model.to_proto().SerializeToString()), "CPU", hint
     )
     np.testing.assert_allclose(compiled([x])["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E5M2"])
+def test_data_of_fp8_are_rounded_once(kind):
+    """OpenVINO rounds to float16 and then to 8 bits: the trap ends where the first line fails."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    net (float[8,64] x) => (float[8,64] y) <float s = {0.013}> {
+        c = QuantizeLinear (x, s, z)    d = DequantizeLinear (c, s, z)
+        m = DequantizeLinear (w, s, z)  n = Neg (m)    y = Add (d, n)
+    }""")
+    number = getattr(onnx.TensorProto, kind)
+    for name, shape in (("z", []), ("w", [64])):
+        zeros = onnx.helper.make_tensor(name, number, shape, [0.0] * max(1, sum(shape)))
+        proto.graph.initializer.append(zeros)
+    x = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
+    scale, dtype = np.float32(0.013), onnx.helper.tensor_dtype_to_np_dtype(number)
+    largest = np.float32(448 if kind == "FLOAT8E4M3FN" else 57344)
+    steps = np.clip(x / scale, -largest, largest)
+    expected = steps.astype(dtype).astype(np.float32) * scale
+
+    def differing(proto):
+        read, hint = proto.SerializeToString(), {"INFERENCE_PRECISION_HINT": "f32"}
+        run = openvino_core().compile_model(openvino_core().read_model(read), "CPU", hint)
+        return np.mean(run([x])[0] != expected)
+
+    assert differing(proto) > 0
+    model = qgraph.load(proto)
+    assert qgraph.deploy(model, "openvino-cpu").certificate.verdict == "proved"
+    assert differing(model.to_proto()) == 0
+    once = model.to_proto()
+    qgraph.deploy(model, "openvino-cpu")
+    assert model.to_proto() == once

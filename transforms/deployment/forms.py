@@ -18,12 +18,13 @@ import onnx_ir as ir
 
 from qgraph.errors import Choice
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.schema import LINEAR_DOMAINS
+from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_traps import row_sums_of, stripped_decoders, unrounded_sums
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
+from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
@@ -176,6 +177,21 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
     return ("residual-add" in traps and any(unrounded_sums(nodes, layers))) or (
         "sixteen-bits-removed" in traps and any(stripped_decoders(nodes))
     )
+
+
+_FLOAT8 = {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}
+
+
+def twice_rounded(model: Model, profile: Profile) -> list[str]:
+    """Return the names of results of FP8 quantizers that a target rounds to float16 before."""
+    if not any(trap.id == "float8-rounded-twice" for trap in profile.trap):
+        return []
+    data = [site for site in readable_sites(model.ir) if site.values is None]
+    return [
+        str(site.y.name)
+        for site in data
+        if any(n.op_type == "QuantizeLinear" and code_type(n) in _FLOAT8 for n in site.nodes)
+    ]
 
 
 def packed(model: Model) -> dict[str, ExplainedReason]:

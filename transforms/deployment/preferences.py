@@ -28,6 +28,7 @@ from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
+from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.deployment.attempts import Attempt, float_network, unchanged
 from qgraph.transforms.deployment.forms import (
     FLOAT,
@@ -40,6 +41,7 @@ from qgraph.transforms.deployment.forms import (
     marked_slower,
     misread_biases,
     packed,
+    twice_rounded,
 )
 from qgraph.transforms.deployment.pipeline import (
     copies_unsigned_pairs,
@@ -100,6 +102,11 @@ def preferred(
         attempt = _with([SeparateWeights()], attempt)
     if is_unrounded(attempt.model, profile):
         attempt = _with([KeepRoundings()], attempt)
+    if results := twice_rounded(attempt.model, profile):
+        values = "|".join(map(escaped, results))
+        forms = [ConvertDialect(to=name, values=values) for name in ("qonnx", "onnx")]
+        plain = _with(forms, attempt)
+        attempt = attempt if any(plain.model.nodes("FloatQuant")) else plain
     if copies_unsigned_pairs(profile) and any(map(_is_copied, attempt.model.nodes())):
         attempt = _with([CanonicalOperators(forms=CanonicalForm.POINTS)], attempt)
     if misreads_row_scales(profile):
