@@ -38,6 +38,8 @@ from qgraph.targets.layer import LAYERS
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
+_KEEPS = LintFix("keep-roundings", "bits")
+_FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
 _BOTH = 128
 _MOST_PARTS = 64
@@ -149,13 +151,7 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
             yield Found((node, layer), text, {"error_steps": 0.5})
 
 
-@rule(
-    "QG307",
-    "residual-not-rounded",
-    WARNING,
-    fix=LintFix("keep-roundings", "bits"),
-    targets=_OPENVINO,
-)
+@rule("QG307", "residual-not-rounded", WARNING, fix=_KEEPS, targets=_OPENVINO)
 def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO drops the rounding of a quantized convolution before an Add."""
     layers = {layer.node for layer in facts.layers}
@@ -167,13 +163,7 @@ def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
         yield Found((each.node, *nodes), text)
 
 
-@rule(
-    "QG308",
-    "sixteen-bits-removed",
-    WARNING,
-    fix=LintFix("keep-roundings", "bits"),
-    targets=_OPENVINO,
-)
+@rule("QG308", "sixteen-bits-removed", WARNING, fix=_KEEPS, targets=_OPENVINO)
 def sixteen_bits_removed(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO removes pairs of 16 bits around data."""
     for decoder in stripped_decoders(facts.of(DECODE)):
@@ -379,6 +369,15 @@ def rows_with_column_scales(facts: ModelFacts) -> Iterator[Found]:
             number = 0 if decoder.scale is None else int(decoder.scale.size)
             text = f"the codes have scales along axis {decoder.axis % len(shape)}, not axis 0"
             yield Found((node, maker), f"{text}: rows get wrong scales", {"scales": number})
+
+
+@rule("QG322", "rounded-to-float16-first", WARNING, targets=_OPENVINO)
+def rounded_to_float16_first(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO rounds data to float16 before it rounds them to FP8."""
+    for encoder in facts.encoders:
+        if encoder.kind in _FLOAT8 and facts.constant(encoder.node.inputs[0]) is None:
+            text = f"data next to a tie become the other neighbour in {encoder.kind}"
+            yield Found((encoder.node,), text, {"type": encoder.kind})
 
 
 def _attribute(node: ir.Node, name: str, default: object) -> Any:

@@ -46,6 +46,7 @@ STABLE = {
     "weights-read-turned": "QG319",
     "pool-pads-codes": "QG320",
     "rows-with-column-scales": "QG321",
+    "rounded-to-float16-first": "QG322",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

@@ -131,7 +131,8 @@ def preferred(
     timing = Timing(profile.executed, shapes=shapes, options=options)
     tuning = tune(attempt.model, timing)
     measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
-    is_right = not (saturating(reference, profile) or is_unrounded(reference, profile))
+    faults = saturating, is_unrounded, twice_rounded
+    is_right = not any(each(reference, profile) for each in faults)
     return _fastest(measured, reference, request, may_stay=is_right)
 
 

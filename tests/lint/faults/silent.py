@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -267,3 +268,10 @@ def columns(model: ir.Model, node: ir.Node) -> str | None:
     rows = beside(decoder.outputs[0], "Gather", np.asarray([0, 1]))
     as_output(model, rows.outputs[0])
     return label(rows)
+
+
+@fault("QG322", is_pair)
+def float8(model: ir.Model, node: ir.Node) -> str:
+    for each in (node, reader(node)):
+        fed(each, 2, np.zeros((), ml_dtypes.float8_e4m3fn))
+    return label(node)

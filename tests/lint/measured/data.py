@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.lint.measured.harness import F, differ, measured, model, normal, ort, rounded, sqnr
+from tests.lint.measured.harness import (
+    F,
+    differ,
+    measured,
+    model,
+    normal,
+    openvino,
+    ort,
+    qgraph_run,
+    rounded,
+    sqnr,
+)
 
 X = normal(100_000)
 
@@ -103,3 +114,15 @@ def ties() -> str:
         f"Multiples of .15 at a scale of .3: {differ(one, other)} codes differ between "
         "x / s and x * (1 / s)."
     )
+
+
+@measured("QG322")
+def rounded_twice() -> str:
+    changes = []
+    for kind, name in ((17, "E4M3FN"), (19, "E5M2")):
+        text = f"""(float[100000] x) => (float[100000] y) {{
+            c = QuantizeLinear <output_dtype = {kind}> (x, s) y = DequantizeLinear (c, s) }}"""
+        proto = model(text, s=F(0.013))
+        right, result = qgraph_run(proto, {"x": X}), openvino(proto, {"x": X})
+        changes.append(f"{differ(result, right)} with {name}")
+    return f"Normal numbers that OpenVINO rounded to the other neighbour: {', '.join(changes)}."
