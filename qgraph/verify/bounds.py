@@ -1,8 +1,7 @@
 """Check the bounded regions of a certificate: recompute the bounds, without any search.
 
 The certificate names the corresponding roundings. The reference is evaluated on codes, then the
-candidate on the same codes, and the ends of each region are compared. If one model moves elements
-before it rounds them, and the other one after, the moved codes are the end of the region.
+candidate on the same codes, and the ends of each region are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import onnx_ir as ir
 
 from qgraph.bound import Bound
 from qgraph.certificate import Certificate, RegionVerdict
-from qgraph.errors import EquivalenceError
+from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, ProofVerdict, Status
 from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
@@ -96,7 +95,7 @@ class BoundCheck:
         primes: Sequence[int],
     ) -> None:
         self._bounding, self._sides, self._paired = certificate.bounding, sides, paired
-        self._compared: dict[Pair, list[_Pair]] = {}
+        self._compared: dict[Pair, _Pair] = {}
         own = filter(_begins_at_end, certificate.regions)
         self._own = {(region.reference_value, region.candidate_value) for region in own}
         found = ((id(region), self._segment(region)) for region in certificate.regions)
@@ -132,22 +131,22 @@ class BoundCheck:
         Codes that the certificate pairs are equal for later segments, even without a bound.
         """
         for segment in (s for s in self._exits if s.ends[1] is value):
-            for own in self._traces[0].roundings.get(segment.ends[0], ()):
-                keys = set(own.function.key), set(rounding.function.key)
-                if keys[0] == keys[1] or UNKNOWN.key in keys[0] | keys[1]:
-                    self._compared.setdefault(segment.ends, []).append((own, rounding))
-                    return own.codes.plus(Ideal.fixed(np.asarray(float(segment.code_shift))))
+            own = self._traces[0].roundings.get(segment.ends[0])
+            keys = set(own.function.key if own else ()), set(rounding.function.key)
+            if own and (keys[0] == keys[1] or UNKNOWN.key in keys[0] | keys[1]):
+                self._compared[segment.ends] = own, rounding
+                return own.codes.plus(Ideal.fixed(np.asarray(float(segment.code_shift))))
         return None
 
     def _equal_codes(self, segment: _Segment) -> Iterator[Pair]:
         """Yield values that are equal if the codes at the end of a segment are."""
-        alike = [] if segment.ends in self._compared else [segment.ends]
-        for one, other in self._compared.get(segment.ends, ()):
-            is_moved = one.is_moved or other.is_moved
-            if not (is_moved or segment.code_shift) and agree(*segment.nodes, self._sides):
+        alike = [segment.ends]
+        if segment.ends in self._compared:
+            if not segment.code_shift and agree(*segment.nodes, self._sides):
                 yield segment.ends
-            held = [trace.holding(one.codes) for trace in self._traces]
-            alike += itertools.product(held[0], held[1])
+            codes = self._compared[segment.ends][0].codes
+            ours, theirs = (trace.holding(codes) for trace in self._traces)
+            alike = list(itertools.product(ours, theirs))
         for pair in alike:
             with contextlib.suppress(*FAILURES):
                 if self._is_same(pair):
@@ -189,24 +188,19 @@ class BoundCheck:
         confirm(is_bare, "it states figures that a bound does not have")
         confirm(not (is_proved and segment.code_shift), "code shift: equal codes have none")
         if is_proved:
-            for pair in self._compared.get(segment.ends, [()]):
-                self._expect_one_shape(segment, pair)
             is_one = self._is_congruent(segment) and region.exactness is Exactness.VALUES
             need(is_one, "the checker does not find its two sides to be one function")
+            self._expect_one_shape(segment)
         elif region.bound is None:
             raise EquivalenceError("it states no bound")
         else:
             with np.errstate(all="ignore"):
                 self._compare(segment, region.bound)
 
-    def _expect_one_shape(self, segment: _Segment, pair: Sequence[TracedRounding] = ()) -> None:
-        """Check that both ends have one shape, or the codes that one model moves."""
+    def _expect_one_shape(self, segment: _Segment) -> None:
+        """Check that both ends have one shape."""
         sizes = [trace.shape(end) for trace, end in zip(self._traces, segment.ends, strict=True)]
-        for side, rounding in enumerate(pair):
-            if rounding.is_moved and rounding.movement is not None:
-                sizes[side] = rounding.movement.after.sizes
-        if not any(rounding.is_moved and rounding.movement is None for rounding in pair):
-            merged(*(tuple(n if isinstance(n, int) else str(n) for n in own) for own in sizes))
+        merged(*(tuple(n if isinstance(n, int) else str(n) for n in own) for own in sizes))
 
     def _entries(self, segment: _Segment) -> set[tuple[str, str]]:
         """Return the names of the pairs of codes and inputs that a segment starts from."""
@@ -253,32 +247,31 @@ class BoundCheck:
         is_shifted = segment.is_output and segment.code_shift
         confirm(not is_shifted, "code shift: an output is not a code of a quantizer")
         figures, are_best = self._figures(segment, bound)
-        for each in figures:
-            problem = problem_of(each, bound)
-            # of other functions than sums, the prover may know smaller bounds
-            is_wrong = are_best and problem_of(each, bound, _NOISE)
-            confirm(not is_wrong, str(problem))
-            need(not problem, f"the checker does not find so small a bound: {problem}")
+        problem = problem_of(figures, bound)
+        # of other functions than sums, the prover may know smaller bounds
+        is_wrong = are_best and problem_of(figures, bound, _NOISE)
+        confirm(not is_wrong, str(problem))
+        need(not problem, f"the checker does not find so small a bound: {problem}")
         need(bound.seen is None, "the checker runs no codes that show a difference")
 
-    def _figures(self, segment: _Segment, bound: Bound) -> tuple[list[Figures], bool]:
-        """Return the figures of a bound, of each pair of roundings, and if none can be smaller."""
+    def _figures(self, segment: _Segment, bound: Bound) -> tuple[Figures, bool]:
+        """Return the figures of a bound, and whether there can be no smaller ones."""
         are_certain = all(trace.is_certain for trace in self._traces)
-        pairs = self._compared.get(segment.ends, [])
         if segment.is_output:
             self._expect_one_shape(segment)
             ours, theirs = (t.of(end) for t, end in zip(self._traces, segment.ends, strict=True))
             are_best = ours.meant.is_linear and theirs.meant.is_linear and ours.low.size == 1
             figures = of_output(ours, theirs, bound, any(map(_is_whole, segment.ends)))
-            return [figures], are_best and are_certain
+            return figures, are_best and are_certain
         for trace, end in zip(self._traces, segment.ends, strict=True):
             trace.expect_rounding(end)
-        need(pairs, "the models compute it by different operators")
-        for pair in pairs:
-            self._expect_one_shape(segment, pair)
-        are_best = all(each.function.is_linear for pair in pairs for each in pair)
+        pair = self._compared.get(segment.ends)
+        if pair is None:
+            raise UnsupportedError("the models compute it by different operators")
+        self._expect_one_shape(segment)
+        are_best = all(each.function.is_linear for each in pair)
         are_best &= not any(map(_is_limited_later, segment.ends))
-        return [of_roundings(*pair, bound) for pair in pairs], are_best and are_certain
+        return of_roundings(*pair, bound), are_best and are_certain
 
 
 def _begins_at_end(region: RegionVerdict) -> bool:

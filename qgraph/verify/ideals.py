@@ -272,8 +272,6 @@ class TracedRounding:
         ends: the first and the last code that occur.
         reach: the first and the last code without limits.
         codes: the codes, as a function.
-        is_moved: whether these are moved codes of the model.
-        movement: the movement, unless these are maxima.
     """
 
     kind: str
@@ -283,8 +281,6 @@ class TracedRounding:
     ends: tuple[Float64, Float64]
     reach: tuple[Float64, Float64]
     codes: Ideal = field(default_factory=Ideal)
-    is_moved: bool = False
-    movement: MovedElements | None = None
 
 
 def rounding_of(kind: str, before: Executed, limits: tuple[Float64, Float64]) -> TracedRounding:

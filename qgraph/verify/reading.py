@@ -18,7 +18,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant, freeze_inputs
-from qgraph.graph.inference.walk import RESHAPING, infer, open_interface
+from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import OLDEST, changes
 from qgraph.graph.schema import OpKey, attribute_values, versions_of
@@ -208,11 +208,6 @@ def merged(a: Shape | None, b: Shape | None) -> Shape | None:
 
 
 QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
-MOVING = RESHAPING | names(
-    "Compress DepthToSpace Expand Gather GatherElements GatherND Resize Slice SpaceToDepth Split "
-    "Tile Transpose"
-)
-"""Operators whose results are elements of their first operand."""
 
 
 class Reading:

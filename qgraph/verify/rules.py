@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.walk import RESHAPING
+from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
+from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import (
     RIGHT,
     Taps,
     added_up,
     convolution_taps,
     is_never_empty,
+    pointwise_taps,
     products,
     rows_of_transposed,
 )
@@ -32,18 +37,7 @@ from qgraph.verify.ideals import (
     limited,
     sums,
 )
-from qgraph.verify.movements import (
-    PoolWindows,
-    concat,
-    identity_of,
-    largest,
-    move,
-    moved,
-    pad,
-    rebased,
-    varies,
-)
-from qgraph.verify.reading import MOVING, QUANTIZERS
+from qgraph.verify.reading import QUANTIZERS
 from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_codes
 
 ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)
@@ -143,17 +137,6 @@ def normalize(trace: Trace, node: ir.Node) -> Executed:
     )
 
 
-def leaky(trace: Trace, node: ir.Node) -> Executed:
-    """Return a LeakyRelu."""
-    x, unit = trace.of(node.inputs[0]), precision_of(node)
-    alpha = float(np.float32(node.attributes.get_float("alpha", 0.01)))
-    need(0 <= alpha <= 1, "a LeakyRelu that is not between 0 and the identity")
-    low, high = (np.where(end >= 0, end, alpha * end) for end in (x.low, x.high))
-    basis = Basis(("LeakyRelu", alpha), low, high, x.meant)
-    meant = replace(Ideal.of(basis), depth=x.meant.depth + 1)
-    return rounded(Executed(meant, low, high, x.error), unit)
-
-
 def hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
     """Return a HardSigmoid."""
     read = node.attributes.get_float
@@ -210,6 +193,112 @@ def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
     return trace.sum(node, trace.times(node, trace.over(node, codes, last), step), bottom)
 
 
+def move(trace: Trace, node: ir.Node) -> Executed:
+    """Return data with its elements in other places."""
+    x = trace.of(node.inputs[0])
+    if node.op_type == "Identity" or (node.op_type == "Dropout" and len(node.inputs) < 3):
+        return x
+    need(node.op_type != "Dropout", "a Dropout in training")
+    before, sizes = trace.shape_of(trace.shape(node.inputs[0])), trace.shape(node.outputs[0])
+    if node.op_type == "Transpose":
+        axes = node.attributes.get_ints("perm", range(len(sizes))[::-1])
+        movement = before.turned(before.sizes[-1], axes)
+        return changed(x, lambda a: a.transpose(axes)) if x.is_constant else moved(movement, x)
+    movement = before.reshaped(sizes)
+    if x.is_constant:
+        return changed(x, lambda array: array.reshape(movement.after.lengths))
+    return moved(movement, x)
+
+
+def moved(movement: MovedElements, x: Executed) -> Executed:
+    """Return moved data."""
+    meant = _rearranged(x.meant, movement.of, partial(_taken, movement))
+    low, high, absolute, relative = map(movement.of, (x.low, x.high, x.absolute, x.relative))
+    unit = None if x.unit is None else movement.of(x.unit)
+    return Executed(meant, low, high, absolute, relative, unit)
+
+
+def _rearranged(
+    function: Ideal, change: Callable[[Float64], Float64], part: Callable[[Basis, Ideal], Basis]
+) -> Ideal:
+    """Return a function of other elements, as a function of bases of them.
+
+    Args:
+        function: the function.
+        change: returns an array of the other elements.
+        part: returns the other elements of a basis, which is also given as a function.
+    """
+    terms = []
+    for factor, basis in function.terms:
+        inner = replace(Ideal.of(basis), depth=function.depth)
+        terms.append((change(factor), part(basis, inner)))
+    return Ideal(tuple(terms), change(function.offset), change(function.size), function.depth)
+
+
+def _taken(movement: MovedElements, basis: Basis, inner: Ideal) -> Basis:
+    """Return moved elements of a basis."""
+    ends = movement.of(basis.low), movement.of(basis.high)
+    if basis.inner is not None and basis.kind[1:] == (RIGHT.geometry, RIGHT.trailing):
+        turned = _turned(basis, movement, ends)
+        if turned is not None:
+            return turned
+    if basis.inner is not None and basis.movement is not None:
+        inner, movement = basis.inner, basis.movement.then(movement)
+    if movement.is_nothing:
+        return inner.terms[0][1]
+    return Basis(movement.kind, *ends, inner, movement=movement)
+
+
+def _turned(basis: Basis, movement: MovedElements, ends: tuple[Float64, Float64]) -> Basis | None:
+    """Return transposed rows of a matrix product as a 1 x 1 Conv; None for other movements."""
+    rank = len(movement.before.lengths)
+    axes = 0, rank - 1, *range(1, rank - 1)
+    layout, numbers = pointwise_taps(axes), movement.before.places
+    is_turned = layout is not None and np.array_equal(movement.places, numbers.transpose(axes))
+    if layout is None or not is_turned or basis.weights is None or basis.inner is None:
+        return None
+    weights, reach = (
+        a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
+    )
+    turn = movement.before.turned(basis.weights.shape[1], axes)
+    inner = _rearranged(basis.inner, turn.of, partial(_taken, turn))
+    return Basis(("sum", layout.geometry, layout.trailing), *ends, inner, weights, reach)
+
+
+def pooled(x: Executed, kind: tuple[Hashable, ...]) -> Executed:
+    """Return maxima or means of windows of data that does not differ within a channel."""
+    meant = _rearranged(
+        x.meant,
+        lambda array: array.reshape(()) if array.size == 1 else array,
+        lambda basis, inner: Basis(kind, basis.low, basis.high, inner),
+    )
+    return replace(x, meant=meant, absolute=x.error, relative=NOTHING)
+
+
+def largest(trace: Trace, node: ir.Node) -> Executed:
+    """Return maxima of windows."""
+    x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
+    is_full = node.op_type != "MaxPool" or is_never_empty(node, shape, trusts_ceil=True)
+    need(is_full, "a window of a MaxPool may lie in the padding alone")
+    is_even = not _varies(x, range(2, len(shape)), len(shape))
+    need(is_even, f"a {node.op_type} of data with several scales")
+    is_one = len(x.meant.terms) == 1 and bool((x.meant.terms[0][0] > 0).all())
+    need(is_one, "a maximum of several terms")
+    return pooled(x, _identity_of(node))
+
+
+def _identity_of(node: ir.Node) -> tuple[Hashable, ...]:
+    """Return a key that is equal for nodes with equal windows."""
+    return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
+
+
+def _varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
+    """Return whether numbers of a tensor differ along axes."""
+    arrays = [factor for factor, _ in x.meant.terms]
+    arrays += [x.low, x.high, x.absolute, x.relative, x.meant.offset]
+    return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
+
+
 def mean(trace: Trace, node: ir.Node) -> Executed:
     """Return means over windows or whole axes."""
     x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
@@ -232,22 +321,21 @@ def mean(trace: Trace, node: ir.Node) -> Executed:
         need(is_full, "a window of an AveragePool may lie in the padding alone")
         kernel = list(node.attributes.get_ints("kernel_shape", ()))
         if is_padded or kernel != sizes:  # others are means of whole images
-            identity = identity_of(node)
+            identity = _identity_of(node)
         sizes = list(kernel)
     numbers = [size for size in sizes if isinstance(size, int)]
-    is_even = len(numbers) == len(sizes) and not varies(x, axes, rank)
+    is_even = len(numbers) == len(sizes) and not _varies(x, axes, rank)
     need(is_even, "a mean of data with several scales, or of unknown size")
     count = float(math.prod(numbers))
-    meant = rebased(x.meant, PoolWindows((*identity, *axes), are_maxima=False))
-    exact = replace(x, meant=meant, absolute=count * x.error, relative=NOTHING)
-    total = added_up(exact, np.asarray(count), count * x.reach, trace.adding(node))
+    exact = pooled(x, (*identity, *axes))
+    total = replace(exact, absolute=count * exact.absolute)
+    total = added_up(total, np.asarray(count), count * x.reach, trace.adding(node))
     quotient = replace(exact, absolute=total.absolute / count, unit=None)
     result = trace.stored(node, rounded(quotient, trace.adding(node), times=2))
     if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) == 1:
         return result
     sizes_kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    movement = trace.shape_of(sizes_kept).reshaped(trace.shape(node.outputs[0]))
-    return moved(trace, movement, result)
+    return moved(trace.shape_of(sizes_kept).reshaped(trace.shape(node.outputs[0])), result)
 
 
 RULES: dict[str, Rule] = {
@@ -256,7 +344,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), add),
     **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
-    **dict.fromkeys(MOVING | {"Dropout", "Identity"}, move),
+    **dict.fromkeys(RESHAPING | {"Dropout", "Identity", "Transpose"}, move),
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), largest),
     **dict.fromkeys(
         WHOLE,
@@ -268,8 +356,5 @@ RULES: dict[str, Rule] = {
     "Mul": multiply,
     "Div": lambda t, n: t.over(n, *map(t.of, n.inputs)),
     "BatchNormalization": normalize,
-    "LeakyRelu": leaky,
     "HardSigmoid": hard_sigmoid,
-    "Concat": concat,
-    "Pad": pad,
 }

@@ -35,12 +35,11 @@ from qgraph.verify.ideals import (
     fixed,
     rounding_of,
 )
-from qgraph.verify.reading import QUANTIZERS, Reading, agree, code_range
+from qgraph.verify.reading import QUANTIZERS, Reading, code_range
 
-Change = Callable[[Float64], Float64]
 Operation = Callable[..., Float64]
-Rule = Callable[["Trace", ir.Node], Executed | Sequence[Executed]]
-"""Returns the results of a node."""
+Rule = Callable[["Trace", ir.Node], Executed]
+"""Returns the first result of a node."""
 
 _EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"})
 _ARITHMETIC = _EXACT | {"Div", "ReduceMean", "AveragePool", "GlobalAveragePool", "LeakyRelu"}
@@ -57,15 +56,14 @@ class Trace:
     Args:
         side: the model.
         inputs: its inputs, as functions and ranges.
-        settle: called with a result and its rounding, or with moved elements of it; returns their
-            codes, or None for new ones.
+        settle: called with a result and its rounding; returns its codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: rules by operator.
         ends: ends of segments. If an end has no bound, all of its codes are assumed to occur.
         primes: prime numbers used in place of open sizes.
 
     Attributes:
-        roundings: by their results; first that of the model, then those of moved elements.
+        roundings: by their results.
         imports: domains of the model and their versions.
         primes: by open size of the inputs.
         is_certain: whether no ideal numbers or codes are assumed.
@@ -81,12 +79,11 @@ class Trace:
         ends: Collection[ir.Value],
         primes: Sequence[int] = PRIMES[0],
     ) -> None:
-        self.roundings: dict[ir.Value, list[TracedRounding]] = {}
+        self.roundings: dict[ir.Value, TracedRounding] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._ends, self.imports = ends, side.imports
         self._shapes, self.primes = side.shapes(primes)
         self.is_certain = True
-        self._codes: dict[Basis, tuple[ir.Value, TracedRounding]] = {}
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
         with np.errstate(all="ignore"):
@@ -121,21 +118,13 @@ class Trace:
 
     def _enter(self, node: ir.Node) -> None:
         rule, value = self._rules.get(node.op_type), node.outputs[0]
-        data = node.inputs[0] if node.op_type in QUANTIZERS else None
         try:
-            for twin in () if data is None else data.consumers():
-                other = twin.outputs[0]
-                is_one = other in self._values and agree(twin, node, (self._side, self._side))
-                if is_one and self.limits_behind(other) == self.limits_behind(value):
-                    self._values[value] = self._values[other]
-                    return
             is_known = not node.domain or operator_of(node) is not None
             if rule is None or node.domain == "com.microsoft" or not is_known:
                 raise UnsupportedError(f"the checker has no bound for {node.op_type}")
-            results = rule(self, node)
-            results = [results] if isinstance(results, Executed) else results
-            _expect_whole(node, results[0])
-            self._values.update(zip(node.outputs, results, strict=False))
+            result = rule(self, node)
+            _expect_whole(node, result)
+            self._values[value] = result
         except FAILURES as error:
             self._unknown.update(dict.fromkeys(node.outputs, str(error)))
             if value in self._ends:
@@ -158,8 +147,7 @@ class Trace:
                 zero = self.of(node.inputs[7]).numbers if node.op_type in ON_CODES else NOTHING
                 ends = *range_of_codes(value), zero.reshape(())
                 result = self.quantized(node, unknown, "Round", ends)
-            if isinstance(result, Executed):
-                self._values[value], self.is_certain = result, False
+            self._values[value], self.is_certain = result, False
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
@@ -172,13 +160,6 @@ class Trace:
         """Return sizes as a shape, with numbers for open sizes."""
         return Shape(sizes, self.primes)
 
-    def arrays(self, node: ir.Node, operands: Sequence[ir.Value | None]) -> list[Array | None]:
-        """Return the arrays of constant operands of a node."""
-        arrays = list(map(self._side.array, operands))
-        are_known = all(a is not None or x is None for a, x in zip(arrays, operands, strict=True))
-        need(are_known, f"a parameter of a {node.op_type} is not constant")
-        return arrays
-
     def _constant(self, value: ir.Value) -> Executed:
         """Return a constant; its ideal numbers follow from the rule of the node that computes it.
 
@@ -189,10 +170,9 @@ class Trace:
             raise UnsupportedError(f"{value.name!r} has no numbers that the checker knows")
         numbers = array.astype(np.float64)
         rule = None if node is None else self._rules.get(node.op_type)
-        if node is not None and rule is not None and node.inputs:
+        if node is not None and rule is not None and node.inputs and node.outputs[0] is value:
             with contextlib.suppress(*FAILURES):
-                results = rule(self, node)
-                own = results if isinstance(results, Executed) else results[value.index() or 0]
+                own = rule(self, node)
                 if own.value is not None and np.array_equal(own.value, numbers):
                     return own
         self.is_certain &= node is None or not node.inputs
@@ -277,43 +257,11 @@ class Trace:
         if before.is_constant:
             return fixed(np.clip(WHOLE[rounding](before.numbers), low, high) + zero)
         rounded = rounding_of(rounding, before, (low, high))
-        codes = self._settled(value, rounded, Basis(("codes", id(value)), *rounded.ends))
+        own = Ideal.of(Basis(("codes", id(value)), *rounded.ends))
+        codes = self._settle(value, rounded) or own
+        self.roundings[value] = replace(rounded, codes=codes)
         result = Executed(codes, *codes.range, unit=np.ones(()))
         return sum_of(result, fixed(zero)) if zero.any() else result
-
-    def _settled(self, value: ir.Value, rounding: TracedRounding, own: Basis) -> Ideal:
-        """Return the codes of a rounding: those of the other model if they correspond."""
-        codes = self._settle(value, rounding)
-        if codes is None:
-            self._codes[own] = value, rounding
-        rounding = replace(rounding, codes=codes or Ideal.of(own))
-        self.roundings.setdefault(value, []).append(rounding)
-        return rounding.codes
-
-    def carried(
-        self, basis: Basis, result: Basis, change: Change, move: Callable[[Executed], Executed]
-    ) -> Ideal:
-        """Return moved elements of a basis as a function.
-
-        Moved codes are also roundings of moved data, because all operators that move elements are
-        monotone.
-
-        Args:
-            basis: the basis before the movement.
-            result: its moved elements.
-            change: moves arrays.
-            move: moves data.
-        """
-        if basis not in self._codes or result in self._codes:
-            return Ideal.of(result)
-        value, rounding = self._codes[basis]
-        try:
-            low, high = map(change, rounding.clips)
-            moved = rounding_of(rounding.kind, move(rounding.before), (low, high))
-        except FAILURES:
-            return Ideal.of(result)
-        moved = replace(moved, is_moved=True, movement=result.movement)
-        return self._settled(value, moved, result)
 
 
 def _expect_whole(node: ir.Node, result: Executed) -> None:

@@ -1,4 +1,4 @@
-"""Bounds of codes that one model moves before rounding and the other one behind it, checked."""
+"""Bounds of codes that one model moves before rounding and the other one behind it: unchecked."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ def document(models: tuple[ir.Model, ir.Model]) -> dict[str, Any]:
     return dict(json.loads(json_text(proof.to_json())))
 
 
-@pytest.mark.cases(fast=0, slow=1)
+def assert_unchecked(stated: dict[str, Any], *pair: ir.Model) -> None:
+    """Assert that the checker neither confirms nor refutes the first bound."""
+    result = checked(stated, *pair)
+    assert not result.is_refuted
+    assert str(result.regions[0].status) == "unchecked"
+    assert str(result.verdict) == "undecided"
+
+
+@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize(("move", "ours", "theirs"), CASES)
-def test_all_regions_around_moved_codes_are_checked(move, ours, theirs):
+def test_bounds_of_codes_that_one_model_moves_are_left_to_the_prover(move, ours, theirs):
     pair = model(ours[0], move, first=ours[1]), model(theirs[0], move, first=theirs[1])
     stated = document(pair)
-    result = checked(stated, *pair)
-    assert result.counts["checked"] == len(stated["regions"])
-    assert str(result.verdict) == "bounded"
+    assert_unchecked(stated, *pair)
     # a candidate whose codes differ by 3 steps, see the test of the prover
-    off = model(theirs[0], move, first=theirs[1], off=2.6 * S_Y)
-    found = [checked(stated, pair[0], off)]
+    assert_unchecked(stated, pair[0], model(theirs[0], move, first=theirs[1], off=2.6 * S_Y))
     stated["regions"][0]["bound"]["max_steps"] = 0
-    found.append(checked(stated, *pair))
-    # what the largest of several values differ by at least is not known
-    is_known = "Max" not in move
-    assert [each.is_refuted for each in found] == [is_known] * 2
-    assert all(each.counts["checked"] < len(stated["regions"]) for each in found)
+    assert_unchecked(stated, *pair)
 
 
 @pytest.mark.cases(fast=0, slow=1)
@@ -108,12 +109,11 @@ def test_codes_that_are_not_moved_are_not_taken_for_those_that_are():
     reference = layer(BEFORE, 0.05, 1.3)
     moved, not_moved = (layer(BEHIND.replace("USED", use), 0.065, 1) for use in ("t", "q"))
     stated = document((reference, moved))
-    result = checked(stated, reference, moved)
-    assert result.counts == {"checked": 3, "unchecked": 0, "refuted": 0}
-    # the codes have the same shape, and their first region holds
-    wrong = checked(stated, reference, not_moved)
-    assert [str(part.status) for part in wrong.regions] == ["checked", "checked", "unchecked"]
-    assert str(wrong.verdict) == "undecided"
+    for candidate in (moved, not_moved):  # codes of both have the same shape
+        assert_unchecked(stated, reference, candidate)
+        assert "checked" not in [
+            str(p.status) for p in checked(stated, reference, candidate).regions
+        ]
 
 
 DECODED = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
@@ -133,7 +133,7 @@ DECODED = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
 FAKE = "org.openvinotoolkit.FakeQuantize <levels = 256> ({}, low, high, low, high)"
 
 
-def test_what_follows_moved_codes_with_an_offset_is_one_function_in_both():
+def test_what_follows_moved_codes_with_an_offset_is_not_checked():
     ends = (
         f"q = {FAKE.format('n')} d = Reshape (q, flat)",
         f"r = Reshape (n, flat) d = {FAKE.format('r')}",
@@ -143,6 +143,5 @@ def test_what_follows_moved_codes_with_an_offset_is_one_function_in_both():
         for end, s, f in zip(ends, ("0.05", "0.066"), ("1.3", "1"), strict=True)
     ]
     stated = document((pair[0], pair[1]))
-    # the checker runs no codes on which segments were seen to lie apart
-    stated["regions"][0]["bound"]["seen"] = None
-    assert checked(stated, *pair).counts == {"checked": 3, "unchecked": 0, "refuted": 0}
+    assert_unchecked(stated, *pair)
+    assert checked(stated, *pair).counts["checked"] < len(stated["regions"])
