@@ -26,7 +26,6 @@ from qgraph.verify import need
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())
 ENDLESS: Float64 = np.full((), np.inf)
-_LINEAR = frozenset({"codes", "input", "moved", "one", "sum"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +110,6 @@ class Ideal:
         """The keys of the bases."""
         return tuple(basis.key for _, basis in self.terms if not basis.is_border)
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is a sum of multiples of codes; there are no better bounds of its distance."""
-        inner = (basis.inner for _, basis in self.terms if basis.inner is not None)
-        return all(b.kind[0] in _LINEAR for _, b in self.terms) and all(f.is_linear for f in inner)
-
     @cached_property
     def identity(self) -> Hashable:
         """A key that is equal for equal functions."""
@@ -125,20 +118,12 @@ class Ideal:
 
     @property
     def range(self) -> tuple[Float64, Float64]:
-        """Bounds of the values; in padding, all terms with the same movement are 0."""
-        borders = [b.movement.kind for _, b in self.terms if b.movement and b.is_border]
-        padded = borders[0] if len(set(borders)) == 1 else None
-        inner, outer = [self.offset] * 2, [self.offset] * 2
+        """Bounds of the values."""
+        low = high = self.offset
         for factor, basis in self.terms:
-            is_padded = basis.movement is not None and basis.movement.kind == padded
-            pair = (basis.high if is_padded and basis.is_border else basis.low), basis.high
-            ends = [product(factor, end) for end in pair]
-            for total in [inner] if is_padded else [inner, outer]:
-                total[0] = total[0] + np.minimum(*ends)
-                total[1] = total[1] + np.maximum(*ends)
-        if padded is None:
-            return inner[0], inner[1]
-        return np.minimum(inner[0], outer[0]), np.maximum(inner[1], outer[1])
+            ends = product(factor, basis.low), product(factor, basis.high)
+            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        return low, high
 
     def plus(self, other: Ideal, sign: float = 1.0) -> Ideal:
         """Return a sum, or a difference for the sign -1."""

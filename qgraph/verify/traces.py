@@ -66,7 +66,6 @@ class Trace:
         roundings: by their results.
         imports: domains of the model and their versions.
         primes: by open size of the inputs.
-        is_certain: whether no ideal numbers or codes are assumed.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Trace:
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
         self._ends, self.imports = ends, side.imports
         self._shapes, self.primes = side.shapes(primes)
-        self.is_certain = True
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
         with np.errstate(all="ignore"):
@@ -147,7 +145,7 @@ class Trace:
                 zero = self.of(node.inputs[7]).numbers if node.op_type in ON_CODES else NOTHING
                 ends = *range_of_codes(value), zero.reshape(())
                 result = self.quantized(node, unknown, "Round", ends)
-            self._values[value], self.is_certain = result, False
+            self._values[value] = result
 
     def shape(self, value: ir.Value | None) -> Sizes:
         """Return the shape of a value."""
@@ -175,7 +173,6 @@ class Trace:
                 own = rule(self, node)
                 if own.value is not None and np.array_equal(own.value, numbers):
                     return own
-        self.is_certain &= node is None or not node.inputs
         return fixed(numbers)
 
     def adding(self, node: ir.Node) -> FloatType:

@@ -44,6 +44,12 @@ def checked(document: dict[str, Any], ours: Model, theirs: Model) -> Verificatio
     return check(Certificate.from_json(document), *sides)
 
 
+def leaves(document: dict[str, Any], ours: Model, theirs: Model) -> bool:
+    """Whether the checker leaves a part to the prover, and refutes none."""
+    found = checked(document, ours, theirs)
+    return not found.is_refuted and found.counts["unchecked"] > 0 and found.verdict == "undecided"
+
+
 def verify(document: dict[str, Any], ours: Model, theirs: Model) -> str:
     """The verdict that checker and prover confirm.
 

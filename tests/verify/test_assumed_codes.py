@@ -11,7 +11,7 @@ import pytest
 
 import qgraph
 from qgraph.text import json_text
-from tests.verify.checking import checked
+from tests.verify.checking import checked, leaves
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
     net (int8[1,4] x) => (int8[1,2] y)
@@ -253,7 +253,7 @@ def test_a_hard_sigmoid_is_bounded_by_its_slope():
     bound = document["regions"][0]["bound"]
     assert bound["ideal_shift"] >= 0.124
     bound |= {"ideal_shift": 0.124, "channels": []}
-    assert checked(document, *pair).is_refuted
+    assert leaves(document, *pair)
 
 
 LAST = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>

@@ -22,7 +22,7 @@ from qgraph import transforms
 from qgraph.bound import Bounding
 from qgraph.errors import EquivalenceError
 from qgraph.text import json_text
-from tests.verify.checking import checked, confirmed
+from tests.verify.checking import checked, confirmed, leaves
 
 MAKE_MOBILENET = Path(__file__).parents[1] / "benchmarks" / "make_mobilenet.py"
 
@@ -99,10 +99,10 @@ def test_a_bound_is_checked_and_lies_above_exact_arithmetic():
     ["deviation_steps", "tie_distance_steps", "reference_error", "candidate_error", "ideal_shift"],
 )
 @pytest.mark.parametrize("against", ["execution", "ideal"])
-def test_a_smaller_figure_is_refuted(name, against):
+def test_a_smaller_figure_is_not_checked(name, against):
     document = proof_of_pair(against)
     stated(document)[name] *= 0.5
-    assert "refuted" in [part.status for part in checked(document, *pair()).regions]
+    assert leaves(document, *pair())
 
 
 def test_the_error_of_the_reference_counts_against_what_it_executes():
@@ -117,7 +117,7 @@ def test_the_error_of_the_reference_counts_against_what_it_executes():
     less, document = stated(documents["ideal"])["deviation_steps"], documents["execution"]
     assert less < 0.6 * stated(document)["deviation_steps"]
     stated(document)["deviation_steps"] = less
-    assert "refuted" in [part.status for part in checked(document, *models).regions]
+    assert leaves(document, *models)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_error_of_the_reference_counts_against_what_it_executes():
         ({"code_shift": 1}, "ideal shift|max steps|deviation"),
     ],
 )
-def test_a_changed_bound_is_refuted(changes, reason):
+def test_a_changed_bound_is_not_checked(changes, reason):
     document = proof_of_pair()
     stated(document).update(changes)
     reasons = [str(part.reason) for part in checked(document, *pair()).regions]
@@ -215,7 +215,7 @@ def test_weights_of_zero_are_no_multiple_of_others():
     assert str(checked(document, *sides(zeros, zeros)).verdict) == "bounded"
     # codes of the second channel differ by up to 33
     for weights in ((zeros, others), (others, zeros)):
-        assert checked(document, *sides(*weights)).is_refuted
+        assert leaves(document, *sides(*weights))
 
 
 @pytest.mark.parametrize("name", ["Relu", "Clip"])
@@ -318,7 +318,7 @@ def test_a_float16_sum_that_is_added_in_float32_is_rounded_once_more():
     least = (Fraction(1, 8) / Fraction(9, 10) + Fraction(1, 8)) * Fraction(99, 100)
     assert bound["reference_error"] >= least
     bound["reference_error"] *= 0.9
-    assert "refuted" in [part.status for part in checked(document, *models).regions]
+    assert leaves(document, *models)
 
 
 def test_all_entries_and_outputs_are_needed():
@@ -456,7 +456,7 @@ def test_channels_of_moved_elements_keep_their_distances():
 
 @pytest.mark.slow
 def test_a_smaller_figure_is_unchecked_if_the_prover_may_know_better_rules():
-    document, models = document_of("p = LeakyRelu <alpha = 0.1> (m)")
+    document, models = document_of("p = HardSigmoid <alpha = 0.01> (m)")
     assert str(checked(document, *models).verdict) == "bounded"
     stated(document)["deviation_steps"] *= 0.9
     found = checked(document, *models)
