@@ -321,13 +321,12 @@ class Editor:
             node, index = draft.entry
             x = node.inputs[index] or region.x
         values: dict[ir.Value | None, ir.Value] = {draft.x: x}
+        functions = self._model.functions
         for node, inputs in draft.copied or [(node, node.inputs) for node in draft.nodes]:
-            operands = [
-                self._settled(draft, value, anchor, graph, stem)
-                if value in draft.constants or value in draft.tensors
-                else values.get(value, value)
-                for value in inputs
-            ]
+            for value in inputs:
+                if value not in values and (value in draft.constants or value in draft.tensors):
+                    values[value] = self._settled(draft, value, anchor, graph, stem)
+            operands = [values.get(value, value) for value in inputs]
             if draft.copied:
                 (old,) = node.outputs
                 new = ir.Value(type=None if old.dtype is None else ir.TensorType(old.dtype))
@@ -340,7 +339,8 @@ class Editor:
             node.name = self.fresh(f"{stem}_{node.op_type}")
             for output in node.outputs:
                 output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
-            keep_from_functions(node, self._model)
+            if functions:
+                keep_from_functions(node, self._model)
             graph.insert_before(anchor, node)
         for old, new in ((region.y, values.get(draft.y, draft.y)), *draft.others.items()):
             self._hand_over(old, new)
