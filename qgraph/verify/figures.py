@@ -223,7 +223,7 @@ def problem_of(figures: Figures, bound: Bound) -> str | None:
         if not (is_enough or number is stated is None):
             texts = amount(number, 12), amount(stated, 12)
             return f"{name.replace('_', ' ')}: {texts[0]} was found, not {texts[1]}"
-    if bound.levels > figures.levels:
+    if not bound.levels <= figures.levels:  # NaN is not
         return f"levels: {figures.levels:g} were found, not {bound.levels:g}"
     if not bound.channels:
         return None

@@ -127,6 +127,7 @@ def test_the_error_of_the_reference_counts_against_what_it_executes():
         ({"order": "chunk:2"}, "another question"),
         ({"against": "ideal"}, "another question"),
         ({"levels": 1000.0}, "levels"),
+        ({"levels": float("nan")}, "levels"),
         ({"absolute": 1e-9}, "absolute"),
         ({"channels": [[0.0, 0.0, 0.0]] * 2}, "of a channel"),
         ({"channels": [[9.0, 9.0, 9.0]] * 3}, "2 channels"),
