@@ -9,11 +9,17 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.inventory.layers import quantized_layers
-from qgraph.inventory.openvino_traps import stripped_decoders, unrounded_sums
+from qgraph.inventory.openvino_traps import (
+    stripped_decoders,
+    stripped_fake_quantizes,
+    unrounded_sums,
+)
 from qgraph.model import Model
 from qgraph.reports import Report
-from qgraph.transforms.base import Transform, transform
+from qgraph.transforms.base import Transform, escaped, transform
+from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.drafts.rebuilding import replace_node
+from qgraph.transforms.simpler_ranges import SplitFakeQuantize
 
 _SAME = Verdict(Exactness.BITS, Method.CONSTANT)
 
@@ -26,12 +32,13 @@ class KeepRoundings(Transform):
        also with Relu and Clip between Conv and ``Q``; likewise Sub.
     2. ``DequantizeLinear(c) -> DequantizeLinear(Identity(c))`` for codes ``c`` of 16 bits that a
        QuantizeLinear computes.
+    3. A FakeQuantize with 65536 levels is split, as ``split-fake-quantize`` does.
 
-    Both operators change no number. Without the first one, OpenVINO clamps the result of the
-    convolution, but rounds only the sum. Without the second one, it removes the quantizer.
+    None of this changes a value. Without the first one, OpenVINO clamps the result of the
+    convolution, but rounds only the sum. Without the others, it removes the quantizer.
     """
 
-    preserves: ClassVar[Exactness] = Exactness.BITS
+    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Insert a LeakyRelu before, or an Identity inside, each of these quantizers."""
@@ -49,6 +56,9 @@ class KeepRoundings(Transform):
                 draft = _draft(editor, codes, decoder)
                 same = draft.node("Identity", [draft.x], dtype=codes.dtype)
                 _replace(decoder, draft, same, report)
+        fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
+        if fakes:
+            SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)
 
 
 def _draft(editor: Editor, x: ir.Value, reader: ir.Node) -> Draft:

@@ -87,6 +87,7 @@ class SplitFakeQuantize(Transform):
         CodeOrigin.AUTO, help="unsigned or signed codes; auto: signed if zero gets the code 0"
     )
     opset: int | None = opset_option()
+    nodes: str = option("*", help="patterns of names of the FakeQuantize to split")
 
     preserves: ClassVar[Exactness] = Exactness.VALUES
 
@@ -106,6 +107,8 @@ class SplitFakeQuantize(Transform):
         grids: list[CodeGrid] = []
         others: list[SiteReport] = []
         for fake in readable(fake_quantizes(model), others):
+            if not selects(self.nodes, label(fake.node)):
+                continue
             zero_point = codes_of(fake)
             if zero_point is not None:
                 reason = f"its output is already codes, with zero point {span_text(zero_point)}"

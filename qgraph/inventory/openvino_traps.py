@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_tensor, is_constant
@@ -46,6 +47,7 @@ from qgraph.graph.inference.rules import UNKNOWN, Shape
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, producer_of
+from qgraph.numerics import Array
 
 _MATRIX = 2
 """Axes of a matrix."""
@@ -219,6 +221,7 @@ def row_sums_of(model: ir.Model) -> list[RowSum]:
     return list(row_sums(nodes, lambda value: facts.get(value, UNKNOWN).shape))
 
 
+_LEVELS = 1 << 16
 _WIDE = (ir.DataType.INT16, ir.DataType.UINT16)
 _ENCODERS = ("FakeQuantize", "QuantizeLinear")
 _CLAMPS = frozenset({"Clip", "Relu"})
@@ -266,6 +269,22 @@ def stripped_decoders(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
         readers = {user.op_type for user in codes.consumers()}
         if is_pair and readers == {node.op_type} == {_DECODER} and code_type(encoder) in _WIDE:
             yield from [] if encoder.attributes.get_int("block_size", 0) else [node]
+
+
+def stripped_fake_quantizes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield each FakeQuantize of data with 65536 levels and equal ranges of input and output."""
+    for node in nodes:
+        levels = node.attributes.get_int("levels", 0)
+        if node.op_type != "FakeQuantize" or levels != _LEVELS or is_constant(node.inputs[0]):
+            continue
+        ends = [None if v is None else constant_expression(v) for v in node.inputs[1:]]
+        pairs = list(zip(ends[:2], ends[2:], strict=False))
+        if all(a is not None and b is not None and _is_near(a, b) for a, b in pairs):
+            yield node
+
+
+def _is_near(a: Array, b: Array) -> bool:
+    return bool(np.allclose(a, b, rtol=0, atol=1e-6))
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:

@@ -16,6 +16,7 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.openvino_traps import (
     row_sums,
     stripped_decoders,
+    stripped_fake_quantizes,
     turned_products,
     unrounded_sums,
 )
@@ -38,7 +39,7 @@ from qgraph.targets.layer import LAYERS
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
-_KEEPS = LintFix("keep-roundings", "bits")
+_KEEPS = LintFix("keep-roundings", "values")
 _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
 _BOTH = 128
@@ -172,6 +173,8 @@ def sixteen_bits_removed(facts: ModelFacts) -> Iterator[Found]:
             kind = facts.coder(encoder).kind
             text = f"the pair of {kind} is removed: data is neither clamped nor rounded"
             yield Found((encoder, decoder), text, {"type": kind})
+    for node in stripped_fake_quantizes(facts.fake_quantizes):
+        yield Found((node,), "65536 levels are removed: data is neither clamped nor rounded")
 
 
 @rule("QG309", "weights-quantized-anew", WARNING, targets=_OPENVINO)

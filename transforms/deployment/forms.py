@@ -21,7 +21,12 @@ from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.openvino_traps import row_sums_of, stripped_decoders, unrounded_sums
+from qgraph.inventory.openvino_traps import (
+    row_sums_of,
+    stripped_decoders,
+    stripped_fake_quantizes,
+    unrounded_sums,
+)
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
@@ -175,7 +180,8 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
     traps, nodes = {trap.id for trap in profile.trap}, list(model.nodes())
     layers = {layer.node for layer in layers_of(model)}
     return ("residual-add" in traps and any(unrounded_sums(nodes, layers))) or (
-        "sixteen-bits-removed" in traps and any(stripped_decoders(nodes))
+        "sixteen-bits-removed" in traps
+        and any((*stripped_decoders(nodes), *stripped_fake_quantizes(nodes)))
     )
 
 
