@@ -97,7 +97,8 @@ def plain_message(error: Exception) -> str:
 def runtime_message(error: Exception, folder: Path) -> str:
     """Return the message of a runtime's error, without places in its source, or in a folder."""
     lines = [line.strip() for line in str(error).splitlines()]
-    causes = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    skipped = ("Exception from", "Check '", "Summary:")
+    causes = [line.removeprefix("-- ") for line in lines if line and not line.startswith(skipped)]
     text = " ".join((causes or lines or [type(error).__name__])[:3])
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(cc|h):\d+ [^()]*::\w+\(([^()]|\([^()]*\))*\)( const)? ", "", text)

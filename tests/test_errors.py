@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from qgraph.errors import runtime_message
+from tests.conftest import openvino_core
 
 
 @pytest.mark.runtime
@@ -22,3 +23,16 @@ def test_messages_of_a_runtime_name_no_place_in_its_source():
         runtime.InferenceSession(empty.SerializeToString(), options)
     text = runtime_message(found.value, Path("/none"))
     assert text.startswith("Exception during initialization: ort_value_name_idx_map.MaxIdx() > -1")
+
+
+@pytest.mark.runtime
+def test_operators_that_openvino_does_not_have_are_named(tmp_path: Path) -> None:
+    core = openvino_core()
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "other": 1]>
+    net (float[2] x) => (float[2] y) { y = other.Unheard (x) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(RuntimeError, match="Unheard") as found:
+        core.compile_model(tmp_path / "m.onnx", "CPU")
+    assert "No conversion rule found for operations: other.Unheard" in runtime_message(
+        found.value, tmp_path
+    )
