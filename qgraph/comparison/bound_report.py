@@ -35,7 +35,8 @@ class SegmentMeasure:
         largest_steps: the largest difference of codes, given equal codes at the start.
         accumulated_codes, accumulated_steps: the same if each model runs on its own codes.
         distance: the largest distance of the executed candidate from the ideal values of the
-            reference; None, like the next two, if distances were not compared.
+            reference; None, like the next two, if distances were not compared, as behind a result
+            without a bound.
         distance_bound: the bound of this distance, of the worst channel.
         own_error: the largest error of the computation of this distance.
         violated: how the data violate the bound; None if they do not.
@@ -60,6 +61,10 @@ class SegmentMeasure:
     violated: str | None = None
     beyond: str | None = None
     reason: str | None = None
+
+    def without_distances(self) -> None:
+        """Compare codes only, since no ideal values are known."""
+        self.distance = self.distance_bound = self.own_error = None
 
     def add(self, apart: Array, grown: Array) -> None:
         """Count differences of codes: from equal codes, and from those of each model."""
@@ -104,7 +109,8 @@ class SegmentMeasure:
     def judged(self, request: Bounding) -> SegmentMeasure:
         """Return a copy that is judged by limits."""
         if self.reason is not None:
-            return replace(self, distance=None, distance_bound=None, own_error=None)
+            self.without_distances()
+            return replace(self)
         return replace(self, beyond=self._beyond(request))
 
     def _beyond(self, request: Bounding) -> str | None:

@@ -25,14 +25,16 @@ from qgraph.comparison.bound_report import SegmentMeasure
 from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint, moved_point
 from qgraph.comparison.ideal import ideal
 from qgraph.errors import ExecutionError
+from qgraph.exactness import Exactness
 from qgraph.graph.scopes import node_name
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
 from qgraph.proof.bounds.paired_models import paired
-from qgraph.proof.bounds.regions import bound_conditions, bound_of
+from qgraph.proof.bounds.regions import bound_conditions, bound_of, shown_ends
 from qgraph.proof.bounds.roundings import RoundedData
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
+from qgraph.proof.certify import certify
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
 
 _FLOAT64 = 2.0**-53
@@ -74,6 +76,10 @@ class BoundRuns:
 
     def __init__(self, models: tuple[ir.Model, ir.Model], request: Bounding, backend: str) -> None:
         pairing = paired(models, request)
+        if any(segment.reason is not None for segment in pairing.segments):
+            # Segments that are proved equal end where others have no bound.
+            proof = certify(*models, counts=False)
+            pairing = paired(models, request, ends=shown_ends(proof, Exactness.VALUES))
         self._request = request
         self.inputs, self.outputs = pairing.inputs, pairing.outputs
         self.names = {str(a.name): str(b.name) for a, b in pairing.inputs}
@@ -92,6 +98,12 @@ class BoundRuns:
         steps = []
         for segment in pairing.segments:
             step = SegmentRun(segment, _tally(segment, self._request))
+            start = pairing.start_of(segment)
+            if start is not None and segment.roundings is not None:
+                step.tally.without_distances()
+            elif start is not None and step.tally.reason is None:
+                reason = NOT_COMPUTED(f"it begins at {start.name!r}, which has no bound")
+                step.tally.bound, step.tally.reason = None, reason
             if segment.roundings is not None:
                 try:
                     step.points = _points(segment, segment.roundings, sides)
@@ -194,6 +206,9 @@ class BoundRuns:
                 grown[other.node] = other.feed(reached)
         tally.add(apart, last)
         if tally.reason is not None:
+            return
+        if tally.distance is None:
+            tally.expect_steps(step.segment.steps())
             return
         try:
             of_codes = step.points is not None and step.points[0].is_coded

@@ -254,3 +254,36 @@ def test_a_rounding_inside_an_operator_has_no_codes_to_count() -> None:
     assert report.bounds is not None
     inner = next(s for s in report.bounds.segments if "Trunc does not show" in str(s.reason))
     assert (inner.elements, inner.differing_codes) == (0, 0)
+
+
+NORMALIZED = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,2] x) => (float[N,1] y)
+<float s = {0.5}, uint8 z = {128}, float[2,1] w = {1, 3}, float[1] b = {BIAS}, float t = {2},
+ float[2] g = {1, 1}, float[1,2] m = {0, -inf}> {
+    n = LayerNormalization (x, g)
+    a = QuantizeLinear (n, s, z)
+    c = DequantizeLinear (a, s, z)
+    k = Add (c, m)
+    p = Softmax (k)
+    q = QuantizeLinear (p, s, z)
+    d = DequantizeLinear (q, s, z)
+    r = Gemm (d, w, b)
+    e = QuantizeLinear (r, t, z)
+    y = DequantizeLinear (e, t, z)
+}"""
+
+
+@pytest.mark.parametrize(("bias", "codes"), [("0", 0), ("0.6", 1)])
+def test_segments_behind_a_result_without_a_bound_are_compared(bias: str, codes: int) -> None:
+    """LayerNormalization of data of any range has none; a mask of minus infinity is constant."""
+    reference, other = (ir.from_onnx_text(NORMALIZED.replace("BIAS", b)) for b in ("0", bias))
+    report = qgraph.check(reference, other, {"x": X[:1]}, backend="numpy", tolerances=ONE)
+    assert report.bounds is not None
+    first, second, third, *_ = report.bounds.segments
+    assert [s.reason for s in report.bounds.segments] == [None] * 4
+    # only codes of the first one are compared, whatever the normalization computes
+    assert (first.elements, first.distance, first.differing_codes) == (2, None, 0)
+    # Softmax of (a, -inf) is (1, 0), and its codes are (2, 0); the product is 1
+    assert (second.elements, second.differing_codes, second.distance) == (2, 0, 0)
+    # in steps of 2: 0.5, a tie (0), and with the bias 0.8 (1)
+    assert (third.differing_codes, report.verdict) == (codes, "equal")

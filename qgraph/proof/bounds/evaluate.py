@@ -233,7 +233,12 @@ class Evaluation:
         if value in self._factors:
             scales, codes = self._factors[value]
             return np.asarray(scales * codes)
-        operand = self.of(value)
+        operand = self.known(value)
+        if not isinstance(operand, Pending) and (operand is None or operand.value is None):
+            stored = self._known.array(value)
+            if stored is not None and stored.dtype.kind == "f" and np.isinf(stored).any():
+                return np.asarray(stored, np.float64)  # such as a mask of minus infinity
+            operand = self.of(value)
         if isinstance(operand, Pending) or operand.value is None:
             raise Undecidable(NOT_COMPUTED(f"{value.name!r} is not constant"))
         return np.broadcast_to(operand.meant.offset, operand.value.shape)

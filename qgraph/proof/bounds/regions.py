@@ -7,7 +7,7 @@ are in one class of the matching.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -66,8 +66,7 @@ def _bounded_regions(
     evidence: bool,
 ) -> tuple[list[RegionVerdict], list[Condition]]:
     """Return a region for each segment of two models, and the conditions of the bounds."""
-    facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
-    show = partial(EqualEnds, proof.matching, facts)
+    show = shown_ends(proof, level)
     pairing = paired(models, request, keep_inputs=keep_inputs, ends=show)
     ends = show(pairing)
     regions = [
@@ -78,6 +77,12 @@ def _bounded_regions(
     ]
     is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
     return regions, bound_conditions(request, pairing.conditions, has_any=is_bounded)
+
+
+def shown_ends(proof: Proof, level: Exactness) -> Callable[[Pairing], EqualEnds]:
+    """Return what decides which segments end in values that a proof shows equal."""
+    facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
+    return partial(EqualEnds, proof.matching, facts)
 
 
 def certified(

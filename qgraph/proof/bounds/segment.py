@@ -79,6 +79,11 @@ class UnboundedResults:
         own = [self._results[n] for n in sorted(ours.leaves - theirs.leaves) if n in self._results]
         return own[0].reason if own else None
 
+    def start(self, function: Combination) -> ir.Value | None:
+        """Return a result of the reference at which a function begins; None if there is none."""
+        starts = sorted(function.leaves & self._results.keys())
+        return self._results[starts[0]].value if starts else None
+
     def _behind(self, leaves: frozenset[int]) -> frozenset[int]:
         """Replace the serial numbers of unbounded results by those of their sources."""
         parts = (self._results[n].sources if n in self._results else {n} for n in leaves)

@@ -182,6 +182,14 @@ class Pairing:
         except Undecidable as error:
             return error.reason
 
+    def start_of(self, segment: Segment) -> ir.Value | None:
+        """Return the result without a quantity at which a segment begins; None for codes."""
+        if segment.roundings is not None:
+            return self._unbounded.start(segment.roundings[0].function)
+        value = segment.values[0]
+        end = None if value is None else self._end(self.reference, value, self._of_reference)
+        return self._unbounded.start(end.meant) if isinstance(end, Quantity) else None
+
     def are_equal(self, ours: str, theirs: str) -> bool:
         """Return whether values of both models are equal, given equal codes of all roundings."""
         programs = []
