@@ -161,7 +161,7 @@ def with_bounds(
         return certificate
     verdicts = {region.verdict for region in regions}
     is_open, is_bounded = (v in verdicts for v in (ProofVerdict.UNDECIDED, ProofVerdict.BOUNDED))
-    if is_different and (is_open or not is_bounded):
+    if is_different and (not is_bounded or (is_open and not request.limits)):
         return certificate
     has_cause = any(region.reason_id == OVERFLOW.id for region in regions)
     has_cause |= is_open and bool(request.limits)
