@@ -54,13 +54,25 @@ class Taps:
     trailing: int
     is_padded: bool
 
-    def by_tap(self, array: Float64, weights: Float64) -> Float64:
-        """Return an array that broadcasts to the data as one that broadcasts to the weights."""
+    def by_tap(
+        self, array: Float64, weights: Float64, worst: Callable[..., Float64] | None = None
+    ) -> Float64:
+        """Return an array that broadcasts to the data as one that broadcasts to the weights.
+
+        If numbers differ between the places of a channel, the ``worst`` of them is taken.
+
+        Raises:
+            Undecidable: they differ, and none is the worst.
+        """
+        if array.size > 1:
+            axis = array.ndim - 1 - self.channel
+            places = tuple(index for index in range(array.ndim) if index != axis)
+            of_channels = (worst or np.min)(array, axis=places, keepdims=True)
+            if worst is None and (of_channels != array).any():
+                raise Undecidable(NO_BOUND("numbers of the data differ within a channel of a sum"))
+            array = of_channels
         if array.size == 1:
             return array.reshape((1,) * weights.ndim)
-        axis = array.ndim - 1 - self.channel
-        if axis < 0 or array.size != array.shape[axis]:
-            raise Undecidable(NO_BOUND("numbers of the data differ within a channel of a sum"))
         rows, taps = weights.shape[:2]
         parts = array.reshape(self.groups, 1, taps)
         if self.groups > 1:
@@ -69,7 +81,7 @@ class Taps:
 
     def ends_by_tap(self, low: Float64, high: Float64, weights: Float64) -> tuple[Float64, Float64]:
         """Return ends of the data by tap; zeros of the padding lie between them."""
-        low, high = self.by_tap(low, weights), self.by_tap(high, weights)
+        low, high = self.by_tap(low, weights, np.min), self.by_tap(high, weights, np.max)
         return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if self.is_padded else (low, high)
 
     def by_row(self, array: Float64) -> Float64:
@@ -109,7 +121,7 @@ def products(
         raise Undecidable(OUT_OF_RANGE(f"{text}; give --range NAME=LOW:HIGH of real inputs"))
     function = meant(data.meant, weights, layout)
     ends = ends_of_sums(ideal, low, high, layout)
-    error, largest = layout.by_tap(data.error, value), largest_of(low, high)
+    error, largest = layout.by_tap(data.error, value, np.max), largest_of(low, high)
 
     def lost(value: Float64, ideal: Float64, largest: Float64, error: Float64) -> Float64:
         return _total(np.abs(value) * error + largest * np.abs(value - ideal))

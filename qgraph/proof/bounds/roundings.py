@@ -192,7 +192,11 @@ def moved_by(
     ours, theirs = offsets
     if ours is not None and theirs is not None and not (delta + theirs - ours).any():
         return 0.0  # stored codes are the same numbers
-    apart = [np.rint(there - here) for here, there in itertools.product(*zeros)]
-    if not all(np.isfinite(each).all() for each in apart):
+    apart = [
+        np.rint(there - here)
+        for here, there in itertools.product(*zeros)
+        if here.shape == there.shape or 1 in (here.size, there.size)  # else one was moved
+    ]
+    if not apart or not all(np.isfinite(each).all() for each in apart):
         return 0.0
     return min((float(each.reshape(-1)[0]) for each in apart), key=abs)

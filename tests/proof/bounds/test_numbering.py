@@ -9,6 +9,7 @@ import pytest
 import qgraph
 from qgraph import Inputs, Tolerances
 from qgraph.bound import Bound
+from qgraph.proof.bounds.roundings import moved_by
 
 LOW, SPAN = np.float32(-5.5), np.float32(11)
 IN_ONE_PIECE = "q = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)"
@@ -118,3 +119,10 @@ def test_regions_equal_at_each_step_are_proved_where_bounds_are_asked_for(option
     found = qgraph.prove(*map(onnx.parser.parse_model, sides), **options)
     assert found.verdict == "proved"
     assert str(found.regions[0].reason) == "256 steps of its quantizers were tried"
+
+
+def test_zeros_of_codes_in_another_layout_are_not_compared() -> None:
+    """A channel shuffle decodes codes in the layouts [12,1,1] and [2,6,1]."""
+    moved, other = np.full((12, 1, 1), 3.0), np.arange(12.0).reshape(2, 6, 1)
+    assert moved_by(np.zeros(()), (None, None), ([moved], [other])) == 0
+    assert moved_by(np.zeros(()), (None, None), ([moved], [other, np.array(5.0)])) == 2

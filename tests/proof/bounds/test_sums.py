@@ -221,3 +221,28 @@ def test_subnormal_products_are_multiplied_after_their_rounding():
     exact = 8 * float(data) ** 2 * 32768
     executed = float(np.float16(8) * (data * data)) * 32768
     assert 4 < abs(executed - exact) / 0.001 <= found.reference_error
+
+
+TURNED = """<ir_version: 10, opset_import: ["": 21]>
+net (uint8[1,2,3] c) => (float[1,3,1] y)
+<float s = {0.25}, uint8 z = {128}, float[3] g = {1, 2, 100}, float[2,1] w = {1, 0.5},
+ float[1] b = {BIAS}, float t = {0.5}> {
+    x = DequantizeLinear (c, s, z)
+    n = LayerNormalization (x, g)
+    q = QuantizeLinear (n, s, z)
+    d = DequantizeLinear (q, s, z)
+    r = Transpose <perm = [0, 2, 1]> (d)
+    m = MatMul (r, w)
+    a = Add (m, b)
+    e = QuantizeLinear (a, t, z)
+    y = DequantizeLinear (e, t, z)
+}"""
+
+
+def test_data_may_have_other_limits_in_each_place_of_a_channel() -> None:
+    """Normalized data times g are within 1.42, 2.83 and 141: limits of rows, not added."""
+    reference, candidate = (ir.from_onnx_text(TURNED.replace("BIAS", b)) for b in ("0", "0.1"))
+    found = qgraph.prove(reference, candidate, within="1step")
+    assert found.verdict == "bounded"
+    last = next(r.bound for r in found.regions if r.reference_value == "e" and r.bound)
+    assert last.deviation_steps == pytest.approx(0.2, rel=1e-3)  # the bias, in steps of 0.5
