@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -30,13 +30,13 @@ from qgraph.proof.forced import Established, Runner, adds_bias, establish
 from qgraph.proof.functions.decide import PairOutcome
 from qgraph.proof.functions.pair import Key
 from qgraph.proof.functions.search import boxes
-from qgraph.proof.matching.constant_nans import nans_of_constants
+from qgraph.proof.matching.constant_nans import without_nans
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, normalised_models
 from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
-from qgraph.reasons import CONSTANT_NAN, SIGN_OF_ZERO, Undecidable
+from qgraph.reasons import SIGN_OF_ZERO, Undecidable
 
 _Sides = tuple[NormalisedModel, NormalisedModel]
 
@@ -111,7 +111,7 @@ def certify(
     sides = matching.reference.normalised, matching.candidate.normalised
     divided: _Divided | None = {} if evidence else None
     regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
-    regions = _without_nans(regions, matching)
+    regions = without_nans(regions, matching.reference.nodes)
     seen = (
         RegionVerdict(
             reference_nodes=names([node]),
@@ -295,29 +295,6 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
         outputs = side.normalised.graph.outputs
         nodes += zero_sign_nodes(side.nodes, outputs, exits, steps, side.known.array)
     return nodes
-
-
-def _without_nans(regions: list[RegionVerdict], matching: Matching) -> list[RegionVerdict]:
-    """Leave proved regions undecided if a NaN of constants reaches them and is not kept."""
-    lossy = {r.entries[0][0] for r in regions if r.nan_differs and r.entries}
-    if not lossy:
-        return regions
-    side = matching.reference
-    causes = {str(v.name): cause for v, cause in nans_of_constants(side.nodes).items()}
-    return [
-        replace(
-            r,
-            verdict=ProofVerdict.UNDECIDED,
-            exactness=None,
-            reason=CONSTANT_NAN(f"NaN reaches it: {cause}"),
-        )
-        if r.nan_differs
-        and r.verdict is ProofVerdict.PROVED
-        and r.entries
-        and (cause := causes.get(r.entries[0][0]))
-        else r
-        for r in regions
-    ]
 
 
 def _is_trivial(s: Shown) -> bool:

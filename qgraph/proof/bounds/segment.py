@@ -12,7 +12,7 @@ follow have no bound either, for the same reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -325,3 +325,16 @@ def _ranges(mantissa: int, last: float) -> Iterator[tuple[float, float]]:
     while top < last:
         bottom, top = top, 2 * top
         yield bottom, top
+
+
+def size_of(segment: Segment) -> tuple[int, float]:
+    """Return the largest difference of the codes of a segment, and the largest distance."""
+    return segment.steps(), float(np.max(segment.deviation + segment.extra))
+
+
+def worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
+    """Return the worst segment of each pair of ends; several parts of codes may share a pair."""
+    worst: dict[Hashable, Segment] = {}
+    for segment in segments:
+        worst[segment.values] = max(worst.get(segment.values, segment), segment, key=size_of)
+    return list(worst.values())

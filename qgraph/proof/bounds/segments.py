@@ -41,6 +41,8 @@ from qgraph.proof.bounds.segment import (
     compared,
     counted_pair,
     overflow_of,
+    size_of,
+    worst_of_each_pair,
 )
 from qgraph.reasons import (
     AT_RUN_TIME,
@@ -126,7 +128,7 @@ class Pairing:
             self.candidate.run()
             if not self._renumber():
                 break
-        self.segments = _worst_of_each_pair(self.segments)
+        self.segments = worst_of_each_pair(self.segments)
         for pair, end in zip(self.outputs, ends, strict=True):
             other = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(self._output(pair, end, other))
@@ -290,7 +292,7 @@ class Pairing:
             ]
         if not partners:
             return None
-        segment, partner, delta = min(partners, key=lambda p: _size(p[0]))
+        segment, partner, delta = min(partners, key=lambda p: size_of(p[0]))
         self.segments.append(replace(segment, counted=counted_pair(partner, rounded, float(delta))))
         return partner.codes.plus(Combination.constant(delta))
 
@@ -382,18 +384,6 @@ def _shifted(codes: Quantity, offset: Float64) -> Quantity:
         return codes
     meant = codes.meant.plus(Combination.constant(offset))
     return Quantity(meant, codes.low + offset, codes.high + offset, unit=codes.unit)
-
-
-def _size(segment: Segment) -> tuple[int, float]:
-    return segment.steps(), float(np.max(segment.deviation + segment.extra))
-
-
-def _worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
-    """Return the worst segment of each pair of ends; several parts of codes may share a pair."""
-    worst: dict[Hashable, Segment] = {}
-    for segment in segments:
-        worst[segment.values] = max(worst.get(segment.values, segment), segment, key=_size)
-    return list(worst.values())
 
 
 def _unlike(pair: Pair) -> ExplainedReason | None:

@@ -8,14 +8,18 @@ same. A proof must not assume that no NaN reaches regions behind them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.certificate import RegionVerdict
+from qgraph.exactness import ProofVerdict
 from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
+from qgraph.reasons import CONSTANT_NAN
 
 _MOST_ELEMENTS = 1 << 12
 """Maximum number of elements of a constant that is examined."""
@@ -24,7 +28,29 @@ _SCALED = frozenset({"DequantizeLinear", "Quant", "QuantizeLinear"})
 """Operators whose second operand is a scale."""
 
 
-def nans_of_constants(nodes: Iterable[ir.Node]) -> dict[ir.Value, str]:
+def without_nans(regions: Sequence[RegionVerdict], nodes: Iterable[ir.Node]) -> list[RegionVerdict]:
+    """Leave proved regions undecided if a NaN of constants reaches them and is not kept.
+
+    ``nodes`` are those of the reference.
+    """
+
+    def is_lossy(region: RegionVerdict) -> bool:
+        is_proved = region.verdict is ProofVerdict.PROVED
+        return region.nan_differs and is_proved and bool(region.entries)
+
+    if not any(map(is_lossy, regions)):
+        return list(regions)
+    causes = {str(value.name): cause for value, cause in _nans_of_constants(nodes).items()}
+    left = []
+    for region in regions:
+        if is_lossy(region) and (cause := causes.get(region.entries[0][0])):
+            reason = CONSTANT_NAN(f"NaN reaches it: {cause}")
+            region = replace(region, verdict=ProofVerdict.UNDECIDED, exactness=None, reason=reason)
+        left.append(region)
+    return left
+
+
+def _nans_of_constants(nodes: Iterable[ir.Node]) -> dict[ir.Value, str]:
     """Return the values that a NaN of constants may reach, each with the cause.
 
     Integers, such as the codes of a QuantizeLinear, end the way of a NaN. Constants with more
