@@ -122,6 +122,9 @@ def _description(table: dict[str, Any]) -> Description:
     if unknown or "name" not in table:
         what = f"has {', '.join(sorted(unknown))}" if unknown else "has no name"
         raise ValueError(f"a quantizer {what}")
+    for key, value in table.items():
+        if not isinstance(value, int | str):
+            raise TypeError(f"{key} of {table['name']!r} is {value!r}, neither a number nor text")
     facts: dict[str, Any] = dict(table)
     for key in ("scale", "zero_point"):
         if key in facts:

@@ -264,9 +264,10 @@ def _before(
 ) -> tuple[list[str], set[str]]:
     """Return results of the quantizers of regions and before them, and layers between.
 
-    Where a region has no bound, its end may be computed in another form, if its data are equal. So
-    the quantizer at its end counts only if those before it are ``known``. Beyond known quantizers,
-    it returns those before them, for regions that end at a quantizer: others are too large.
+    Of a region with a bound, the quantizer at its end comes first. Where a region has no bound, its
+    end may be computed in another form, if its data are equal. So the quantizer at its end counts
+    only if those before it are ``known``. Beyond known quantizers, it returns those before them,
+    for regions that end at a quantizer: others are too large.
     """
     open_ends = {region.reference_value for region in regions if region.bound is None}
     ends = {region.reference_value for region in regions}
@@ -278,12 +279,11 @@ def _before(
     def is_passed(value: ir.Value) -> bool:
         return value in starts or results.get(value) in (None, *known)
 
-    passed = ancestors(starts, lambda value: sources(value) if is_passed(value) else [])
-    found = [
-        results[value]
-        for value in passed
-        if value in results and (known or value not in starts or value.name not in open_ends)
-    ]
+    bounded = [] if known else [v for v in starts if v.name not in open_ends]
+    walked = [v for v in starts if v not in bounded]
+    passed = ancestors(walked, lambda value: sources(value) if is_passed(value) else [])
+    found = [results[value] for value in bounded if value in results]
+    found += [results[v] for v in passed if v in results and (known or v not in starts)]
     layers = [producer_of(value, *LAYERS) for value in passed if is_passed(value)]
     names = {escaped(label(node)) for node in layers if node is not None}
     return [name for name in found if name not in known], names

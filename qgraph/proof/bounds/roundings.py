@@ -106,7 +106,7 @@ def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Ar
 
 def unchanged(data: RoundedData) -> Quantity | None:
     """Return the codes that data is decoded from, if rounding gives these codes again."""
-    function, *limits = unlimited(data.event.before.meant)
+    function, _, _ = unlimited(data.event.before.meant)
     terms = [(c, atom) for c, atom in function.terms if c.any()]
     program = program_of(data.event.before)
     if len(terms) != 1 or source_of(terms[0][1]).kind not in ("codes", "integers"):
@@ -114,8 +114,7 @@ def unchanged(data: RoundedData) -> Quantity | None:
     ((factor, atom),) = terms
     low, high = atom.low, atom.high
     if program is None:
-        has_limits = any(np.isfinite(end).any() for end in limits)
-        return None if has_limits else _near_codes(data, factor, atom)
+        return _near_codes(data, factor, atom, function.offset)
     rounded = Finished(program, limited_codes(data, 0.0), (data.low, data.high))
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)
@@ -130,15 +129,18 @@ def unchanged(data: RoundedData) -> Quantity | None:
     return codes if counted is not None and not counted.differing else None
 
 
-def _near_codes(data: RoundedData, factor: Float64, atom: Atom) -> Quantity | None:
-    """Return codes within half a step of data, in every order of execution."""
+def _near_codes(data: RoundedData, factor: Float64, atom: Atom, offset: Float64) -> Quantity | None:
+    """Return codes within half a step of data, in every order of execution.
+
+    The data are ``factor`` times the codes plus ``offset``, and have the limits of the rounding.
+    """
     before = data.event.before
-    offset = before.meant.offset
     shift = np.rint(offset).reshape(-1)[0]
     reach = np.maximum(np.abs(atom.low), np.abs(atom.high))
     far = product(np.abs(factor - 1), reach) + np.abs(offset - shift) + before.error
     low, high = atom.low + shift, atom.high + shift
-    is_inside = (low >= data.low).all() and (high <= data.high).all()
+    first, last = data.clips
+    is_inside = (low >= first).all() and (high <= last).all()
     if data.event.kind != "Round" or not (is_inside and (far < _HALF).all()):
         return None
     meant = Combination.of(atom).plus(Combination.constant(shift))
