@@ -156,7 +156,10 @@ def read_json(hint: Any, value: Any) -> Any:
         number = _SPECIAL[value] if isinstance(value, str) else value
         if type(number) not in (int, float):
             raise TypeError(f"number: {value!r}")
-        return float(number)
+        try:
+            return float(number)
+        except OverflowError as error:
+            raise ValueError(f"number beyond float64: {value!r:.20}") from error
     if issubclass(hint, StrEnum) and type(value) is str:
         member = hint(value)
         if str(member) != value:

@@ -137,3 +137,11 @@ def test_what_openvino_rounds_stays(name):
     (expected,) = load(proto).run(feeds(), backend="numpy").values()
     assert share_that_differs(proto, expected, 0.03) < 0.001
     assert not load(proto).apply(KeepRoundings()).sites
+
+
+def test_levels_of_another_operator_say_nothing():
+    model = load(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "own": 1]>
+        net (float[2] x) => (float[2] y) { y = own.F <levels = 2.5> (x) }""")
+    )
+    assert not model.apply(KeepRoundings()).sites

@@ -34,3 +34,11 @@ def test_what_the_schema_refuses_is_no_certificate(name, value):
         jsonschema.validate(document, json_schema())
     with pytest.raises(ModelError):
         Certificate.from_json(document)
+
+
+def test_a_number_beyond_float64_is_no_number_of_a_certificate():
+    document = proof_of_pair()
+    (region,) = [each for each in document["regions"] if each["bound"]]
+    region["bound"]["reference_error"] = 10**400
+    with pytest.raises(ModelError, match="beyond float64"):
+        Certificate.from_json(document)
