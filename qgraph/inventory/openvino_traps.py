@@ -274,9 +274,9 @@ def stripped_decoders(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
 def stripped_fake_quantizes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Yield each FakeQuantize of data with 65536 levels and equal ranges of input and output."""
     for node in nodes:
-        if node.op_type != "FakeQuantize" or is_constant(node.inputs[0]):
+        if node.op_type != "FakeQuantize" or node.attributes.get_int("levels", 0) != _LEVELS:
             continue
-        if node.attributes.get_int("levels", 0) != _LEVELS:
+        if len(node.inputs) != 5 or is_constant(node.inputs[0]):
             continue
         ends = [None if v is None else constant_expression(v) for v in node.inputs[1:]]
         pairs = list(zip(ends[:2], ends[2:], strict=False))

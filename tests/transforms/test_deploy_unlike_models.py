@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import qgraph
+from qgraph.certificate import ProofVerdict
 from tests.conftest import openvino_core
 
 STEP = 0.125
@@ -157,8 +158,12 @@ def test_the_headline_counts_segments_without_a_layer() -> None:
     """The largest bound may be that of a mean or a sum, which is no layer."""
     model = qgraph.load(Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx")
     found = qgraph.deploy(model, "onnxruntime-cpu")
-    bounds = [region.bound for region in found.certificate.regions if region.bound]
-    stated = replace(found, layers=()).to_json()["summary"]
+    regions = found.certificate.regions
+    bounds = [r.bound for r in regions if r.bound is not None and r.verdict == "bounded"]
+    # a segment that is proved has a bound against real numbers, which says nothing about changes
+    proved = replace(regions[0], verdict=ProofVerdict.PROVED, bound=replace(bounds[0], max_steps=9))
+    certificate = replace(found.certificate, regions=(proved, *regions))
+    stated = replace(found, layers=(), certificate=certificate).to_json()["summary"]
     assert stated["max_steps"] == max(bound.max_steps for bound in bounds) == 1
     assert stated["tie_distance_steps"] == max(bound.tie_distance_steps for bound in bounds) > 0
     assert stated["reference_error"] == max(bound.reference_error for bound in bounds) > 0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.bound import Bound, Bounding
-from qgraph.certificate import Certificate
+from qgraph.certificate import Certificate, ProofVerdict
 from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.tolerance import Scoring, Tolerances
@@ -153,9 +153,12 @@ class Deployment(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON report, without the files."""
-        # Segments without a layer, such as means and sums, count too.
-        regions = (region.bound for region in self.certificate.regions)
-        bounds = [bound for bound in regions if bound is not None]
+        # Bounded segments without a layer, such as means and sums, count too.
+        bounds = [
+            region.bound
+            for region in self.certificate.regions
+            if region.bound is not None and region.verdict is ProofVerdict.BOUNDED
+        ]
         return {
             **head("deploy"),
             "target": self.target,
