@@ -137,6 +137,12 @@ class BoundRuns:
 
     def add(self, feeds: Mapping[str, Any]) -> bool:
         """Run one batch inside the ranges of the bounds; return whether all bounds hold on it."""
+        for name, array in feeds.items():
+            if np.asarray(array).dtype.kind == "f" and not np.isfinite(array).all():
+                raise ExecutionError(
+                    f"Input {name!r} has NaN or infinite values, expected finite numbers, for "
+                    "which bounds are computed. Give finite data."
+                )
         for name, (low, high) in self.ranges.items():
             codes = np.asarray(feeds[name])
             if codes.size and not (low <= codes.min() and codes.max() <= high):
@@ -182,6 +188,9 @@ class BoundRuns:
         if any(node in grown for node in theirs.starts.values()):
             accumulated = theirs.run(renamed, equal | grown)
         codes = before = None
+        results = [x for x in (executed, there, accumulated) if x is not None]
+        if is_undefined := any(map(_has_nan, results)):
+            tally.reason = NOT_COMPUTED("it has NaN on these data, for which no bound holds")
         if step.points is None:
             with np.errstate(invalid="ignore"):
                 apart = np.abs(_real(there) - _real(executed))
@@ -204,7 +213,8 @@ class BoundRuns:
             last = apart if accumulated is None else np.abs(reached - expected)
             if last.any():
                 grown[other.node] = other.feed(reached)
-        tally.add(apart, last)
+        if not is_undefined:
+            tally.add(apart, last)
         if tally.reason is not None:
             return
         if tally.distance is None:
@@ -241,6 +251,10 @@ def _points(
         if not point.shows_codes:
             raise Undecidable(NO_BOUND(f"{point.node.op_type} does not show what it rounds"))
     return points[0], points[1]
+
+
+def _has_nan(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 def _real(array: Array) -> Float64:

@@ -36,7 +36,11 @@ def next_step(
 
 def _after_check(document: Document, first: str, second: str, inputs: str) -> str:
     if document["verdict"] == "equal":
-        return f"qgraph prove {first} {second}  # covers every input, not only these"
+        bounds = document.get("bounds") or {}
+        limits = "".join(f" --within {shlex.quote(limit)}" for limit in bounds.get("limits", ()))
+        if limits and bounds["order"] != "any":
+            limits += f" --order {bounds['order']}"
+        return f"qgraph prove {first} {second}{limits}  # covers every input, not only these"
     ratios = [output["sqnr_db"] for output in document["outputs"] if output["mismatches"]]
     if all(ratio is not None and ratio >= _ROUNDING_DB for ratio in ratios):
         return f"qgraph prove {first} {second} --within 1step  # whether only rounding differs"

@@ -269,3 +269,9 @@ def test_models_of_other_inputs_are_told_before_they_run(qgraph, write):
         assert found.status == 3
         text = "No array can be fed to both models: input 'x' is [N,3] in the reference"
         assert text in found.error
+
+
+def test_the_next_step_proves_the_bounds_that_were_compared(qgraph, pair):
+    for limits in ([], ["--within", "1step"]):
+        found = qgraph("check", pair[0], pair[0], "--random", 2, *limits)
+        assert ("--within 1step  # covers every input" in found.err) is bool(limits)

@@ -287,3 +287,17 @@ def test_segments_behind_a_result_without_a_bound_are_compared(bias: str, codes:
     assert (second.elements, second.differing_codes, second.distance) == (2, 0, 0)
     # in steps of 2: 0.5, a tie (0), and with the bias 0.8 (1)
     assert (third.differing_codes, report.verdict) == (codes, "equal")
+
+
+def test_nan_is_within_no_bound() -> None:
+    """Neither NaN in the data nor NaN that a model makes of them counts as equal codes."""
+    models = model("0"), model("0.6")
+    with pytest.raises(ExecutionError, match="'x' has NaN or infinite values"):
+        qgraph.check(*models, {"x": X * np.float32(np.nan)}, tolerances=ONE)
+    text = SUM.replace("BIAS", "0").replace("Gemm (d, w, b)", "Gemm (k, w, b)")
+    text = text.replace("[product]", "k = Div (d, d)\n    [product]")
+    broken = ir.from_onnx_text(text)
+    report = qgraph.check(broken, broken, {"x": X}, backend="numpy", tolerances=ONE)
+    assert report.bounds is not None
+    found = next(s for s in report.bounds.segments if "NaN on these data" in str(s.reason))
+    assert found.elements == 0

@@ -286,7 +286,7 @@ def advice(document: Mapping[str, Any]) -> str:
         return needed
     if document["accuracy"] is None:
         return "--inputs DATA.npz --labels NAME shows the accuracy before and after on your data"
-    if measured is None:
+    if measured is None and document["executed"]:
         return "--measure shows the time beside that of the input and of the network in float"
     return "--certificate FILE keeps the proof, which 'qgraph prove --verify FILE' checks"
 
