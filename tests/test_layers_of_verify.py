@@ -33,7 +33,7 @@ ALLOWED = {
 }
 """Components that the checker may reach, also by way of others."""
 
-MOST_LINES = 2829
+MOST_LINES = 2834
 
 
 @pytest.fixture(scope="module")

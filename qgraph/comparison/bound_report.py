@@ -119,7 +119,8 @@ class SegmentMeasure:
         if limit is None or self.bound is None:
             return None
         stated = self.bound
-        share, steps = self.distance or 0.0, int(self.largest_steps)
+        steps = int(self.largest_steps)
+        share = self.largest_steps if self.distance is None else self.distance
         if stated.absolute is not None:
             far = share
             ratio = far / stated.absolute if stated.absolute else 0.0

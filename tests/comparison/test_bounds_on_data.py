@@ -301,3 +301,25 @@ def test_nan_is_within_no_bound() -> None:
     assert report.bounds is not None
     found = next(s for s in report.bounds.segments if "NaN on these data" in str(s.reason))
     assert found.elements == 0
+
+
+CUMULATED = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,2] x) => (float[N,2] y)
+<float s = {0.5}, float t = {0.01}, int8 z = {0}, float b = {BIAS}, int64 ax = {1}> {
+    q = QuantizeLinear (x, s, z)
+    a = DequantizeLinear (q, s, z)
+    u = CumSum (a, ax)
+    v = Sigmoid (u)
+    n = Add (v, b)
+    e = QuantizeLinear (n, t, z)
+    y = DequantizeLinear (e, t, z)
+}"""
+
+
+def test_codes_behind_a_result_without_a_bound_have_a_limit_too() -> None:
+    """There are no distances to judge, so the codes are: 0.05 more are 5 steps of 0.01."""
+    models = [ir.from_onnx_text(CUMULATED.replace("BIAS", bias)) for bias in ("0.1", "0.15")]
+    report = qgraph.check(*models, {"x": X[:2]}, backend="numpy", tolerances=TENTH)
+    assert report.bounds is not None
+    assert [s.largest_steps for s in report.bounds.segments if s.distance is None] == [5]
+    assert report.verdict == "different"

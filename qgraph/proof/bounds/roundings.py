@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.approximation import SLACK, product
+from qgraph.ops.approximation import FLOAT32, SLACK, product
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.executed import Finished, Pick, codes_of, compare, program_of, wholes_of
@@ -74,6 +74,31 @@ def rounding_of(codes: Pending) -> RoundedData:
     return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
 
 
+def limits_apart(data: RoundedData) -> float:
+    """Return how far the codes of executed limits of data may be from those of the real limits.
+
+    A limit is executed with the error of what follows it, so near a tie it may get another code.
+    This is no more than the error of the data, and than 64 roundings of the numbers behind it.
+    Codes that are clipped after the rounding have no such error.
+    """
+    event, before = data.event, data.event.before
+    if event.kind == "Sign":
+        return 0.0
+    _, *limits = unlimited(before.meant)
+    behind, size, apart = before.meant, np.zeros(()), 0.0
+    while len(behind.terms) == 1 and behind.terms[0][1].kind == "clip":
+        size = size + behind.size
+        ((factor, atom),) = behind.terms
+        behind = atom.arguments[0].times(factor)
+    for limit in (np.asarray(limit) for limit in limits):
+        rounded = 64 * FLOAT32.unit * (np.abs(limit) + size)
+        off = np.minimum(before.error, rounded) + np.abs(limit) * SLACK
+        codes = (event.rounded(limit + sign * off) for sign in (-1, 1))
+        first, last = (event.place(np.clip(code, data.low, data.high)) for code in codes)
+        apart = max(apart, float(np.max(np.where(np.isfinite(limit), last - first, 0.0))))
+    return apart
+
+
 def _reached(event: Event, ends: tuple[Float64, Float64], off: Float64) -> tuple[Float64, Float64]:
     """Return the first and the last code of numbers in an interval, with an error."""
     low, high = (np.abs(end) * SLACK + off * (1 + SLACK) for end in ends)
@@ -114,7 +139,7 @@ def unchanged(data: RoundedData) -> Quantity | None:
     ((factor, atom),) = terms
     low, high = atom.low, atom.high
     if program is None:
-        return _near_codes(data, factor, atom, function.offset)
+        return None if limits_apart(data) else _near_codes(data, factor, atom, function.offset)
     rounded = Finished(program, limited_codes(data, 0.0), (data.low, data.high))
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)

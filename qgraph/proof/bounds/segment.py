@@ -26,7 +26,7 @@ from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import entered
 from qgraph.proof.bounds.executed import Counted, Finished, Pick, compare, program_of
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.roundings import RoundedData, limited_codes
+from qgraph.proof.bounds.roundings import RoundedData, limited_codes, limits_apart
 from qgraph.reasons import OVERFLOW, ExplainedReason
 
 
@@ -239,6 +239,7 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
         np.maximum(one.reach[1], other.reach[1] - delta),
     )
     extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in reach))
+    extra = extra + limits_apart(one) + limits_apart(other)
     nodes = one.event.node, other.event.node
     kinds = one.event.kind, other.event.kind
     return Segment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import qgraph
@@ -126,3 +127,30 @@ def test_zeros_of_codes_in_another_layout_are_not_compared() -> None:
     moved, other = np.full((12, 1, 1), 3.0), np.arange(12.0).reshape(2, 6, 1)
     assert moved_by(np.zeros(()), (None, None), ([moved], [other])) == 0
     assert moved_by(np.zeros(()), (None, None), ([moved], [other, np.array(5.0)])) == 2
+
+
+NEAR_A_TIE = """<ir_version: 10, opset_import: ["": 21]>
+net (int8[1,3,4] x) => (float[1,3,4] y)
+<float s = {0.03428080305457115}, int8 z = {0}, float[3] g = {1, 1, 1}, float[3] b = {0, 0, 0},
+ float[3] v = {0.99999, 0.99999, 0.99999}, float lo = {-500}, float hi = {4.336521625518799}> {
+    a = DequantizeLinear (x, s, z)
+    m = BatchNormalization (a, g, b, b, v)
+    n = LIMITED
+    q = QuantizeLinear (n, s, z)
+    y = DequantizeLinear (q, s, z)
+}"""
+
+
+def test_a_limit_near_a_tie_is_executed_with_an_error() -> None:
+    """The limit is 126.5 steps and a little; float32 divides it to 126.5, whose code is 126."""
+    limited, free = (
+        ir.from_onnx_text(NEAR_A_TIE.replace("LIMITED", node))
+        for node in ("Clip (m, lo, hi)", "Identity (m)")
+    )
+    x = np.full((1, 3, 4), 127, np.int8)
+    report = qgraph.check(limited, free, {"x": x}, backend="numpy", tolerances=Tolerances(atol=1))
+    assert report.outputs[0].mismatches == 12
+    certificate = qgraph.prove(limited, free, within="1step")
+    assert certificate.verdict != "proved"
+    for region in certificate.regions:
+        assert region.bound is None or region.bound.max_steps >= 1
