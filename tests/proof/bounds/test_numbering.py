@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,7 +12,10 @@ import pytest
 import qgraph
 from qgraph import Inputs, Tolerances
 from qgraph.bound import Bound
+from qgraph.ops.sums_of_products import Taps
 from qgraph.proof.bounds.roundings import moved_by
+from qgraph.text import json_text
+from tests.verify.checking import checked
 
 LOW, SPAN = np.float32(-5.5), np.float32(11)
 IN_ONE_PIECE = "q = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high, low, high)"
@@ -154,3 +159,23 @@ def test_a_limit_near_a_tie_is_executed_with_an_error() -> None:
     assert certificate.verdict != "proved"
     for region in certificate.regions:
         assert region.bound is None or region.bound.max_steps >= 1
+
+
+def test_codes_at_a_limit_near_a_tie_are_two_steps_apart() -> None:
+    """Without the limit the last code is 126 at x = 127, and 124 with it, so 1 step is too few."""
+    text = NEAR_A_TIE.replace("z = {0}", "z = {1}").replace("0.99999", "0.5")
+    text = text.replace("4.336521625518799", "4.267960071563721")
+    nodes = "Clip (m, lo, hi)", "Identity (m)"
+    pair = [ir.from_onnx_text(text.replace("LIMITED", node)) for node in nodes]
+    certificate = qgraph.prove(*pair, within="1000step", evidence=True)
+    assert max(r.bound.max_steps for r in certificate.regions if r.bound) == 2
+    document = json.loads(json_text(certificate.to_json()))
+    parts = checked(document, *pair).parts
+    assert any("near a tie" in str(part.reason) for part in parts)
+
+
+def test_sums_of_unlike_rows_have_the_widest_limits() -> None:
+    layout = Taps("product", 1, 0, 0, False)
+    low, high = (np.array(ends).reshape(1, 3, 1) for ends in ([-2.0, -4, -32], [1.0, 3, 31]))
+    ends = layout.ends_by_tap(low, high, np.ones((1, 2)))
+    assert [float(np.ravel(end)[0]) for end in ends] == [-32, 31]
