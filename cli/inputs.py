@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qgraph.bound import Against, Bounding
+from qgraph.bound import Against, Bounding, Limit
 from qgraph.cli import options
 from qgraph.cli.output import Talk
-from qgraph.errors import ExecutionError
+from qgraph.errors import ExecutionError, OptionError
 
 if TYPE_CHECKING:
     from qgraph.comparison.check import Inputs
@@ -105,12 +106,24 @@ class InputOptions:
 
         return Inputs(feeds, self.random, self.seed, self.shapes, self.batch, self.probes)
 
-    def labels(self, option: str) -> Array:
-        """Return labels from a file, or the array ``given`` of the archive of the inputs.
+    @contextmanager
+    def labelled(self, option: str | None) -> Iterator[Array | None]:
+        """Yield the labels that ``--labels`` names; None if it is not given.
 
         Raises:
-            ExecutionError: there are none.
+            ExecutionError: there are none; or they do not fit the outputs, as the block shows.
         """
+        from qgraph.comparison.tolerance import LabelsError
+
+        try:
+            yield None if option is None else self._labels(option)
+        except LabelsError as error:
+            file = self.labels_file(option)
+            source = f"{self.bundle}: array {option!r}" if file is None else file
+            raise ExecutionError(f"{source}: {error}") from error
+
+    def _labels(self, option: str) -> Array:
+        """Return labels from a file, or an array of the archive of the inputs."""
         import numpy as np
 
         from qgraph.storage.archive import read_archive, read_array
@@ -194,7 +207,7 @@ probes_option = options.number_option(
 
 
 def _bounding(
-    within: tuple[str, ...],
+    within: tuple[Limit, ...],
     order: str,
     accumulate: str,
     ranges: tuple[tuple[str, tuple[float, float]], ...],
@@ -212,11 +225,26 @@ def bounding_options(*, question: bool) -> options.Decorator:
     return options.gathered("request", _bounding, _WITHIN, *more, _ORDER, _ACCUMULATE, range_option)
 
 
-_WITHIN = options.repeated(
-    "--within",
-    metavar="LIMIT",
-    text="Maximum difference of results that are not equal: 1step, 0.05step, 0.1%, or for an "
-    "output NAME:0.01, NAME:2ulp. Repeatable.",
+def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser of an option's value whose error is one of usage, so that it names it."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return parsed
+
+
+def within_option(text: str) -> options.Decorator:
+    """Return the option ``--within`` for limits; ``text`` is its help."""
+    return options.repeated("--within", metavar="LIMIT", text=text, type=_usage(Limit.parse))
+
+
+_WITHIN = within_option(
+    "Maximum difference of results that are not equal: 1step, 0.05step, 0.1%, or for an "
+    "output NAME:0.01, NAME:2ulp. Repeatable."
 )
 _AGAINST = options.word_option(
     "--against",
@@ -228,6 +256,7 @@ _AGAINST = options.word_option(
 _ORDER = click.option(
     "--order",
     metavar="any|chunk:N",
+    type=_usage(lambda text: Bounding(order=text).order),
     default="any",
     show_default=True,
     help="Order of additions for which bounds hold; chunk:N: at most N terms in sequence.",

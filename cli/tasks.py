@@ -106,9 +106,8 @@ class TaskResult:
 
     @property
     def described(self) -> tuple[str, str, str]:
-        """The model, its status, and the message of its failure or its verdict."""
-        own = self.message.removeprefix(f"{self.model}: ")
-        return str(self.model), f"status {self.status}", own or _VERDICTS.get(self.status, "")
+        """The model, its status, and its verdict; stderr has the message of a failure."""
+        return str(self.model), f"status {self.status}", _VERDICTS.get(self.status, "")
 
 
 def gravest(statuses: Iterable[int]) -> int:

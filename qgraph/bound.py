@@ -163,12 +163,12 @@ class Limit:
         """
         name, _, rest = str(text).strip().rpartition(":")
         number = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-        match = re.fullmatch(number + r"\s*(steps?|ulps?|%|)", rest.lower())
-        unit = "" if match is None else match[2].rstrip("s")
+        match = re.fullmatch(number + r"\s*(step|ulp|%|)", rest.lower())
+        unit = "" if match is None else match[2]
         is_finite = match is not None and math.isfinite(float(match[1]))
         if match is None or not is_finite or (not name and unit in ("", "ulp")):
             raise OptionError(
-                f"within: {shown(text)} is no limit, expected one such as 1step, 0.05step, 0.1%, "
+                f"{shown(text)} is no limit, expected one such as 1step, 0.05step, 0.1%, "
                 "or for an output NAME:0.01, NAME:2ulp, NAME:1step."
             )
         return cls(float(match[1]), unit, name or None)
@@ -279,14 +279,15 @@ class Bounding:
         """
         bounding = within if isinstance(within, Bounding) else cls(within)
         named = [limit.output for limit in bounding.limits if limit.output is not None]
-        kinds = (("range", "input", bounding.ranges, inputs), ("within", "output", named, outputs))
+        kinds = (("range", "input", bounding.ranges, inputs), ("limit", "output", named, outputs))
         for option, role, names, values in kinds:
             value_names = [str(value.name) for value in values]
             for name in names:
                 if name not in value_names:
                     raise OptionError(
-                        f"{option}: the models have no {role} {shown(name)}, expected one of "
-                        f"{', '.join(value_names) or 'none'}.{meant(name, value_names)}"
+                        f"The models have no {role} {shown(name)}, which a {option} names, "
+                        f"expected one of {', '.join(value_names) or 'none'}."
+                        f"{meant(name, value_names)}"
                     )
         return bounding
 

@@ -260,7 +260,7 @@ def test_limits_are_written_as_they_are_read(text: str) -> None:
     assert Limit.parse(str(limit)) == limit
 
 
-@pytest.mark.parametrize("text", ["1e999step", "nanstep", "-1step", "1", "y:1e400"])
+@pytest.mark.parametrize("text", ["1e999step", "nanstep", "-1step", "1", "1steps", "y:1e400"])
 def test_what_is_no_number_is_no_limit(text: str) -> None:
     with pytest.raises(OptionError, match="is no limit, expected one such as 1step"):
         Limit.parse(text)

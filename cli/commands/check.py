@@ -113,26 +113,25 @@ def command(
             names = [str(value.name) for value in first.outputs]
             feeds = inputs.feeds(talk, first, besides=labels)
             bar.tell("comparing", 0, 0)
-            result = check(
-                first,
-                second,
-                inputs.checked(feeds),
-                backend=backend,
-                tolerances=Tolerances(
-                    atol=_limits(atol, names) or 0.0,
-                    rtol=_limits(rtol, names) or 0.0,
-                    max_steps=_limits(max_steps, names),
-                    max_ulp=_limits(max_ulp, names),
-                    min_sqnr=_limits(min_sqnr, names),
-                    min_top1=_limits(min_top1, names),
-                    within=request if request.limits else None,
-                ),
-                scoring=Scoring(
-                    None if labels is None else inputs.labels(labels), metric, max_drop
-                ),
-                runtimes=runtimes,
-                tensors=tensors,
-            )
+            with inputs.labelled(labels) as right:
+                result = check(
+                    first,
+                    second,
+                    inputs.checked(feeds),
+                    backend=backend,
+                    tolerances=Tolerances(
+                        atol=_limits(atol, names) or 0.0,
+                        rtol=_limits(rtol, names) or 0.0,
+                        max_steps=_limits(max_steps, names),
+                        max_ulp=_limits(max_ulp, names),
+                        min_sqnr=_limits(min_sqnr, names),
+                        min_top1=_limits(min_top1, names),
+                        within=request if request.limits else None,
+                    ),
+                    scoring=Scoring(right, metric, max_drop),
+                    runtimes=runtimes,
+                    tensors=tensors,
+                )
             document = result.to_json()
             number = _BATCHES if views.are_wanted else 0
             if number:

@@ -12,11 +12,12 @@ import click
 from qgraph.cli import completion, options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.inputs import InputOptions, range_option
+from qgraph.cli.inputs import InputOptions, range_option, within_option
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.cli.several import output_folder, several_models
 
 if TYPE_CHECKING:
+    from qgraph.bound import Limit
     from qgraph.model import Model
     from qgraph.transforms.deployment.report import Deployment
 
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
     help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml. "
     "NAME@PROCESSOR names one of its processors [this one, if its runtime is installed].",
 )
-@options.repeated(
-    "--within",
-    metavar="LIMIT",
-    text="Maximum distance of a segment from MODEL in real numbers: 1step, 0.05step, 0.1%, or for "
-    "an output NAME:0.01, NAME:2ulp. Repeatable [1step].",
+@within_option(
+    "Maximum distance of a segment from MODEL in real numbers: 1step, 0.05step, 0.1%, or for "
+    "an output NAME:0.01, NAME:2ulp. Repeatable [1step]."
 )
 @range_option
 @options.repeated(
@@ -87,7 +86,7 @@ def command(
     model: Path,
     out: Path | None,
     target: str,
-    within: tuple[str, ...],
+    within: tuple[Limit, ...],
     ranges: tuple[tuple[str, tuple[float, float]], ...],
     keep: tuple[str, ...],
     prefer: str,
@@ -147,16 +146,17 @@ def command(
             reference = loaded.clone()
             feeds = data.feeds(talk, loaded, besides=labels)
             bar.tell(f"deploying {model.name}", 0, 0)
-            deployment = deploy(
-                loaded,
-                target,
-                within=Bounding(within or "1step", ranges=dict(ranges)),
-                keep=keep,
-                require_all=require_all,
-                prefer="tuned" if tune else prefer,
-                inputs=Inputs(feeds, shapes=sizes),
-                labels=None if labels is None else data.labels(labels),
-            )
+            with data.labelled(labels) as right:
+                deployment = deploy(
+                    loaded,
+                    target,
+                    within=Bounding(within or "1step", ranges=dict(ranges)),
+                    keep=keep,
+                    require_all=require_all,
+                    prefer="tuned" if tune else prefer,
+                    inputs=Inputs(feeds, shapes=sizes),
+                    labels=right,
+                )
             if measure:
                 bar.tell("timing", 0, 0)
                 deployment = _timed(deployment, reference, loaded, sizes)

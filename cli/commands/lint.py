@@ -14,7 +14,7 @@ import click
 from qgraph.cli import completion, options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
-from qgraph.cli.inputs import InputOptions, input_options
+from qgraph.cli.inputs import InputOptions, input_options, within_option
 from qgraph.cli.lint_settings import LEVELS, project_settings
 from qgraph.cli.output import DIFFERENT, UNUSABLE, ProgressBar, Talk, print_failure, show
 from qgraph.cli.several import found_models, jobs_option
@@ -22,6 +22,7 @@ from qgraph.cli.tasks import Task, TaskResult, results_of
 from qgraph.errors import OptionError, QGraphError
 
 if TYPE_CHECKING:
+    from qgraph.bound import Limit
     from qgraph.lint.engine import LintBaseline, LintReport
     from qgraph.model import Model
     from qgraph.storage.outputs import Outputs
@@ -83,7 +84,7 @@ class FixOptions:
     diff: bool
     out: Path | None
     in_place: bool
-    within: tuple[str, ...]
+    within: tuple[Limit, ...]
 
     @property
     def is_wanted(self) -> bool:
@@ -144,10 +145,8 @@ fix_options = options.gathered(
     options.flag("--diff", text="Show what --fix would change; write no model."),
     options.output_option,
     options.flag("--in-place", text="Replace each MODEL."),
-    options.repeated(
-        "--within",
-        metavar="LIMIT",
-        text="Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable.",
+    within_option(
+        "Also apply passes whose results are bounded by LIMIT, such as 1step. Repeatable."
     ),
 )
 

@@ -64,15 +64,16 @@ def command(
             bar.tell(f"reading {reference.name}", 0, 0)
             first, second = load(reference), load(candidate)
             feeds = inputs.feeds(talk, first, besides=labels)
-            causes = why(
-                first,
-                second,
-                inputs.checked(feeds),
-                labels=None if labels is None else inputs.labels(labels),
-                metric=metric,
-                backend=backend,
-                within=request if request.limits else None,
-                progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
-            )
+            with inputs.labelled(labels) as right:
+                causes = why(
+                    first,
+                    second,
+                    inputs.checked(feeds),
+                    labels=right,
+                    metric=metric,
+                    backend=backend,
+                    within=request if request.limits else None,
+                    progress=lambda done, total: bar.tell("exchanging quantizers", done, total),
+                )
         deliver(talk, causes.to_json(), outputs, views, models)
     return UNDECIDED if causes.batches < causes.batches_in_all else 0

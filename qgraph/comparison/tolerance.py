@@ -162,6 +162,10 @@ class Scoring:
     max_drop: float | None = None
 
 
+class LabelsError(OptionError):
+    """Labels and outputs do not fit."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric, named ``top1`` or ``module:function``: scores outputs by labels."""
@@ -172,12 +176,12 @@ class Metric:
     def of(self, outputs: Outputs, labels: Array) -> float:
         """Return the score.
 
-        Raises OptionError if labels and outputs do not fit, ExecutionError if a function of the
+        Raises LabelsError if labels and outputs do not fit, ExecutionError if a function of the
         user fails, or returns no number.
         """
         try:
             return float(self.score(outputs, labels))
-        except OptionError:
+        except LabelsError:
             raise
         except Exception as error:  # the user's function may raise any exception
             forms = ", ".join(f"{name!r} {x.dtype}{list(x.shape)}" for name, x in outputs.items())
@@ -217,12 +221,12 @@ def metric_of(score: str | Score) -> Metric:
 def top1(outputs: Outputs, labels: Array) -> float:
     """Return the fraction of rows whose largest score is that of the label.
 
-    Uses the first output with a row of scores per label, ``[samples, classes]``. Raises OptionError
+    Uses the first output with a row of scores per label, ``[samples, classes]``. Raises LabelsError
     if there is none.
     """
     flat = np.asarray(labels).reshape(-1)
     if flat.dtype.kind in "OSU":
-        raise OptionError(
+        raise LabelsError(
             f"labels are of type {flat.dtype}, expected an array with the "
             "number of the right answer for each row. numpy.load reads a file."
         )
@@ -230,7 +234,7 @@ def top1(outputs: Outputs, labels: Array) -> float:
         if scores.ndim == 2 and scores.shape[1] > 1 and len(scores) == flat.size:
             return float(np.mean(np.argmax(scores, axis=1) == flat))
     forms = ", ".join(f"{name!r} {list(x.shape)}" for name, x in outputs.items())
-    raise OptionError(
+    raise LabelsError(
         f"There are {flat.size} labels, but the outputs are {forms}; expected one with a row of "
         "scores for each label. Give as many labels as samples, or your own metric as "
         "module:function."

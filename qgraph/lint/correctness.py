@@ -13,6 +13,7 @@ from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics import Array
 from qgraph.quantizers.quantizer import Affine
 from qgraph.targets.layer import LAYERS, ProductAxis
+from qgraph.text import counted
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -46,7 +47,8 @@ def scale_not_finite(facts: ModelFacts) -> Iterator[Found]:
     for node, arrays in parts:
         wrong = sum(int(np.count_nonzero(~np.isfinite(_reals(array)))) for array in arrays)
         if wrong:
-            yield Found((node,), f"{wrong} numbers are NaN or infinite", {"not_finite": wrong})
+            text = f"{counted(wrong, 'number')} NaN or infinite"
+            yield Found((node,), text, {"not_finite": wrong})
 
 
 @rule("QG103", "subnormal-scale", WARNING)

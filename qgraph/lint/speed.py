@@ -53,10 +53,12 @@ def slower_form(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG403", "batch-norm-behind-layer", WARNING, fix=_FOLD_BN)
 def batch_norm_behind_layer(facts: ModelFacts) -> Iterator[Found]:
     """A BatchNormalization is between a quantized layer and its quantizer."""
-    taken = {layer.node for layer, answer in facts.answers if isinstance(answer, KernelMatch)}
+    answers = {layer.node: answer for layer, answer in facts.answers}
     for layer, node in _behind(facts, "BatchNormalization"):
-        if layer.node in taken:
-            continue
+        answer = answers.get(layer.node)
+        failing = answer.reasons if isinstance(answer, NoKernel) else ()
+        if answer is not None and not any(each.startswith(node.op_type) for each in failing):
+            continue  # kernels of the target take it, or the layer is in float anyway
         text = "BatchNormalization keeps the layer out of integer kernels; fold it into the weights"
         yield Found((node, layer.node), text, {"measured_slowdown": _SLOW_CHANNELS})
 

@@ -197,7 +197,11 @@ def _hints(document: Entry, regions: Sequence[Entry]) -> list[str]:
     """Return why bounds are not smaller, if there is something to do about it."""
     largest = regions[0]["bound"]
     errors = largest["reference_error"] + largest["candidate_error"]
-    text = "Distances are in steps of the quantizer; at an output of floats, in 1/256 of its range."
+    text = (
+        "Distances are in steps of the quantizer; at an output of floats, in 1/256 of its range. "
+        "because of: the rounding of the executed reference, that of the executed candidate, and "
+        "parameters that differ."
+    )
     if errors < _LONG_SUMS or errors < largest["ideal_shift"]:
         return [text]
     if document["order"] == "any":

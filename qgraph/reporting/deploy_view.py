@@ -44,7 +44,7 @@ def deploy_page(document: Mapping[str, Any]) -> Page:
     done, all_layers = summary["integer_layers"], summary["quantized_layers"]
     facts = [
         KeyFigure("integer layers before", whole(summary["integer_layers_before"])),
-        KeyFigure("integer layers", f"{done} of {all_layers}"),
+        KeyFigure("integer layers after", f"{done} of {all_layers}"),
         KeyFigure("weights before", size(summary["weight_bytes_before"])),
         KeyFigure("weights after", size(summary["weight_bytes_after"])),
         *_scores(document["accuracy"]),
@@ -89,11 +89,12 @@ def _times(measured: Mapping[str, Any] | None) -> Iterator[KeyFigure]:
         return
     ratio = float(measured["ratio_to_float"])
     tone = Tone.GOOD if ratio < 1 else Tone.OPEN
-    text = f"{amount(measured['milliseconds'], 4)} ms, {ratio:.2f} of float"
+    text = f"{amount(measured['milliseconds'], 4)} ms, {ratio:.2f} times that of float"
     yield KeyFigure(f"time in {measured['runtime']}", text, tone)
     if measured["input_milliseconds"] is not None:
         what = "input, converted to qdq" if measured["input_is_converted"] else "input"
-        yield KeyFigure(f"to the time of the {what}", f"{measured['ratio_to_input']:.2f}", tone)
+        text = f"{measured['ratio_to_input']:.2f} times its time"
+        yield KeyFigure(f"beside the {what}", text, tone)
 
 
 def _sentence(document: Mapping[str, Any]) -> str:
@@ -110,12 +111,13 @@ def _sentence(document: Mapping[str, Any]) -> str:
     else:
         far, near = counted(int(steps), "step"), amount(distance, 2)
         equal = (
-            f"given equal codes before a segment, codes behind it differ by at most {far}, and "
-            f"only within {near} steps of a tie, from what the input means"
+            f"given equal codes at its start, the codes at the end of each segment differ by at "
+            f"most {far} from the input computed in real numbers, and only within {near} steps of "
+            "a tie"
         )
         own = summary.get("reference_error", 0.0)
         if own >= 1:
-            equal += f", which the input itself keeps within {amount(own, 2)} steps only"
+            equal += f"; the input itself differs from them by up to {amount(own, 2)} steps"
     return f"{document['target']}, {source}; {equal}.{_but(document)}"
 
 

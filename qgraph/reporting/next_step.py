@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,8 +92,9 @@ def _after_bench(document: Document, _: str) -> str:
     first, *others = document["models"]
     model = shlex.quote(str(first["path"]))
     target = _TARGETS.get(str(document["runtime"]).split(" ")[0])
-    if target is not None and first.get("float_nodes") and not first.get("integer_nodes"):
-        return f"qgraph deploy {model} -o deployed.onnx --target {target}  # for integer kernels"
+    is_float = not any(each.get("integer_nodes") for each in document["models"])
+    if target is not None and first.get("float_nodes") and is_float:
+        return _deploy(model, target, [str(each["path"]) for each in document["models"]])
     if not others:
         return f"qgraph info {model}  # shows the quantizers"
     second = shlex.quote(str(others[0]["path"]))
@@ -105,8 +107,14 @@ def _after_lint(document: Document, model: str) -> str:
         return f"qgraph explain {ids[0]}  # what it means and what to do"
     if document["target"] is None:
         return "qgraph targets  # names for --target, with which lint finds more"
-    target = shlex.quote(str(document["target"]))
-    return f"qgraph deploy {model} -o deployed.onnx --target {target}  # for integer kernels"
+    return _deploy(model, shlex.quote(str(document["target"])), shlex.split(model))
+
+
+def _deploy(model: str, target: str, read: Sequence[str]) -> str:
+    """Return the command that deploys a model to a file that is none of those that were read."""
+    names = (f"deployed{number or ''}.onnx" for number in itertools.count())
+    out = next(name for name in names if name not in read)
+    return f"qgraph deploy {model} -o {out} --target {target}  # for integer kernels"
 
 
 def _after_targets(document: Document, name: str) -> str:

@@ -201,7 +201,7 @@ def _headline(count: int, ratio: float) -> str:
         return "timed"
     if ratio < 1:
         return f"the last model is {1 / ratio:.2f} times as fast as the first"
-    return f"the last model takes {ratio:.2f} of the time of the first"
+    return f"the last model takes {ratio:.2f} times as long as the first"
 
 
 def _sections(models: list[Mapping[str, Any]]) -> Iterator[Section]:

@@ -7,10 +7,12 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +140,24 @@ def read_profile(path: Path) -> Profile:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ModelError(f"{path}: this is not TOML: {error}. Correct the file.") from error
+        raise ModelError(_not_toml(path, text, error)) from error
     try:
         profile = _checked(document | {"path": str(path)})
     except WrongError as error:
         line = line_of(text, error.place)
         raise ModelError(f"{path}:{line}: {error}") from error
     return replace(profile, digest=hashlib.sha256(data).hexdigest())
+
+
+def _not_toml(path: Path, text: str, error: tomllib.TOMLDecodeError) -> str:
+    """Return the message for a text that is not TOML, as a date that does not exist makes it."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if stated := re.match(r"[^\"'#=]*=\s*(\d+-\d+-\d+)", line):
+            try:
+                date.fromisoformat(stated[1])
+            except ValueError:
+                return f"{path}:{number}: {stated[1]} is no date, expected one such as 2026-01-31."
+    return f"{path}: this is not TOML: {error}. Correct the file."
 
 
 def _checked(document: dict[str, Any]) -> Profile:

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import date
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +21,7 @@ Place = tuple[str | int, ...]
 _DERIVED = ("path", "digest", "is_named")
 _WORDS = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number",
-    tuple: "a list", frozenset: "a list", dict: "a table",
+    date: "a date such as 2026-01-31", tuple: "a list", frozenset: "a list", dict: "a table",
 }  # fmt: skip
 
 

@@ -26,7 +26,10 @@ NOT_RECORDED = _condition(
 )  # fmt: skip
 TYPES = _condition(
     203, "types-of-codes", "No kernel takes codes of these types together.",
-    "Store the codes in a type that the kernel takes: -p repack, -p shift-zero-points.",
+    "deploy stores codes in a type that kernels take, if they fit into it; -p repack and "
+    "-p shift-zero-points do it one by one. Otherwise quantize the network again with codes of a "
+    "type that 'qgraph targets TARGET' lists. A kernel of INT8 without zero points, as in "
+    "TensorRT, takes signed codes of 8 bits, or unsigned codes of 7 bits.",
 )  # fmt: skip
 INDIRECT = _condition(
     204, "indirect-pair",

@@ -185,6 +185,13 @@ def test_labels_come_from_a_file_or_from_the_archive(qgraph, pair, tmp_path):
     wrong = qgraph("check", pair[0], pair[0], *data, "--labels", "nothing")
     assert wrong.status == 3
     assert "no array 'nothing' with labels, expected a name among x, answers" in wrong.error
+    np.save(tmp_path / "short.npy", labels[:3])
+    wrong = qgraph("check", pair[0], pair[0], *data, "--labels", tmp_path / "short.npy")
+    assert wrong.status == 3
+    assert f"{tmp_path / 'short.npy'}: There are 3 labels, but the outputs are" in wrong.error
+    wrong = qgraph("check", pair[0], pair[0], *data, "--labels", "x")
+    assert wrong.status == 3
+    assert f"{tmp_path / 'data.npz'}: array 'x': There are 16 labels" in wrong.error
 
 
 def test_a_metric_of_the_user_comes_from_the_current_folder(qgraph, pair, tmp_path, monkeypatch):

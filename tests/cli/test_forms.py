@@ -224,6 +224,22 @@ EXECUTED = {"path": "a b.onnx", "integer_nodes": 0, "float_nodes": 3}
             {"command": "bench", "runtime": "numpy 2.4.6", "models": [EXECUTED, {"path": "c"}]},
             ["check", "a b.onnx", "c"],
         ),
+        (
+            {
+                "command": "bench",
+                "runtime": "openvino 2026.4.1",
+                "models": [EXECUTED, EXECUTED | {"path": "deployed.onnx"}],
+            },
+            ["deploy", "a b.onnx", "-o", "deployed1.onnx", "--target", "openvino-cpu"],
+        ),
+        (
+            {
+                "command": "bench",
+                "runtime": "onnxruntime 1.32.0",
+                "models": [EXECUTED, {"path": "c", "integer_nodes": 3}],
+            },
+            ["check", "a b.onnx", "c"],
+        ),
         ({"command": "lint", "models": [], "target": None}, ["targets"]),
         (
             {"command": "lint", "models": [{"findings": [{"id": "QG1"}]}], "target": None},

@@ -55,7 +55,8 @@ def test_a_bad_model_does_not_stop_the_others_and_decides_the_status(
     assert found.error.startswith(f"error: {zoo / 'bad.onnx'}: ")
     *_, count, last = found.out.splitlines()
     assert count == "3 models: 2 good, 1 failed"
-    assert last.startswith(f"{zoo / 'bad.onnx'}: status 3: ")
+    assert last == f"{zoo / 'bad.onnx'}: status 3"
+    assert found.error.count(f"error: {zoo / 'bad.onnx'}: ") == 1
     document = json.loads(report.read_text())
     assert list(document) == ["qgraph", "schema", "command", "models", "summary"]
     assert document["summary"] == {"models": 3, "failed": 1}

@@ -131,7 +131,7 @@ def test_inputs_beyond_their_range_and_unknown_names_are_errors() -> None:
     assert (segment.distance, segment.violated) == (0.5, None)
     with pytest.raises(ExecutionError, match="expected the range of --range, -1 to 1"):
         qgraph.check(one, other, {"x": np.full(3, 2, np.float32)}, tolerances=within)
-    with pytest.raises(OptionError, match=r"no output 'z', expected one of y"):
+    with pytest.raises(OptionError, match=r"no output 'z', which a limit names, expected one of y"):
         qgraph.check(one, other, tolerances=Tolerances(within="z:1"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import RULES, LintLevel, page_of_rule, whole_model
 from qgraph.lint.seen import count_codes
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx"
 HEADER = '<ir_version: 10, opset_import: ["": 21]> net '
 LAYER = f"""{HEADER} (float[N,2] x) => (float[N,2] y)
 <float s = {{0.1}}, uint8 z = {{0}}, int8[2,2] w = {{1, 2, -3, 100}}, float[2] t = {{0.1, 0.2}},
@@ -199,6 +201,13 @@ def test_only_a_quantizer_to_int32_stops_the_compiler(kind: str, severity: str) 
 def test_batch_norm_is_found_where_kernels_do_not_take_it(target, count):
     page = page_of_rule(RULES.find("QG403"))
     assert len(list(qgraph.lint(model(whole_model(page.before)), target, select="QG403"))) == count
+
+
+@pytest.mark.parametrize(
+    ("target", "count"), [("onnxruntime-cpu", 4), ("openvino-cpu", 0), ("tensorrt", 0)]
+)
+def test_batch_norm_is_found_where_it_is_a_reason_for_float(target, count):
+    assert len(list(qgraph.lint(EXAMPLE, target, select="QG403"))) == count
 
 
 def test_a_zero_point_without_elements_is_not_known() -> None:

@@ -20,6 +20,7 @@ from qgraph.storage.identity import hash_in_memory
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment import attempts, search
+from qgraph.transforms.deployment.report import advice
 
 pytest.importorskip("onnxruntime")
 
@@ -87,11 +88,17 @@ def test_a_layer_that_is_kept_is_left_with_its_reason(network):
         qgraph.deploy(network, "onnxruntime-cpu", keep=["conv"], require_all=True)
 
 
-@pytest.mark.slow
-def test_a_pattern_that_keeps_no_layer_is_named(network):
-    for keep, unused in (("conv", []), (["conv", "cnov"], ["cnov"])):
-        notes = qgraph.deploy(network, "onnxruntime-cpu", keep=keep).notes
-        assert [note.split("'")[1] for note in notes if "so none is kept" in note] == unused
+def test_a_pattern_that_keeps_no_layer_is_an_error(network):
+    wanted = r"no layer 'cnov' to keep.*such as conv.* Did you mean 'conv'\?"
+    with pytest.raises(OptionError, match=wanted):
+        qgraph.deploy(network, "onnxruntime-cpu", keep=["con?", "cnov"])
+
+
+def test_the_next_step_after_wrong_parameters_is_about_them(network):
+    found = qgraph.deploy(network, "tensorrt").to_json() | {"refusal": None}
+    finding = {"nodes": ["q"], "message": "1 number NaN or infinite", "severity": "error"}
+    found["findings"] = [finding | {"id": each} for each in ("QG601", "QG102")]
+    assert advice(found).startswith("'qgraph explain QG102'")
 
 
 @pytest.mark.slow

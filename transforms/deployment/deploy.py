@@ -12,7 +12,7 @@ from qgraph.bound import Against, Bounding, Within
 from qgraph.certificate import Identity
 from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
-from qgraph.errors import EquivalenceError, OptionError, member, require
+from qgraph.errors import EquivalenceError, OptionError, meant, member, require, shown
 from qgraph.lint.engine import LintFinding, chosen_rules, findings_of
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import LintLevel
@@ -107,7 +107,7 @@ def deploy(
         labels: the labels of the rows of the inputs.
 
     Raises:
-        OptionError: an option is wrong, or there is no such target.
+        OptionError: an option is wrong, ``keep`` names no layer, or there is no such target.
         ModelError: the model or the profile is not usable.
         ExecutionError: the model cannot be run on the inputs.
         EquivalenceError: ``require_all`` is set and layers stay in float, or the inputs show that
@@ -133,6 +133,13 @@ def deploy(
     note = _CUT_OFF if cut_off else "every quantized layer runs in an integer kernel already"
     attempt = unchanged(reference, request, note)
     deployment = listed(reference, attempt, runtime)
+    names = [*(layer.node for layer in deployment.layers), *deployment.unquantized]
+    for pattern in patterns:
+        if not any(selects(pattern, name) for name in names):
+            raise OptionError(
+                f"There is no layer {shown(pattern)} to keep, expected names or patterns of names, "
+                f"such as {', '.join(names[:3]) or 'none'}.{meant(pattern, names)}"
+            )
     if not deployment.layers and deployment.is_executed:
         attempt = unchanged(reference, request, _NO_LAYER)
     elif deployment.left or not deployment.layers or _is_improvable(reference, runtime):
@@ -153,11 +160,6 @@ def deploy(
     notes = [*deployment.notes]
     if chosen.tuning is not None and chosen.tuning.note is not None:
         notes.append(chosen.tuning.note)
-    names = [layer.node for layer in deployment.layers]
-    unused = [each for each in patterns if not any(selects(each, name) for name in names)]
-    if unused:
-        which = " or ".join(map(repr, unused))
-        notes.append(f"no quantized layer is called {which}, so none is kept")
     if attempt.decoded:
         count = counted(len(attempt.decoded), "layer")
         notes.append(

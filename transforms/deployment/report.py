@@ -267,6 +267,9 @@ def advice(document: Mapping[str, Any]) -> str:
             "quantize the operands of convolutions and matrix products to integers of 8 bits or "
             "fewer, as with Brevitas, NNCF or onnxruntime.quantization"
         )
+    wrong = [each for each in document["findings"] if each["severity"] == "error"]
+    if cause := next((each["id"] for each in wrong if each["id"].startswith("QG1")), None):
+        return f"'qgraph explain {cause}' says what to do about parameters that are wrong"
     refusal = not_loaded(document)
     if refusal is not None:
         known = refusal.rpartition("[")[2].rstrip("]")
