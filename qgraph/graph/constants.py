@@ -207,14 +207,17 @@ def _transpose(node: ir.Node, data: Stream, _: Operands) -> Stream:
 
 
 def _reshape(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
-    if operands[0] is None:
-        return None
-    sizes = [int(size) for size in operands[0]]
+    return None if operands[0] is None else data.reshaped(reshaped(node, data.shape, operands[0]))
+
+
+def reshaped(node: ir.Node, shape: Sequence[int], wanted: Array) -> list[int]:
+    """Return the shape of data of ``shape`` after a Reshape to the ``wanted`` sizes, if it fits."""
+    sizes = [int(size) for size in wanted]
     if not (zeros := node.attributes.get("allowzero")) or not zeros.as_int():
-        sizes = [data.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+        sizes = [shape[i] if size == 0 else size for i, size in enumerate(sizes)]
     if -1 in sizes:
-        sizes[sizes.index(-1)] = data.size // max(-math.prod(sizes), 1)
-    return data.reshaped(sizes)
+        sizes[sizes.index(-1)] = math.prod(shape) // max(-math.prod(sizes), 1)
+    return sizes
 
 
 def _flatten(node: ir.Node, data: Stream, _: Operands) -> Stream | None:

@@ -18,7 +18,13 @@ from qgraph.graph.draft_parts import Operand as Operand
 from qgraph.graph.draft_parts import Region as Region
 from qgraph.graph.draft_parts import SizeSummary, Tracer
 from qgraph.graph.opset.history import first_opset
-from qgraph.graph.scopes import bodies, keep_from_functions, remove_constant, remove_unused
+from qgraph.graph.scopes import (
+    bodies,
+    keep_from_functions,
+    remove_constant,
+    remove_unused,
+    unused,
+)
 from qgraph.numerics import Array
 from qgraph.numerics.values import OpenScale, fingerprint
 
@@ -278,9 +284,7 @@ class Editor:
         """Reserve and return ``name``, with a number appended if it is in use."""
         if not self._has_learned:
             self._learn()
-        unique, number = name, 1
-        while unique in self._names:
-            unique, number = f"{name}_{number}", number + 1
+        unique = unused(name, self._names)
         self._names.add(unique)
         return unique
 

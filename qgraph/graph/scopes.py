@@ -7,7 +7,7 @@ memory and become one value in the file.
 from __future__ import annotations
 
 from collections import ChainMap, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -158,6 +158,14 @@ def remove_constant(value: ir.Value) -> None:
         producer.graph.remove(producer, safe=True)
     elif value.is_initializer() and isinstance(owner, ir.Graph):
         del owner.initializers[value.name or ""]
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """Return ``name``, with a number appended if it is taken."""
+    unique, number = name, 1
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
 
 
 def node_name(node: ir.Node) -> str:

@@ -60,11 +60,30 @@ class FileRange:
             ModelError: this file ends before, or cannot be read.
             OSError: the target cannot be written, or there is no room.
         """
-        buffer = np.empty(min(_COPY_BYTES, count), np.uint8)
-        for start in range(at, at + count, _COPY_BYTES):
-            piece = buffer[: at + count - start]
-            self.read_into(start, piece)
+        for start, piece in self.pieces(at, count):
             target.write(start, piece)
+
+    def pieces(self, at: int = 0, count: int | None = None) -> Iterator[tuple[int, Array]]:
+        """Yield places and bytes, one piece after the other; the next one overwrites the last.
+
+        ``count`` bytes from ``at`` on, by default all.
+
+        Raises:
+            ModelError: the file ends before, or cannot be read.
+        """
+        end = self.length if count is None else at + count
+        buffer = np.empty(min(_COPY_BYTES, end - at), np.uint8)
+        for start in range(at, end, _COPY_BYTES):
+            piece = buffer[: end - start]
+            self.read_into(start, piece)
+            yield start, piece
+
+    def read(self) -> Array:
+        """Return all bytes; errors as for :meth:`read_into`."""
+        data = np.empty(self.length, np.uint8)
+        if self.length:
+            self.read_into(0, data)
+        return data
 
     def write(self, at: int, data: Array) -> None:
         """Put the bytes of a contiguous array at ``at``; the file must be there.
@@ -349,6 +368,13 @@ def _flat(data: Array, start: int, stop: int) -> Array:
     if data.flags.c_contiguous:
         return data.reshape(-1)[start:stop]
     return data.flat[start:stop]
+
+
+def cut_box(array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
+    """Return the part of an array that broadcasts to data, for a box of the data."""
+    before = len(sizes) - array.ndim
+    axes = zip(array.shape, corner[before:], sizes[before:], strict=True)
+    return array[(..., *(slice(0 if n == 1 else at, at + size) for n, at, size in axes))]
 
 
 def box_at(shape: Sequence[int], first: int, most: int) -> tuple[list[int], list[int]]:

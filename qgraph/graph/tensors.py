@@ -23,8 +23,6 @@ from qgraph.graph.scopes import Body, graphs_of, owners
 from qgraph.graph.streaming import FileRange, stream_of
 from qgraph.numerics import Array
 
-_PIECE_BYTES = 1 << 20
-
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _TENSORS = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}
 _OF_INTEREST = {*_TENSORS, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
@@ -268,19 +266,11 @@ class FileTensor(ir.ExternalTensor):
 
     def tobytes(self) -> bytes:
         """Return the bytes as the file has them; errors as for :meth:`numpy`."""
-        file_range = self._place()
-        data = np.empty(file_range.length, np.uint8)
-        if data.size:
-            file_range.read_into(0, data)
-        return data.tobytes()
+        return self._place().read().tobytes()
 
     def tofile(self, file: Any) -> None:
         """Write the bytes as the file has them to another file; errors as for :meth:`numpy`."""
-        file_range = self._place()
-        buffer = np.empty(min(_PIECE_BYTES, file_range.length), np.uint8)
-        for at in range(0, file_range.length, _PIECE_BYTES):
-            piece = buffer[: file_range.length - at]
-            file_range.read_into(at, piece)
+        for _, piece in self._place().pieces():
             file.write(piece.data)
 
     def _place(self) -> FileRange:

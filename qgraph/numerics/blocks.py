@@ -106,13 +106,9 @@ def align_views(
     many = block_size > 0 and -rank <= axis < rank and math.prod(x_shape) > _FEW
     if many and x_shape[axis] % block_size == 0 and any(param.size != 1 for param in params):
         axis %= rank
+        views = [align(param, x_shape, axis, block_size, expands=False) for param in params]
+        views = [np.expand_dims(view, axis + 1) if view.ndim else view for view in views]
         count = x_shape[axis] // block_size
-        expected = [*x_shape[:axis], count, *x_shape[axis + 1 :]]
-        for param in params:
-            if param.size != 1:
-                meaning = f"blocks of {block_size} along axis {axis}"
-                _check_shape(param, expected, meaning, x_shape)
-        views = [p.reshape(()) if p.size == 1 else np.expand_dims(p, axis + 1) for p in params]
         return [*x_shape[:axis], count, block_size, *x_shape[axis + 1 :]], views
     return [*x_shape], [align(param, x_shape, axis, block_size) for param in params]
 

@@ -70,8 +70,8 @@ def fill(work: Work, out: Array, *operands: Array) -> Array:
     if out.size <= _WHOLE:
         work(out, *operands)
         return out
-    arrays = _merge_axes(out, operands)
-    pieces = _Pieces(arrays[0].shape)
+    sizes, merged = merge_axes(out.shape, operands)
+    arrays, pieces = [out.reshape(sizes), *merged], _Pieces(sizes)
     cores = available_cores() if out.size >= _THREADED else 1
     tasks = min(cores * _TASKS_PER_CORE, len(pieces)) if cores > 1 else 1
     if tasks == 1:
@@ -151,16 +151,18 @@ def _run(work: Work, arrays: Sequence[Array], pieces: _Pieces, start: int, end: 
         work(out, *operands)
 
 
-def _merge_axes(out: Array, operands: Sequence[Array]) -> list[Array]:
-    """Return the arrays in one rank; axes are merged if all arrays allow it.
+def merge_axes(
+    shape: Sequence[int], operands: Sequence[Array]
+) -> tuple[tuple[int, ...], list[Array]]:
+    """Return a shape and arrays that broadcast to it, with axes merged where all of them allow it.
 
-    Single elements become arrays without axes, with which NumPy computes faster.
+    ``operands`` broadcast to ``shape``. Single elements become arrays without axes, with which
+    NumPy computes faster.
     """
-    rank = out.ndim
-    padded = [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in operands]
+    padded = [x.reshape((1,) * (len(shape) - x.ndim) + x.shape) for x in operands]
     sizes: list[int] = []
     spread: list[tuple[bool, ...]] = []
-    for axis, size in enumerate(out.shape):
+    for axis, size in enumerate(shape):
         if size == 1:
             continue
         here = tuple(x.shape[axis] == 1 for x in padded)
@@ -169,11 +171,11 @@ def _merge_axes(out: Array, operands: Sequence[Array]) -> list[Array]:
         else:
             sizes.append(size)
             spread.append(here)
-    merged = [out.reshape(sizes)]
-    for x, ones in zip(padded, zip(*spread, strict=True), strict=True):
-        shape = [1 if one else n for n, one in zip(sizes, ones, strict=True)]
-        merged.append(x.reshape(shape if x.size != 1 else ()))
-    return merged
+    merged = []
+    for index, x in enumerate(padded):
+        laid = [1 if ones[index] else n for n, ones in zip(sizes, spread, strict=True)]
+        merged.append(x.reshape(laid if x.size != 1 else ()))
+    return tuple(sizes), merged
 
 
 @functools.cache

@@ -120,10 +120,10 @@ def as_float32(array: Array) -> Float32:
     return np.broadcast_to(numbers.reshape(-1)[:1].copy().reshape(()), numbers.shape)
 
 
-def narrowed(array: Array, axes: Iterable[int]) -> Array:
-    """Return an array with size 1 along those of some axes along which nothing differs."""
-    for axis in axes:
-        first = array.take([0], axis)
+def narrowed(array: Array, axes: Iterable[int] | None = None) -> Array:
+    """Return an array with size 1 along axes, all by default, along which nothing differs."""
+    for axis in range(array.ndim) if axes is None else axes:
+        first = array[(slice(None),) * axis + (slice(1),)]
         array = first if (array == first).all() else array
     return array
 

@@ -127,7 +127,7 @@ class MovedElements:
             return array.reshape(())
         wide = array.reshape((1,) * (len(self.before.lengths) - array.ndim) + array.shape)
         moved = np.broadcast_to(wide, self.before.lengths).ravel()[self.places]
-        moved = narrowed(moved, range(moved.ndim))
+        moved = narrowed(moved)
         sizes = zip(moved.shape, self.after.sizes, strict=True)
         if any(length > 1 and not isinstance(size, int) for length, size in sizes):
             raise UnsupportedError("numbers differ along an axis of open size")

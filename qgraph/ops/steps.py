@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import ml_dtypes
@@ -206,15 +207,16 @@ def grid_levels(level: Callable[[Array], None]) -> Array | None:
     return None if np.isnan(grid).any() else grid
 
 
+def run(stages: Stages, y: Array, x: Array, *arrays: Array) -> None:
+    """Write the values of ``x`` to ``y``."""
+    stages.place(y, x, *arrays)
+    stages.level(y, *arrays)
+    stages.value(y, *arrays)
+
+
 def fill(stages: Stages, shape: tuple[int, ...], x: Array) -> Array:
     """Return the values of ``x``, ``[*shape]`` in its dtype."""
-
-    def work(y: Array, x: Array, *arrays: Array) -> None:
-        stages.place(y, x, *arrays)
-        stages.level(y, *arrays)
-        stages.value(y, *arrays)
-
-    return chunks.fill(work, np.empty(shape, x.dtype), x, *stages.arrays)
+    return chunks.fill(partial(run, stages), np.empty(shape, x.dtype), x, *stages.arrays)
 
 
 @dataclass(frozen=True, eq=False)

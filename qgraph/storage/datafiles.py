@@ -25,6 +25,7 @@ from qgraph.graph.deferred import (
     Part,
     carry_out,
 )
+from qgraph.graph.scopes import unused
 from qgraph.graph.streaming import FileRange, Sink, stream_of
 from qgraph.graph.tensors import FileTensor, Slot, stored_bytes
 from qgraph.graph.written import ReadBack, Recorder, WrittenRun
@@ -353,11 +354,11 @@ def _head(tensors: Iterable[ir.TensorProtocol]) -> bytes:
     Types that the format lacks, and those of less than 8 bits, are bytes there; what they are is
     stated in its metadata, as ``INT4[4096,4096]``.
     """
-    entries: dict[str, object] = {}
     remarks = {"format": "onnx"}
+    entries: dict[str, object] = {"__metadata__": remarks}
     offset = 0
     for tensor in tensors:
-        name = _fresh(tensor.name or "tensor", entries)
+        name = unused(tensor.name or "tensor", entries)
         size = stored_bytes(tensor)
         shape = [int(n) for n in tensor.shape.numpy()]
         dtype = _TYPES.get(tensor.dtype)
@@ -366,7 +367,7 @@ def _head(tensors: Iterable[ir.TensorProtocol]) -> bytes:
             dtype, shape = "U8", [size]
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
-    text = json.dumps({"__metadata__": remarks, **entries}, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
@@ -384,10 +385,3 @@ def _expect_head(path: Path) -> None:
             f"{path}: a new safetensors file has {size} bytes of data, its head says "
             f"{ends[-1]}, without gaps; nothing was replaced. Choose another place."
         )
-
-
-def _fresh(name: str, taken: Iterable[str]) -> str:
-    unique, number = name, 1
-    while unique in taken or unique == "__metadata__":
-        unique, number = f"{name}_{number}", number + 1
-    return unique

@@ -114,9 +114,7 @@ def _add_bytes(digest: hashlib._Hash, tensor: ir.TensorProtocol) -> None:
     if not isinstance(place, FileRange):
         digest.update(_bytes(tensor))
         return
-    for start in range(0, place.length, _CHUNK_BYTES):
-        part = np.empty(min(_CHUNK_BYTES, place.length - start), np.uint8)
-        place.read_into(start, part)
+    for _, part in place.pieces():
         digest.update(part.data)
 
 

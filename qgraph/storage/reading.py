@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.descriptor import FieldDescriptor
@@ -277,10 +276,7 @@ def inlined(
             continue
         content = io.BytesIO()
         if id(tensor) in computed:
-            place = computed[id(tensor)]
-            data = np.empty(place.length, np.uint8)
-            place.read_into(0, data)
-            content.write(data.data)
+            content.write(computed[id(tensor)].read().data)
         elif tensor.size:
             tensor.tofile(content)
         proto = onnx.TensorProto(

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics import Array, blocks
+from qgraph.numerics.values import narrowed
 
 Shape = tuple[int | None, ...]
 
@@ -52,7 +53,7 @@ class BlockView:
 
     def lay(self, parameter: Array) -> Array:
         """Reshape a parameter that broadcasts to the data, so that it broadcasts to the view."""
-        plain = squeezed(parameter) if self.fits else parameter
+        plain = narrowed(parameter) if self.fits else parameter
         if self.axis is None:
             return plain
         if plain.size == 1:
@@ -73,7 +74,7 @@ def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
     fits = blocks.fits(joint, shape)
     if not fits or None in shape:
         return BlockView(shape, fits=fits)
-    arrays = [squeezed(parameter) for parameter in parameters]
+    arrays = [narrowed(parameter) for parameter in parameters]
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
     varying = [axis for axis, size in enumerate(joint) if size != 1]
     for axis in varying if len(varying) > 1 and len(joint) == len(shape) else []:
@@ -88,7 +89,7 @@ def view_of_blocks(parameters: Sequence[Array], repeats: blocks.Repeats) -> Bloc
 
     None if the last block is incomplete, or the view does not split the same axis into blocks.
     """
-    arrays, shape = [squeezed(parameter) for parameter in parameters], repeats.sizes
+    arrays, shape = [narrowed(parameter) for parameter in parameters], repeats.sizes
     joint = np.broadcast_shapes(*(array.shape for array in arrays))
     count = shape[repeats.axis] // repeats.block_size
     if len(joint) < len(shape) or joint[repeats.axis] != count:
@@ -115,15 +116,6 @@ def enlarges(parameters: Sequence[Array], shape: Shape) -> bool:
         length is not None and size not in (1, length)
         for size, length in zip(joint, own, strict=True)
     )
-
-
-def squeezed(parameter: Array) -> Array:
-    """Return ``parameter`` with a single entry along each axis on which it does not vary."""
-    for axis, size in enumerate(parameter.shape):
-        first = parameter[(slice(None),) * axis + (slice(1),)]
-        if size > 1 and (parameter == first).all():
-            parameter = first
-    return parameter
 
 
 def _reshape(draft: Draft, x: Operand, sizes: tuple[int, ...]) -> Operand:

@@ -101,7 +101,7 @@ class CodeWriter:
             ModelError: ``checks`` is set, and the codes were not packed as they should be.
         """
         if self._bits >= 8:
-            self._put(codes.reshape(-1))
+            self.write_packed(codes.reshape(-1))
             return
         flat = codes.reshape(-1).view(np.uint8)
         flat = np.concatenate([self._rest, flat]) if self._rest.size else flat
@@ -111,13 +111,10 @@ class CodeWriter:
             mask = np.uint8((1 << self._bits) - 1)
             if not np.array_equal(unpack(packed, self._bits, count), flat[:count] & mask):
                 raise ModelError(f"{self._label}: its codes are not packed as they should be.")
-        self._put(packed)
+        self.write_packed(packed)
 
     def write_packed(self, data: Array) -> None:
         """Write bytes of packed codes, each piece from a whole byte on."""
-        self._put(data)
-
-    def _put(self, data: Array) -> None:
         self._sink.write(self._byte, data)
         self._byte += data.nbytes
 

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.graph.streaming import box_at
+from qgraph.graph.streaming import box_at, cut_box
 from qgraph.numerics import Array
+from qgraph.numerics.chunks import merge_axes
 from qgraph.numerics.float32 import look_up, representatives
 from qgraph.numerics.formats import FORMATS, IntFormat, container, numpy_dtype
 from qgraph.numerics.minifloat import decode, encode
@@ -105,7 +106,9 @@ class LevelTable:
         corner, sizes = box_at(self.shape, start, data.size)
         y = data.reshape(sizes)
         with np.errstate(all="ignore"):
-            arrays = [spread(i, _cut(a, corner, sizes), sizes) for i, a in enumerate(self.arrays)]
+            arrays = [
+                spread(i, cut_box(a, corner, sizes), sizes) for i, a in enumerate(self.arrays)
+            ]
             self.stages.place(y, y, *arrays)
             shift = self.stages.shift
             clipped = self._beyond(y if shift is None else y + arrays[shift])
@@ -217,7 +220,7 @@ def aligned(
     shape = _common([*shapes, *(view for view, _ in views)])
     if shape is None or len(views) < len(parameters):
         return None
-    return _merged(shape, [_laid(array, view, shape) for view, array in views])
+    return merge_axes(shape, [_laid(array, view, shape) for view, array in views])
 
 
 def distinct(arrays: Sequence[Array], most: int) -> tuple[list[Array], int]:
@@ -274,30 +277,6 @@ def _laid(array: Array, view: Shape, shape: Shape) -> Array:
     return array.reshape(sizes)
 
 
-def _merged(shape: Shape, arrays: Sequence[Array]) -> tuple[Shape, list[Array]]:
-    """Return the same with neighbouring axes made one where all arrays allow it."""
-    varying = [array for array in arrays if array.ndim]
-    sizes: list[int] = []
-    patterns: list[tuple[bool, ...]] = []
-    for axis, size in enumerate(shape):
-        pattern = tuple(array.shape[axis] == 1 for array in varying)
-        if patterns and patterns[-1] == pattern:
-            sizes[-1] *= size
-        else:
-            sizes.append(size)
-            patterns.append(pattern)
-    columns = iter(range(len(varying)))
-    merged = []
-    for array in arrays:
-        if array.ndim:
-            column = next(columns)
-            array = array.reshape(
-                [1 if p[column] else n for p, n in zip(patterns, sizes, strict=True)]
-            )
-        merged.append(array)
-    return tuple(sizes), merged
-
-
 def _distinct(arrays: Sequence[Array], most: int) -> list[Array]:
     """Return flat parameters without repeated entries; see :func:`distinct`."""
     arrays = [a[0] if a.ndim and (a == a[0]).all() else a for a in arrays]
@@ -337,10 +316,3 @@ def _repeats(keys: npt.NDArray[Any]) -> bool:
 
 def _bits(array: Array) -> npt.NDArray[np.uint32]:
     return array.view(np.uint32)
-
-
-def _cut(array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
-    if array.ndim == 0:
-        return array
-    axes = zip(array.shape, corner, sizes, strict=True)
-    return array[tuple(slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in axes)]

@@ -14,13 +14,15 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
+from qgraph.graph import constants
 from qgraph.graph.constants import array_of
 from qgraph.graph.deferred import DeferredTensor
-from qgraph.graph.streaming import box_at
+from qgraph.graph.streaming import box_at, cut_box
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.values import as_float32
+from qgraph.ops import steps
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.ops.steps import Stages
@@ -66,9 +68,7 @@ class Parameter:
         if array.size == 1:
             return array.reshape(())
         if self.axis is None:
-            missing = len(sizes) - array.ndim
-            axes = zip(array.shape, corner[missing:], sizes[missing:], strict=True)
-            cut = array[tuple(slice(0 if n == 1 else c, c + k) for n, c, k in axes)]
+            cut = cut_box(array, corner, sizes)
         elif self.block_size == 0:
             start, length = corner[self.axis], sizes[self.axis]
             cut = array[start : start + length]
@@ -80,16 +80,17 @@ class Parameter:
         return cut
 
     def _blocks(self, array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
-        ends = zip(array.shape, corner, sizes, strict=True)
-        cuts = [slice(0, 1) if n == 1 else slice(c, c + k) for n, c, k in ends]
         axis, size = self.axis or 0, self.block_size
         start, length = corner[axis], sizes[axis]
-        first = start // size
-        cuts[axis] = slice(first, -(-(start + length) // size))
-        spread = np.repeat(array[tuple(cuts)], size, axis=axis)
-        inside = [slice(None)] * len(sizes)
-        inside[axis] = slice(start - first * size, start - first * size + length)
-        return spread[tuple(inside)]
+        first, last = start // size, -(-(start + length) // size)
+        entries = cut_box(
+            array,
+            [*corner[:axis], first, *corner[axis + 1 :]],
+            [*sizes[:axis], last - first, *sizes[axis + 1 :]],
+        )
+        start -= first * size
+        inside = (slice(None),) * axis + (slice(start, start + length),)
+        return np.repeat(entries, size, axis=axis)[inside]
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,7 @@ class _Call:
         if stages is None:
             return None
         y = np.empty(np.broadcast_shapes(x.shape, *(a.shape for a in stages.arrays)), x.dtype)
-        stages.place(y, x, *stages.arrays)
-        stages.level(y, *stages.arrays)
-        stages.value(y, *stages.arrays)
+        steps.run(stages, y, x, *stages.arrays)
         return y
 
 
@@ -362,9 +361,5 @@ def reshaped(node: ir.Node, shape: Shape) -> Shape | None:
     sizes = array_of(node.inputs[1])
     if sizes is None:
         return None
-    target = [int(size) for size in sizes]
-    if not node.attributes.get_int("allowzero", 0):
-        target = [shape[i] if size == 0 else size for i, size in enumerate(target)]
-    if -1 in target:
-        target[target.index(-1)] = math.prod(shape) // max(-math.prod(target), 1)
+    target = constants.reshaped(node, shape, sizes)
     return tuple(target) if math.prod(target) == math.prod(shape) else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qgraph.quantizers.dialects.block_view import enlarges, squeezed, view_of
+from qgraph.numerics.values import narrowed
+from qgraph.quantizers.dialects.block_view import enlarges, view_of
 
 
 def blocked(rows: int, blocks: int, size: int) -> np.ndarray:
@@ -34,7 +35,7 @@ def test_what_varies_along_one_axis_needs_no_view():
     view = view_of((2, 6), [scale])
     assert view.axis is None
     assert view.lay(scale).shape == (2, 1)
-    assert squeezed(np.ones((4, 3), np.float32)).shape == (1, 1)
+    assert narrowed(np.ones((4, 3), np.float32)).shape == (1, 1)
 
 
 def test_parameters_that_enlarge_the_data_keep_their_shape():
