@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import element_type
+from qgraph.graph.scopes import input_of
 from qgraph.numerics.minifloat import Minifloat
 
 FLOAT = ir.DataType.FLOAT
@@ -48,18 +49,13 @@ def dtype_of(node: ir.Node, index: int) -> ir.DataType:
     return dtype
 
 
-def given(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an input; None if it is absent."""
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def operand(node: ir.Node, index: int) -> ir.Value:
     """Return an input.
 
     Raises:
         ValueError: it is absent.
     """
-    value = given(node, index)
+    value = input_of(node, index)
     if value is None:
         raise ValueError(f"its input {index} is missing, expected a value. Export it again")
     return value
@@ -83,7 +79,7 @@ def reshape(draft: Draft, x: Operand, sizes: Sequence[int | None]) -> ir.Value:
         raise ValueError(
             f"its shape {list(sizes)} has more than one size that is not known. Infer shapes"
         )
-    return draft.node("Reshape", [x, np.asarray(wanted, np.int64)], dtype=_kind(x))
+    return draft.node("Reshape", [x, np.asarray(wanted, np.int64)], dtype=type_of(x))
 
 
 def cast(draft: Draft, x: ir.Value, to: ir.DataType) -> ir.Value:
@@ -194,5 +190,6 @@ def joined_blocks(draft: Draft, y: Operand, sizes: Sequence[int | None], axis: i
     return moved(draft, flat, back)
 
 
-def _kind(x: Operand) -> ir.DataType | None:
+def type_of(x: Operand) -> ir.DataType | None:
+    """Return the element type of an operand, None if the graph does not tell."""
     return x.dtype if isinstance(x, ir.Value) else ir.DataType.from_numpy(x.dtype)

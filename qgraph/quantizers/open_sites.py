@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
@@ -92,9 +93,10 @@ def spelled_once(
     drafts = [each for _, each in sites]
     for group in alike.values():
         if len(group) > 1:
-            shared = _OpenDrafts(sites[group[0][0]][0], spell)
+            first = with_open_scale(sites[group[0][0]][0])
+            shared = OpenDrafts(map(returning, spell(first)))
             for index, scale in group:
-                drafts[index] = shared.filled(sites[index][0], scale, drafts[index])
+                drafts[index] = _filled(shared, sites[index][0], scale, drafts[index])
     return drafts
 
 
@@ -110,28 +112,44 @@ def with_open_scale(site: Site) -> Site:
     )
 
 
-class _OpenDrafts:
-    """The drafts of a site with an open scale, up to the first that depends on its value."""
+Make = Callable[[], Draft]
+"""Writes a draft."""
 
-    def __init__(self, site: Site, spell: Spell) -> None:
-        self._source = iter(spell(with_open_scale(site)))
-        self._drafts: list[Draft] = []
-        self._ended = False
 
-    def _at(self, index: int) -> Draft | None:
-        while not self._ended and len(self._drafts) <= index:
-            try:
-                self._drafts.append(next(self._source))
-            except (StopIteration, ScaleReadError):
-                self._ended = True
-        return self._drafts[index] if index < len(self._drafts) else None
+def returning(draft: Draft) -> Make:
+    """Return what gives a draft that is written already."""
+    return lambda: draft
 
-    def filled(self, site: Site, scale: Float32, own: Iterator[Draft]) -> Iterator[Draft]:
-        """Yield the drafts for a site that is equal up to its scale, then the rest of its own."""
-        for index in count():
-            template = self._at(index)
-            draft = None if template is None else template.with_scale(site, scale)
-            if draft is None:
-                yield from islice(own, index, None)
-                return
-            yield draft
+
+class OpenDrafts:
+    """The drafts of a site with an open scale, and none for those that depend on its value.
+
+    Args:
+        makers: write the drafts, one after the other.
+    """
+
+    def __init__(self, makers: Iterator[Make]) -> None:
+        self._makers = makers
+        self._drafts: list[Draft | None] = []
+
+    def at(self, index: int, region: Region, scale: Float32) -> Draft | None:
+        """Return a draft for a region that is equal up to its scale; None if that matters."""
+        while len(self._drafts) <= index:
+            draft = None
+            with suppress(ScaleReadError, StopIteration):
+                draft = next(self._makers)()
+            self._drafts.append(draft)
+        template = self._drafts[index]
+        return None if template is None else template.with_scale(region, scale)
+
+
+def _filled(
+    shared: OpenDrafts, site: Site, scale: Float32, own: Iterator[Draft]
+) -> Iterator[Draft]:
+    """Yield shared drafts of a site up to the first that depends on the scale, then its own."""
+    for index in count():
+        draft = shared.at(index, site, scale)
+        if draft is None:
+            yield from islice(own, index, None)
+            return
+        yield draft

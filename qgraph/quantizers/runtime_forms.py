@@ -1,19 +1,24 @@
-"""The forms of quantizers in standard operators, in the order in which ONNX Runtime is fast."""
+"""The forms of quantizers in standard operators, in the order in which ONNX Runtime is fast.
+
+Some forms lose NaN. Bounds of the magnitudes of values tell where there is none: a value with a
+bound is never NaN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.execution.session import MODERATE
+from qgraph.graph.constants import constant
 from qgraph.graph.edit import Draft, Editor, Operand
-from qgraph.numerics import Float32
+from qgraph.graph.opset.versions import only_float_type
+from qgraph.numerics import Array, Float32
 from qgraph.numerics.rounding import Rounding
-from qgraph.numerics.values import ScaleReadError
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.proof.functions.lowering import Forms
@@ -31,11 +36,9 @@ from qgraph.quantizers.dialects.parts import (
     split_top,
 )
 from qgraph.quantizers.dialects.qdq_pairs import pairs
-from qgraph.quantizers.open_sites import opened, with_open_scale
-from qgraph.quantizers.quantizer import Affine, Floating, Ranged
-
-Make = Callable[[], Draft]
-"""Writes a draft."""
+from qgraph.quantizers.open_sites import Make, OpenDrafts, opened, returning, with_open_scale
+from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged
+from qgraph.quantizers.sites import site_of
 
 Offer = tuple[Site, Make]
 
@@ -55,13 +58,9 @@ def runtime_forms(site: Site, editor: Editor, *, numbers: bool) -> Iterator[Make
         case Ranged() as meaning:
             yield from _ranged_chains(site, editor, meaning)
         case Floating():
-            yield from map(_returning, pairs(site, editor))
+            yield from map(returning, pairs(site, editor))
     if all(operator_of(node) is not None for node in site.nodes):
-        yield from map(_returning, by_definition(site, editor))
-
-
-def _returning(draft: Draft) -> Make:
-    return lambda: draft
+        yield from map(returning, by_definition(site, editor))
 
 
 def _pair(site: Site, editor: Editor, meaning: Affine, *, keeps_nan: bool) -> Iterator[Make]:
@@ -138,7 +137,7 @@ def offered(
     sites: Sequence[Site], numbers: Container[ir.Value], editor: Editor, forms: Forms
 ) -> list[Iterator[Offer]]:
     """Return the offers of sites; forms that do not depend on the scale are written once."""
-    alike = dict[object, _Templates]()
+    alike = dict[object, OpenDrafts]()
     listed = []
     for site in sites:
         own = offers(site, numbers, editor)
@@ -150,37 +149,20 @@ def offered(
             templates = alike.get((key, places))
             if templates is None:
                 same = offers(with_open_scale(site), numbers, editor)
-                templates = alike[key, places] = _Templates(same)
-            own = templates.filled(own, site.meaning.scale)
+                templates = alike[key, places] = OpenDrafts(make for _, make in same)
+            own = _filled(templates, own, site.meaning.scale)
         listed.append(own)
     return listed
 
 
-class _Templates:
-    """The drafts of a site with an open scale, and None for those that depend on its value."""
+def _filled(templates: OpenDrafts, offered: Iterator[Offer], scale: Float32) -> Iterator[Offer]:
+    """Yield what a site is offered, made from drafts of an equal site where these fit."""
 
-    def __init__(self, source: Iterator[Offer]) -> None:
-        self._source = source
-        self._drafts: list[Draft | None] = []
+    def make(index: int, start: Site, own: Make) -> Draft:
+        return templates.at(index, start, scale) or own()
 
-    def _at(self, index: int) -> Draft | None:
-        while len(self._drafts) <= index:
-            draft = None
-            with suppress(ScaleReadError, StopIteration):
-                draft = next(self._source)[1]()
-            self._drafts.append(draft)
-        return self._drafts[index]
-
-    def filled(self, offered: Iterator[Offer], scale: Float32) -> Iterator[Offer]:
-        """Yield what an equal site with a scale is offered, made from these drafts."""
-
-        def make(index: int, start: Site, own: Make) -> Draft:
-            template = self._at(index)
-            draft = None if template is None else template.with_scale(start, scale)
-            return own() if draft is None else draft
-
-        for index, (start, own) in enumerate(offered):
-            yield start, partial(make, index, start, own)
+    for index, (start, own) in enumerate(offered):
+        yield start, partial(make, index, start, own)
 
 
 def with_relu(site: Site) -> Iterator[Site]:
@@ -191,3 +173,157 @@ def with_relu(site: Site) -> Iterator[Site]:
     x = relu.inputs[0]
     if x is not None and relu.domain == "" and relu.graph is site.root.graph:
         yield replace(site, x=x, nodes=(relu, *site.nodes), form=None)
+
+
+_LARGEST = 2.0**100
+"""Larger bounds are discarded: a product of two such values would be infinite."""
+_SLACK = 1.001
+"""Factor that covers the rounding of the few float operations of one element."""
+
+Bounds = dict[ir.Value, float]
+Rule = Callable[[ir.Node, list[float]], float | None]
+
+
+def magnitudes(model: ir.Model, read: Callable[[ir.Node], object] = site_of) -> Bounds:
+    """Return bounds of ``|value|`` in the main graph, for inputs of moderate magnitude.
+
+    Inputs are at most :data:`qgraph.execution.session.MODERATE` in magnitude. A value with a
+    bound is neither NaN nor infinite. Results of operators without a rule have no bound, nor do
+    values computed from them. ``read`` may remember the quantizers that it has read.
+    """
+    bounds: Bounds = {}
+    if only_float_type(model) is not ir.DataType.FLOAT:
+        return bounds
+    graph = model.graph
+    for value in graph.inputs:
+        if not value.is_initializer() and value.dtype is ir.DataType.FLOAT:
+            bounds[value] = MODERATE
+    for node in graph:
+        if node.op_identifier() in model.functions:
+            continue
+        bound = _bound(node, bounds, read)
+        if bound is not None and bound <= _LARGEST:
+            bounds[node.outputs[0]] = bound
+    return bounds
+
+
+def _bound(
+    node: ir.Node, bound_of: Mapping[ir.Value, float], read: Callable[[ir.Node], object]
+) -> float | None:
+    if operator_of(node) is not None:
+        site = read(node)
+        # Quantizers keep NaN.
+        return _of_quantizer(site) if isinstance(site, Site) and site.x in bound_of else None
+    rule = _RULES.get(node.op_type) if node.domain == "" else None
+    if rule is None:
+        return None
+    operands = [value for value in node.inputs if value is not None]
+    bounds = [bound_of[v] if v in bound_of else _largest(constant(v)) for v in operands]
+    numbers = [bound for bound in bounds if bound is not None]
+    return rule(node, numbers) if len(numbers) == len(bounds) else None
+
+
+def _largest(array: Array | None) -> float | None:
+    if array is None or array.dtype.kind not in "fiu" or not array.size:
+        return None
+    largest = float(np.abs(array.astype(np.float64)).max())
+    return largest if np.isfinite(largest) else None
+
+
+def _of_quantizer(site: Site) -> float | None:
+    match site.quantizer:
+        case Affine(scale, zero_point, lo, hi):
+            ends = [np.abs(end.astype(np.float64) - zero_point).max() for end in (lo, hi)]
+            bound = max(ends) * np.abs(scale).max()
+        case Ranged(low, high, below, above):
+            with np.errstate(all="ignore"):
+                spans = np.stack([np.abs(high - low).max(), np.abs(above - below).max()])
+            bound = 2 * max(np.abs(below).max(), np.abs(above).max()) + 0 * spans.sum()
+        case Floating(scale, format=grid, saturating=True):
+            bound = float(grid.max_value) * np.abs(scale).max()
+        case Bipolar(scale):
+            bound = np.abs(scale).max()
+        case _:
+            return None
+    # A comparison with NaN is false, so there is no bound.
+    return float(bound) * _SLACK if bound <= _LARGEST else None
+
+
+def _same(node: ir.Node, bounds: list[float]) -> float:
+    return bounds[0] * _SLACK
+
+
+def _pool(node: ir.Node, bounds: list[float]) -> float | None:
+    # With ceil_mode a window may consist of padding only.
+    return None if node.attributes.get_int("ceil_mode", 0) else bounds[0] * _SLACK
+
+
+def _quotient(node: ir.Node, bounds: list[float]) -> float | None:
+    divisor = constant(node.inputs[1])
+    least = 0.0 if divisor is None or not divisor.size else float(np.abs(divisor).min())
+    return bounds[0] / least * _SLACK if least > 0 else None
+
+
+def _convolution(node: ir.Node, bounds: list[float]) -> float | None:
+    """Each output is a sum over all but the first axis of the weight, plus the bias."""
+    weight = constant(node.inputs[1])
+    if weight is None or weight.ndim < 2:
+        return None
+    sums = np.abs(weight).reshape(weight.shape[0], -1).sum(axis=1, dtype=np.float64)
+    return _accumulated(bounds[0] * float(sums.max(initial=0)), weight[0].size, bounds[2:])
+
+
+def _matrix_product(node: ir.Node, bounds: list[float]) -> float | None:
+    """Each output is a sum along the axis of a matrix that the other operand shares."""
+    right = node.inputs[1]
+    transposed = node.attributes.get_int("transB", 0) != 0
+    matrix = constant(right)
+    if matrix is not None and matrix.ndim == 2:
+        axis = 1 if transposed else 0
+        sums = np.abs(matrix).sum(axis=axis, dtype=np.float64)
+        terms, product = matrix.shape[axis], bounds[0] * float(sums.max(initial=0))
+    else:
+        shape = None if right is None or right.shape is None else list(right.shape)
+        axis = -1 if transposed else -2
+        terms = shape[axis] if shape is not None and len(shape) > 1 else None
+        if not isinstance(terms, int):
+            return None
+        product = terms * bounds[0] * bounds[1]
+    product *= abs(node.attributes.get_float("alpha", 1.0))
+    beta = abs(node.attributes.get_float("beta", 1.0))
+    return _accumulated(product, terms, [beta * bound for bound in bounds[2:]])
+
+
+def _accumulated(product: float, terms: int, others: list[float]) -> float:
+    """Return the bound of a sum of ``terms`` float32 products in any order, and of ``others``."""
+    return (product * (1 + 2.0**-22 * terms) + sum(others)) * _SLACK
+
+
+def _normalization(node: ir.Node, bounds: list[float]) -> float | None:
+    scale, bias, mean, variance = map(constant, node.inputs[1:5])
+    if scale is None or bias is None or mean is None or variance is None:
+        return None
+    if len(node.outputs) > 1 or node.attributes.get_int("training_mode", 0) != 0:
+        return None
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    if not (variance + epsilon > 0).all():
+        return None
+    factor = np.abs(scale.astype(np.float64)) / np.sqrt(variance.astype(np.float64) + epsilon)
+    worst = factor * (bounds[0] + np.abs(mean)) + np.abs(bias)
+    return float(worst.max(initial=0)) * _SLACK
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Abs", "Neg", "Relu", "GlobalAveragePool", "GlobalMaxPool"), _same),
+    **dict.fromkeys(("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"), _same),
+    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
+    **dict.fromkeys(("Clip", "Concat", "Max", "Min"), lambda _, bounds: max(bounds)),
+    **dict.fromkeys(("Add", "Sub", "Sum"), lambda _, bounds: sum(bounds) * _SLACK),
+    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax", "Tanh"), lambda *_: 1.0),
+    "Mul": lambda _, bounds: bounds[0] * bounds[1] * _SLACK,
+    "Div": _quotient,
+    "Conv": _convolution,
+    "MatMul": _matrix_product,
+    "Gemm": _matrix_product,
+    "BatchNormalization": _normalization,
+}

@@ -35,9 +35,8 @@ from qgraph.ops.composite import composite_of, write_out
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.dialect import Refusal, Site
-from qgraph.quantizers.magnitudes import magnitudes
 from qgraph.quantizers.quantizer import Affine, Floating
-from qgraph.quantizers.runtime_forms import Offer, offered, offers, with_relu
+from qgraph.quantizers.runtime_forms import Offer, magnitudes, offered, offers, with_relu
 from qgraph.quantizers.sites import site_of, site_reader
 
 logger = logging.getLogger(__name__)

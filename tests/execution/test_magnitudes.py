@@ -10,7 +10,7 @@ import qgraph
 from qgraph.execution.inputs import make_inputs
 from qgraph.execution.prepare import prepare
 from qgraph.execution.session import MODERATE, is_moderate
-from qgraph.quantizers.magnitudes import magnitudes
+from qgraph.quantizers.runtime_forms import magnitudes
 
 pytestmark = pytest.mark.sums
 

@@ -105,6 +105,10 @@ _FORMS: list[tuple[str, str, TypeSource, tuple[int, ...]]] = [
     ("", "TRT_INT4DequantizeLinear", (1,), (0,)),
     ("", "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel", (0,), (0,)),
     ("", "TRT_INT4QuantizeLinear", ir.DataType.INT4, (0,)),
+    *(
+        (domain, "MultiThreshold", ir.DataType.FLOAT, (0,))
+        for domain in (QONNX_DOMAINS[0], *QONNX_DOMAINS[2:])
+    ),
 ]
 """Domain, operators, the source of the type, and the operands that broadcast to the shape.
 
@@ -244,15 +248,6 @@ for _domain in QONNX_DOMAINS:
     rule("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc", domain=_domain)(of_quantizer)
 
 
-def _thresholds(call: Call) -> list[Fact]:
-    """Numbers of float32 in the shape of the data."""
-    return [Fact(ir.DataType.FLOAT, call[0].shape)]
-
-
-for _domain in (QONNX_DOMAINS[0], *QONNX_DOMAINS[2:]):
-    rule("MultiThreshold", domain=_domain)(_thresholds)
-
-
 def _fake_quantize(call: Call) -> list[Fact]:
     """The shape of the data, to which the ends of the ranges broadcast."""
     if call.text("auto_broadcast", "numpy") != "numpy" or len(call.operands) < 5:
@@ -264,19 +259,13 @@ rule("FakeQuantize", domain="org.openvinotoolkit")(_fake_quantize)
 rule("FakeQuantize")(_fake_quantize)
 
 
+@rule("FusedGemm", domain=MICROSOFT)
 @rule("Gemm")
 def gemm(call: Call) -> list[Fact]:
     """Two dimensions: rows of the first matrix, columns of the second, after transposition."""
-    if call.version < 7:
+    if call.version < 7 and not call.node.domain:
         raise Unknown
     dtype = common_type(call[0], call[1], *([call[2]] if call.has(2) else []))
-    return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
-
-
-@rule("FusedGemm", domain=MICROSOFT)
-def fused_gemm(call: Call) -> list[Fact]:
-    """As of Gemm."""
-    dtype = common_type(call[0], call[1])
     return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
 
 

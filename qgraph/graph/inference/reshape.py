@@ -297,19 +297,13 @@ def size(call: Call) -> list[Fact]:
     return [of_items(ir.DataType.INT64, as_items([total], ()))]
 
 
-@rule("Cast")
+@rule("Cast", "CastLike")
 def cast(call: Call) -> list[Fact]:
-    """The type that ``to`` names, in the shape of the operand."""
-    x, to = call[0], call.dtype("to")
-    if to is None:
+    """The type that ``to`` names, or that of the second operand, in the shape of the first."""
+    is_named = call.node.op_type == "Cast"
+    x, to = call[0], call.dtype("to") if is_named else call[1].dtype
+    if is_named and to is None:
         raise Unknown
-    return [Fact(to, x.shape, converted(x.items, x.dtype, to))]
-
-
-@rule("CastLike")
-def cast_like(call: Call) -> list[Fact]:
-    """The type of the second operand in the shape of the first."""
-    x, to = call[0], call[1].dtype
     return [Fact(to, x.shape, None if to is None else converted(x.items, x.dtype, to))]
 
 

@@ -281,7 +281,7 @@ def q_linear_pool(call: Call) -> list[Fact]:
     return list((pool if call.node.op_type == "QLinearAveragePool" else global_pool)(call))[:1]
 
 
-@rule("Resize")
+@rule("Resize", "Upsample")
 def resize(call: Call) -> list[Fact]:
     """The wanted sizes, or each size times its scale, rounded down."""
     x = call.shape(0)
@@ -297,15 +297,6 @@ def resize(call: Call) -> list[Fact]:
     if call.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         raise Unknown
     return [Fact(call[0].dtype, _scaled(x, _scales(call, 2), axes))]
-
-
-@rule("Upsample")
-def upsample(call: Call) -> list[Fact]:
-    """Each size times its scale, rounded down."""
-    if call.version < 9:
-        raise Unknown
-    x = call.shape(0)
-    return [Fact(call[0].dtype, _scaled(x, _scales(call, 1), range(len(x))))]
 
 
 def _scales(call: Call, index: int) -> list[float] | None:
@@ -358,14 +349,9 @@ def im2_col(call: Call) -> list[Fact]:
     dilations = call.integers("dilations") or [1, 1]
     if kernel is None or strides is None or len(spatial) != 2:
         raise Unknown
-    counts: list[Dim] = []
-    for size, width, stride, step, room in zip(
-        spatial, kernel, strides, dilations, (pads[0] + pads[2], pads[1] + pads[3]), strict=True
-    ):
-        if not isinstance(size, int) or stride < 1:
-            counts.append(None)
-            continue
-        counts.append((size + room - step * (width - 1) - 1) // stride + 1)
+    reach = [step * (width - 1) + 1 for step, width in zip(dilations, kernel, strict=True)]
+    axes = map(Axis, spatial, pads[:2], pads[2:], strides, reach)
+    counts = [axis.windows() if axis.stride > 0 else None for axis in axes]
     row = channels * kernel[0] * kernel[1] if isinstance(channels, int) else None
     return [Fact(call[0].dtype, [batch, *counts, row])]
 
@@ -376,8 +362,7 @@ def quant_avg_pool(call: Call) -> list[Fact]:
     if len(sizes) != 4 or side < 1 or stride < 1:
         raise Unknown
     for axis in (1, 2) if call.text("data_layout", "NCHW") == "NHWC" else (2, 3):
-        size = sizes[axis]
-        sizes[axis] = (size - side) // stride + 1 if isinstance(size, int) else None
+        sizes[axis] = Axis(sizes[axis], 0, 0, stride, side).windows()
     return [Fact(ir.DataType.FLOAT, sizes)]
 
 

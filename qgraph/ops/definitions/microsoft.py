@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
+from qgraph.graph.scopes import input_of
 from qgraph.numerics import Float32
 from qgraph.ops import pieces
 from qgraph.ops.composite import composite
@@ -70,7 +71,7 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
 
     scale = pieces.cast(draft, taken(pieces.operand(node, 2)), pieces.FLOAT)
     zero: Operand = np.asarray(1 << (bits - 1), np.float32)
-    if pieces.given(node, 3) is not None:
+    if input_of(node, 3) is not None:
         # The last byte of a row may hold more zero points than there are blocks.
         zero = _spread(draft, numbers(3), size, length)
     codes = numbers(0)
@@ -90,7 +91,7 @@ def _decoded_first(
     gather, axis, size = axes
     draft.needs(_OPSET_OF_BLOCKS)
     inputs = [pieces.operand(node, 0), pieces.cast(draft, pieces.operand(node, 2), pieces.FLOAT)]
-    points = pieces.given(node, 3)
+    points = input_of(node, 3)
     attributes = {"axis": axis, "block_size": size}
     operands = [*inputs, points] if points is not None else inputs
     table = draft.node("DequantizeLinear", operands, attributes, dtype=pieces.FLOAT)
@@ -211,13 +212,13 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
             f"num_heads is {heads} and its weights have {width} columns, expected three equal "
             "parts for each head. Infer shapes, or export it again"
         )
-    if pieces.given(node, 8) is not None or len(node.outputs) > 1 or get("do_rotary", 0) != 0:
+    if input_of(node, 8) is not None or len(node.outputs) > 1 or get("do_rotary", 0) != 0:
         raise ValueError(
             "it has a past, a present or rotary positions, which its definition here leaves out. "
             "Run it in ONNX Runtime, or export the model without"
         )
     size = width // (3 * heads)
-    zeros = [pieces.given(node, index) for index in (6, 7)]
+    zeros = [input_of(node, index) for index in (6, 7)]
     operands = [x, w, *zeros] if zeros[1] is not None else [x, w, *zeros[:1]]
     sums = draft.node("MatMulInteger", operands, dtype=ir.DataType.INT32)
     scale = draft.node("Mul", [x_scale, w_scale], dtype=dtype)
@@ -244,7 +245,7 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
 
 def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
     """Return the addend of the scores of each key, ``[batch, 1, 1, S]``; None without a mask."""
-    mask = pieces.given(node, 5)
+    mask = input_of(node, 5)
     if mask is None:
         return None
     dtype, sizes = pieces.dtype_of(node, 5), pieces.sizes_of(node, 5)

@@ -20,14 +20,13 @@ from qgraph.ops.integer.products import SIGNATURES, Product, Result
 from qgraph.ops.integer.sums import (
     EXACT_IN_FLOAT32,
     Parameter,
-    cast,
     dequantize,
     draft_value,
     of_one_shape,
     ones_of,
-    type_of,
     without_trailing_none,
 )
+from qgraph.ops.pieces import cast, type_of
 
 _ONE = np.ones((), np.float32)
 

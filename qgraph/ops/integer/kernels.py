@@ -52,9 +52,10 @@ from qgraph.ops.integer.products import (
     read_single,
     refuse_references,
 )
-from qgraph.ops.integer.sums import Factor, cast, conv_attributes
+from qgraph.ops.integer.sums import Factor, conv_attributes
 from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
 from qgraph.ops.operator import operator_of
+from qgraph.ops.pieces import cast
 
 _OPSET_OF_CONV = 11
 

@@ -27,7 +27,8 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Array
 from qgraph.ops.integer.codes import float32
-from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum, type_of
+from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum
+from qgraph.ops.pieces import type_of
 
 _ONE = np.float32(1)
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics import Array
+from qgraph.ops.pieces import cast
 
 Parameter = Array | ir.Value
 """A constant that broadcasts to what it applies to, or a value that will have one element."""
@@ -251,13 +252,6 @@ def without_trailing_none(operands: list[Operand | None]) -> list[Operand | None
     return operands
 
 
-def cast(draft: Draft, value: ir.Value, to: ir.DataType) -> ir.Value:
-    """Draft a Cast if the type of ``value`` is another one."""
-    if value.dtype == to:
-        return value
-    return draft.node("Cast", [value], {"to": to.value}, dtype=to)
-
-
 def dequantize(
     draft: Draft, codes: ir.Value, scale: Operand, zero: Parameter | None, axis: int | None
 ) -> ir.Value:
@@ -291,9 +285,3 @@ def _flat(parameter: Parameter | None) -> Parameter | None:
 def draft_value(draft: Draft, operand: Operand) -> ir.Value:
     """Return an operand as a value of the draft."""
     return operand if isinstance(operand, ir.Value) else draft.constant(operand)
-
-
-def type_of(parameter: Parameter) -> ir.DataType | None:
-    """Return the element type of a parameter, None if the graph does not tell."""
-    dtype = parameter.dtype
-    return ir.DataType.from_numpy(dtype) if isinstance(dtype, np.dtype) else dtype
