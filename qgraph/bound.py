@@ -14,7 +14,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qgraph.errors import Choice, OptionError, meant, member, require, shown
-from qgraph.text import read_fields, read_json
+from qgraph.text import fields_json, read_fields, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,11 +62,6 @@ class SeenCodes:
             codes[element] = code
         return codes
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the codes in the form of certificates."""
-        elements = [list(each) for each in self.elements]
-        return vars(self) | {"elements": elements, "codes": list(self.codes)}
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -81,11 +76,6 @@ class Seen:
     difference: float
     element: tuple[int, ...]
     starts: tuple[SeenCodes, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of certificates."""
-        starts = [start.to_json() for start in self.starts]
-        return vars(self) | {"element": list(self.element), "starts": starts}
 
 
 @dataclass(frozen=True)
@@ -131,8 +121,7 @@ class Bound:
 
     def to_json(self) -> dict[str, Any]:
         """Return the bound in the form of certificates."""
-        lists = {"conditions": list(self.conditions), "channels": list(map(list, self.channels))}
-        return vars(self) | lists | {"seen": self.seen and self.seen.to_json()}
+        return fields_json(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Bound:
@@ -295,9 +284,7 @@ class Bounding:
         """Return the fields of a certificate."""
         return {
             "limits": list(map(str, self.limits)),
-            "against": str(self.against),
-            "order": self.order,
-            "accumulate": self.accumulate,
+            **fields_json(self, "against", "order", "accumulate"),
             "ranges": {name: list(ends) for name, ends in self.ranges.items()},
         }
 

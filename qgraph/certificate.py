@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from qgraph import conditions as kinds
 from qgraph.bound import Bound, Bounding, is_within
 from qgraph.conditions import Condition
-from qgraph.deprecated import renamed
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.evidence import Cases, Demonstration, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of
-from qgraph.text import Displayed, Fields, counted, read_fields, read_json
-from qgraph.version import SEMANTICS, head
+from qgraph.text import Displayed, Fields, counted, fields_json, read_fields, read_json
+from qgraph.version import SEMANTICS, head, renamed
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
@@ -54,14 +53,8 @@ class ListedFact:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fact in the form of certificates."""
-        fact: dict[str, Any] = {
-            "model": self.model,
-            "tensor": self.tensor,
-            "type": self.type,
-            "shape": None if self.shape is None else list(self.shape),
-            "because": self.because,
-        }
-        return fact if self.value is None else fact | {"value": list(self.value)}
+        names = "model", "tensor", "type", "shape", "because"
+        return fields_json(self, *names, *(() if self.value is None else ("value",)))
 
     @classmethod
     def from_json(cls, fact: Mapping[str, Any]) -> ListedFact:
@@ -123,42 +116,10 @@ class RegionVerdict(Verdict, Fields):
 
     def to_json(self) -> dict[str, Any]:
         """Return the region in the form of certificates."""
-        witness = self.witness
-        return {
-            "reference_nodes": list(self.reference_nodes),
-            "candidate_nodes": list(self.candidate_nodes),
-            "reference_value": self.reference_value,
-            "candidate_value": self.candidate_value,
-            "entries": [list(pair) for pair in self.entries],
-            "verdict": str(self.verdict),
-            "exactness": self.level,
-            "method": str(self.method),
-            "counted": self.counted,
-            "differing_inputs": self.differing_inputs,
-            "differing_codes": self.differing_codes,
-            "noise_ulps": self.noise_ulps,
-            "noise_steps": self.noise_steps,
-            "zero_sign_inputs": self.zero_sign_inputs,
-            "channels": self.channels,
-            "differing_channels": [list(pair) for pair in self.differing_channels],
-            "largest_steps": self.largest_steps,
-            "nan_differs": self.nan_differs,
-            "infinity_differs": self.infinity_differs,
-            "witness": None
-            if witness is None
-            else {
-                "input": witness.input,
-                "reference": witness.reference,
-                "candidate": witness.candidate,
-                "channel": self.witness_channel,
-            },
-            "bound": None if self.bound is None else self.bound.to_json(),
-            "conditions": [condition.to_json() for condition in self.conditions],
-            "reason": None if self.reason is None else str(self.reason),
-            "reason_id": self.reason_id,
-            "boxes": [boxes.to_json() for boxes in self.boxes],
-            "cases": [cases.to_json() for cases in self.cases],
-        }
+        document = fields_json(self, *_OF_REGIONS) | {"exactness": self.level}
+        if self.witness is not None:
+            document["witness"]["channel"] = self.witness_channel
+        return document
 
     @classmethod
     def from_json(cls, region: Mapping[str, Any]) -> RegionVerdict:
@@ -185,6 +146,16 @@ class RegionVerdict(Verdict, Fields):
                 f"reason_id: {reason_id!r:.60} of a region that is {read_region.verdict}"
             )
         return read_region
+
+
+_OF_REGIONS = (
+    "reference_nodes", "candidate_nodes", "reference_value", "candidate_value", "entries",
+    "verdict", "exactness", "method", "counted", "differing_inputs", "differing_codes",
+    "noise_ulps", "noise_steps", "zero_sign_inputs", "channels", "differing_channels",
+    "largest_steps", "nan_differs", "infinity_differs", "witness", "bound", "conditions",
+    "reason", "reason_id", "boxes", "cases",
+)  # fmt: skip
+"""The fields of a region in a certificate."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -251,16 +222,12 @@ class Certificate(Displayed):
             "semantics": SEMANTICS,
             "verdict": str(self.verdict),
             "exactness": self.level,
-            "reference": dict(vars(self.reference)),
-            "candidate": dict(vars(self.candidate)),
+            **fields_json(self, "reference", "candidate"),
             "keep_inputs": self.kept_inputs,
             **self.bounding.to_json(),
-            "conditions": [condition.to_json() for condition in self.conditions],
-            "notes": list(self.notes),
+            **fields_json(self, "conditions", "notes"),
             "counterexample_found": bool(self.counterexample),
-            "facts": [fact.to_json() for fact in self.facts],
-            "shown_by": None if self.shown_by is None else self.shown_by.to_json(),
-            "regions": [region.to_json() for region in self.regions],
+            **fields_json(self, "facts", "shown_by", "regions"),
         }
 
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from qgraph.text import read_fields, read_json
+from qgraph.text import fields_json, read_fields, read_json
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,9 @@ class Demonstration:
 
     def to_json(self) -> dict[str, Any]:
         """Return the input in the form of certificates."""
-        document: dict[str, Any] = {"batch": self.batch, "input": self.input, "value": self.value}
-        if self.elements:
-            document["elements"] = [list(element) for element in self.elements]
-            document["values"] = list(self.values)
-        if self.scale != 1:
-            document["scale"] = self.scale
-        return document
+        names = ["elements", "values"] if self.elements else []
+        names += ["scale"] if self.scale != 1 else []
+        return fields_json(self, "batch", "input", "value", *names)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Demonstration:

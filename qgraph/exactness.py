@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from qgraph.errors import Choice, member
-from qgraph.text import Fields, amount, counted, example
+from qgraph.text import Fields, amount, counted, example, fields_json
 
 UNCHECKED_ID = "QG071"
 """Id of :data:`qgraph.reasons.NOT_CHECKED`, for reasons without one of their own."""
@@ -189,7 +189,7 @@ class PartFinding:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return vars(self) | {"reason_id": self.reason_id}
+        return fields_json(self, "status", "reason", "prover", "reason_id")
 
 
 @dataclass(frozen=True)
@@ -234,10 +234,7 @@ class Verification(Fields):
         return {
             "verdict": str(self.verdict),
             "summary": self.counts,
-            "prover": self.prover,
-            "outputs": self.outputs.to_json(),
-            "statements": self.statements.to_json(),
-            "regions": [finding.to_json() for finding in self.regions],
+            **fields_json(self, "prover", "outputs", "statements", "regions"),
         }
 
 

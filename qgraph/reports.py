@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from qgraph.deprecated import renamed
 from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.draft_parts import SizeSummary
 from qgraph.reasons import OTHER, explained
-from qgraph.text import Displayed, Fields
+from qgraph.text import Displayed, Fields, as_json
+from qgraph.version import renamed
 
 if TYPE_CHECKING:
     from qgraph.bound import Bound
@@ -79,7 +79,6 @@ class SiteReport(Fields):
     def to_json(self) -> dict[str, Any]:
         """Return the fields that the JSON report has for each site."""
         verdict = self.verdict
-        witness = verdict.witness if verdict else None
         level = str(verdict.exactness) if verdict and verdict.exactness else None
         method = verdict.method if verdict else Method.NONE
         if self.bound is not None:
@@ -96,18 +95,12 @@ class SiteReport(Fields):
             "differing_codes": verdict.differing_codes if verdict else None,
             "noise_ulps": verdict.noise_ulps if verdict else None,
             "noise_steps": verdict.noise_steps if verdict else None,
-            "witness": None
-            if witness is None
-            else {
-                "input": witness.input,
-                "reference": witness.reference,
-                "candidate": witness.candidate,
-            },
-            "bound": None if self.bound is None else self.bound.to_json(),
+            "witness": as_json(verdict and verdict.witness),
+            "bound": as_json(self.bound),
             "reason": None if self.why is None else str(self.why),
             "reason_id": self.reason_id,
             "figures": dict(self.figures),
-            "stored": None if self.size_summary is None else self.size_summary.to_json(),
+            "stored": as_json(self.size_summary),
             "is_part": self.is_part,
         }
 

@@ -170,6 +170,27 @@ def read_json(hint: Any, value: Any) -> Any:
     return value
 
 
+def fields_json(thing: Any, *names: str) -> dict[str, Any]:
+    """Return attributes of an object, by default all fields of a dataclass, as JSON has them.
+
+    :func:`read_fields` reads them.
+    """
+    return {
+        name: as_json(getattr(thing, name)) for name in names or [f.name for f in fields(thing)]
+    }
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it; what has a method ``to_json`` is written by that."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return fields_json(value)
+    if isinstance(value, tuple | list):
+        return [as_json(each) for each in value]
+    return str(value) if isinstance(value, str) else value
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"object: {value!r}")

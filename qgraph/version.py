@@ -1,8 +1,17 @@
-"""The version of qgraph, and of the JSON documents that it writes."""
+"""The version of qgraph, and of the JSON documents that it writes; names of the last version.
+
+Old names and keywords still work, with a DeprecationWarning, for one minor version.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
 
 __version__ = "0.1.0"
 
@@ -19,3 +28,68 @@ SEMANTICS = 2
 def head(command: str) -> dict[str, Any]:
     """Return the fields that every JSON report begins with: versions, and who writes it."""
     return {"qgraph": __version__, "schema": SCHEMA, "command": command}
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RENAMED = {
+    "qgraph.certificate": {"Boxes": "Division", "Region": "RegionVerdict"},
+    "qgraph.reports": {"Outcome": "SiteStatus"},
+}
+"""New names by module and old name."""
+
+
+def renamed(module: str) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a module, which resolves old names."""
+
+    def get(name: str) -> object:
+        new = RENAMED[module].get(name)
+        if new is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        message = f"{module}.{name} is now called {new}; the old name goes with the next version."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], new)
+
+    return get
+
+
+def grouped(**groups: Any) -> Callable[[F], F]:
+    """Return a decorator for a function whose old keywords are now fields of dataclasses.
+
+    ``check(a, b, atol=1)`` becomes ``check(a, b, tolerances=Tolerances(atol=1))``. ``groups`` are
+    the dataclasses, by name of the parameter. Another value of this parameter becomes the first
+    field.
+    """
+    homes = {
+        field.name: group for group, group_type in groups.items() for field in fields(group_type)
+    }
+
+    def decorate(function: F) -> F:
+        declared = signature(function)
+        old = homes.keys() - declared.parameters.keys()
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            moved = {name: kwargs.pop(name) for name in [*kwargs] if name in old}
+            if not moved:
+                return function(*args, **kwargs)
+            bound = declared.bind(*args, **kwargs)
+            for group in dict.fromkeys(homes[name] for name in moved):
+                group_type, value = groups[group], bound.arguments.get(group)
+                first = [] if value is None else [value]
+                start = value if isinstance(value, group_type) else group_type(*first)
+                own = {name: moved[name] for name in moved if homes[name] == group}
+                bound.arguments[group] = replace(start, **own)
+                instead = (
+                    f"{group}={group_type.__name__}({', '.join(f'{name}=...' for name in own)})"
+                )
+                warnings.warn(
+                    f"{function.__name__}: write {instead}; old keywords go with the next version.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+            return function(*bound.args, **bound.kwargs)
+
+        return cast("F", call)
+
+    return decorate

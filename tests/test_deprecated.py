@@ -12,7 +12,7 @@ import pytest
 
 import qgraph
 from qgraph import pytest_plugin, transforms
-from qgraph.deprecated import RENAMED
+from qgraph.version import RENAMED
 
 MOST_PARAMETERS = 8
 

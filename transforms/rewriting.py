@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from qgraph.deprecated import grouped
 from qgraph.errors import OptionError, meant, shown
 from qgraph.model import Model, load
 from qgraph.quantizers.sites import readable_sites
@@ -23,7 +22,7 @@ from qgraph.storage.reading import files_of
 from qgraph.text import json_text
 from qgraph.transforms.base import Transform, options_of, selects
 from qgraph.transforms.drafts.choice import label
-from qgraph.version import head
+from qgraph.version import grouped, head
 
 Progress = Callable[[str, int, int], None]
 """Called with the current step, the bytes done, and the bytes in all (0 if unknown)."""

@@ -33,18 +33,18 @@ from qgraph.comparison.tolerance import (
     metric_of,
     tolerances_of,
 )
-from qgraph.deprecated import grouped
 from qgraph.effort import step, watch
 from qgraph.errors import ExecutionError, OptionError, UndecidedError, require
 from qgraph.execution.executor import Backend
-from qgraph.execution.inputs import output_step
 from qgraph.execution.prepare import Batches, RandomBatches, prepare
 from qgraph.graph import interface
 from qgraph.graph.edit import HALF_TYPES
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.ops.operator import output_step
 from qgraph.storage.archive import WANTED, Arrays, arrays_by_name
 from qgraph.text import counted
+from qgraph.version import grouped
 
 Feeds = Mapping[str, npt.ArrayLike]
 

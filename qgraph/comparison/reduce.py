@@ -14,7 +14,6 @@ from qgraph.comparison.check import Inputs, check
 from qgraph.comparison.divergence import correspondence, excerpt, frontier, values_of
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
-from qgraph.deprecated import grouped
 from qgraph.effort import is_over
 from qgraph.errors import QGraphError, UndecidedError
 from qgraph.execution.executor import Backend
@@ -25,6 +24,7 @@ from qgraph.numerics import Array
 from qgraph.storage import files as storage
 from qgraph.storage.archive import Arrays, write_arrays
 from qgraph.storage.outputs import Outputs, joined
+from qgraph.version import grouped
 
 REFERENCE, CANDIDATE, INPUTS = "reference.onnx", "candidate.onnx", "inputs.npz"
 """Names of the files of a reduction."""

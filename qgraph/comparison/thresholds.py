@@ -16,14 +16,13 @@ import onnx_ir as ir
 from qgraph.comparison.metrics import same
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
-from qgraph.execution.inputs import input_grid
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.interface import static
 from qgraph.graph.scopes import node_name
 from qgraph.model import Model
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
-from qgraph.ops.operator import Operator, operator_of
+from qgraph.ops.operator import Operator, input_grid, operator_of
 
 _NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
 

@@ -1,4 +1,7 @@
-"""Inputs of a graph: check given arrays, and make random ones around the ties of quantizers."""
+"""Inputs of a graph: check given arrays, and make random ones around the ties of quantizers.
+
+Shapes of random inputs are fixed by the model, given by the user, or guessed.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,16 @@ import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.errors import ExecutionError, OperatorError, OptionError, meant
-from qgraph.execution.input_shapes import describe, input_shapes
-from qgraph.graph.constants import constant_expression
-from qgraph.graph.interface import fits, fixed_sizes
-from qgraph.graph.scopes import producer_of
-from qgraph.numerics import Array, Float32, blocks
-from qgraph.ops.operator import operator_of
+from qgraph.errors import ExecutionError, OptionError, meant
+from qgraph.graph.interface import fits, fixed_sizes, static
+from qgraph.numerics import Array
+from qgraph.ops.operator import Grid, input_grid, input_range
 
 logger = logging.getLogger(__name__)
 
@@ -111,129 +110,106 @@ def _fit(graph: ir.Graph, value: ir.Value, data: Any) -> Any:
     return array
 
 
-_SHAPE_ONLY = frozenset(
-    {"Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Relu", "MaxPool"}
-)
+_MOST_ELEMENTS = 1 << 27
+"""Random inputs are not larger: what a model states as a size may be nonsense."""
+
+_MOST_GIVEN = 1 << 48
+"""Elements of the largest shape that a user can give; arrays of more cannot be described."""
 
 
-_HUGE = 1e30
-"""Beyond the range of any quantizer."""
-
-_MOST_STEPS = 1 << 16
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """The points ``offset + k * step``, real units; both broadcast to the data."""
-
-    step: Float32
-    offset: Float32
+def describe(value: ir.Value) -> str:
+    """Return name, type and shape of a value for a message: ``'x' (FLOAT[N,1,8,8])``."""
+    dtype = value.dtype.name if value.dtype else "of unknown type"
+    dims = "[?]" if value.shape is None else f"[{','.join(map(str, value.shape.dims))}]"
+    return f"{value.name!r} ({dtype}{dims})"
 
 
-def input_grid(node: ir.Node, shape: Sequence[int]) -> Grid | None:
-    """Return the grid on which ``node`` puts its first input, of ``shape``.
+def input_shapes(
+    values: Sequence[ir.Value], shapes: dict[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each input by name; ``shapes`` are those that are given.
 
-    None if it is no quantizer, or its parameters are not constant or do not fit the shape.
+    Raises:
+        ExecutionError: an input is too large to be made up.
+        OptionError: a shape is not known, does not fit, or is given for no input.
     """
-    parameters = _parameters(node)
-    if parameters is None:
-        return None
-    arrays, attributes = parameters
-    if node.op_type == "FakeQuantize":
-        low, high = arrays.get("input_low"), arrays.get("input_high")
-        return None if low is None or high is None else _ranged(low, high, attributes, shape)
-    if "scale" not in arrays:
-        return None
-    points = arrays.get("zero_point", np.zeros((), np.float32))
-    step, zero = (_aligned(array, attributes, shape) for array in (arrays["scale"], points))
-    return None if step is None or zero is None else Grid(step, -zero * step)
+    by_name = {str(value.name): value for value in values}
+    for name in shapes:
+        if name not in by_name:
+            raise OptionError(
+                f"A shape is given for {name!r}, but the inputs of the model are "
+                f"{', '.join(map(describe, by_name.values())) or 'none'}. Use one of these names."
+            )
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        dims = by_name[name].shape
+        for dim, size in zip(() if dims is None else dims.dims, shape, strict=False):
+            if isinstance(dim, ir.SymbolicDim) and dim.value not in (None, "?"):
+                symbols[str(dim.value)] = size
+    sizes = {name: _shape(value, shapes.get(name), symbols) for name, value in by_name.items()}
+    if open_inputs := [by_name[name] for name, shape in sizes.items() if shape is None]:
+        rest = [_placeholders(value, symbols) for value in open_inputs]
+        options = (
+            f"--shape {value.name}:{','.join(names)}"
+            for value, names in zip(open_inputs, rest, strict=True)
+        )
+        letters = [name for names in rest for name in names if not name.isdecimal()]
+        numbers_for = ", ".join(dict.fromkeys(letters))
+        several = len(open_inputs) > 1
+        raise OptionError(
+            f"Input{'s' if several else ''} {', '.join(map(describe, open_inputs))} "
+            f"{'have' if several else 'has'} no fixed shape, only a batch dimension is guessed. "
+            f"Give {' '.join(options)} with numbers for {numbers_for}; in Python, "
+            f"shapes={{{open_inputs[0].name!r}: ({', '.join(rest[0])})}}."
+        )
+    return {name: shape for name, shape in sizes.items() if shape is not None}
 
 
-def input_range(node: ir.Node, shape: Sequence[int]) -> tuple[Float32, Float32] | None:
-    """Return the smallest and the largest output of the quantizer ``node``.
+def _placeholders(value: ir.Value, symbols: Mapping[str, int]) -> list[str]:
+    """Return the sizes of an input for an option; a word replaces each unknown size.
 
-    They are asked of the node itself, in real units, and are as large as the input, of ``shape``.
-    None if it is no quantizer, its parameters are not constant, or the range has too many steps to
-    be that of data.
+    An input without a shape is assumed to have rank 4, and the last sizes of an image.
     """
-    grid, operator = input_grid(node, shape), operator_of(node)
-    if grid is None or operator is None:
+    if value.shape is None:
+        return ["1", "C", "H", "W"]
+    names = []
+    for axis, dim in enumerate(value.shape.dims):
+        word = str(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value else f"D{axis}"
+        size = symbols.get(word, static(dim))
+        names.append(str(size) if size is not None else "1" if axis == 0 else word)
+    return names
+
+
+def _shape(
+    value: ir.Value, shape: Sequence[int] | None, symbols: Mapping[str, int]
+) -> tuple[int, ...] | None:
+    """Return the shape of an input; None if a size beside the batch size is not known."""
+    dims = None if value.shape is None else list(value.shape.dims)
+    if shape is not None:
+        largest = math.prod(max(n, 1) for n in shape)
+        if (
+            not fits(shape, fixed_sizes(value))
+            or min(shape, default=0) < 0
+            or largest > _MOST_GIVEN
+        ):
+            raise OptionError(
+                f"Input {describe(value)} cannot have the shape {list(shape)}. Give --shape "
+                f"{value.name}:N,... with the sizes that the model fixes, less than 2**48 elements."
+            )
+        return tuple(shape)
+    sizes = [
+        symbols.get(str(dim.value)) if isinstance(dim, ir.SymbolicDim) else static(dim)
+        for dim in dims or ()
+    ]
+    if dims is None or None in sizes[1:]:
         return None
-    parameters = [constant_expression(value) for value in node.inputs[1:]]
-    ends = []
-    for end in (-_HUGE, _HUGE):
-        try:
-            limits = operator.run(node, [np.full(shape, end, np.float32), *parameters])
-        except OperatorError:
-            return None
-        if node.op_type == "QuantizeLinear":
-            limits = limits.astype(np.float32) * grid.step + grid.offset
-        ends.append(limits.astype(np.float32))
-    low, high = ends
-    with np.errstate(all="ignore"):
-        usable = np.isfinite(low) & np.isfinite(high) & (low < high)
-        usable &= (high - low) <= _MOST_STEPS * np.abs(grid.step)
-    return (low, high) if usable.all() else None
-
-
-def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:
-    """Return the distance of neighbouring numbers that ``value``, of ``shape``, can have.
-
-    Operators that only move values are looked through where the step is a single number. None if
-    no quantizer with constant parameters is found, or its grid is not uniform.
-    """
-    node, moved = value.producer(), False
-    while node is not None and node.domain == "" and node.op_type in _SHAPE_ONLY:
-        source = node.inputs[0]
-        node, moved = producer_of(source), True
-    parameters = None if node is None else _parameters(node)
-    if node is None or parameters is None or node.op_type in ("FloatQuant", "QuantizeLinear"):
-        return None
-    arrays, attributes = parameters
-    if node.op_type == "FakeQuantize":
-        low, high = arrays.get("output_low"), arrays.get("output_high")
-        grid = None if low is None or high is None else _ranged(low, high, attributes, shape)
-        step = None if grid is None else grid.step
-    else:
-        scale = arrays.get("out_scale", arrays.get("scale"))
-        codes = node.inputs[0].dtype if node.inputs[0] is not None else None
-        if scale is None or (codes is not None and codes.name.startswith(("FLOAT4", "FLOAT8"))):
-            return None
-        if moved and scale.size > 1:
-            return None
-        step = _aligned(scale, attributes, shape)
-    return None if step is None or (moved and step.size > 1) else step
-
-
-def _parameters(node: ir.Node) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    operator = operator_of(node)
-    if operator is None:
-        return None
-    named = zip(operator.schema.inputs[1:], node.inputs[1:], strict=False)
-    arrays = {name: constant_expression(value) for name, value in named}
-    present = {name: array for name, array in arrays.items() if array is not None}
-    return present, operator.schema.attributes_of(node)
-
-
-def _ranged(
-    low: Array, high: Array, attributes: dict[str, Any], shape: Sequence[int]
-) -> Grid | None:
-    first, last = _aligned(low, {}, shape), _aligned(high, {}, shape)
-    if first is None or last is None:
-        return None
-    return Grid((last - first) / np.float32(attributes["levels"] - 1), first)
-
-
-def _aligned(parameter: Array, attributes: dict[str, Any], shape: Sequence[int]) -> Float32 | None:
-    numbers = parameter.astype(np.float32)
-    try:
-        if "axis" in attributes:
-            block_size = attributes["block_size"]
-            return blocks.align(numbers, shape, attributes["axis"], block_size)
-        np.broadcast_to(numbers, shape)
-    except ValueError:
-        return None
-    return numbers
+    fixed = tuple(1 if size is None else size for size in sizes)
+    if math.prod(fixed) > _MOST_ELEMENTS:
+        raise ExecutionError(
+            f"Input {describe(value)} has {math.prod(fixed)} elements, expected at most "
+            f"{_MOST_ELEMENTS} of random data. Feed it: -i {value.name}=FILE.npy."
+        )
+    return fixed
 
 
 _ON_THE_GRID = 0.25

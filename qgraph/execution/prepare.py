@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OptionError, member
 from qgraph.execution.executor import AloneNodes, Backend, Executor
-from qgraph.execution.input_shapes import describe
-from qgraph.execution.inputs import make_inputs
+from qgraph.execution.inputs import describe, make_inputs
 from qgraph.execution.runtime import RuntimeExecutor, Standardize
 from qgraph.graph.interface import static
 from qgraph.graph.scopes import Body, owners

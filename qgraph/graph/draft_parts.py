@@ -13,6 +13,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, Minifloat
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.values import OpenScale
+from qgraph.text import fields_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +164,5 @@ class SizeSummary:
                 "clipped": tally.clipped,
                 "codes_used": int(np.count_nonzero(tally.used)) if tally.used.size else None,
             }
-        return {
-            "tensor": self.tensor,
-            "type": self.type,
-            "scale_type": self.scale_type,
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "codes_available": self.codes_available,
-            "scale_low": self.scale_low,
-            "scale_high": self.scale_high,
-            **counted,
-        }
+        names = "tensor", "type", "scale_type", "bytes_before", "bytes_after", "codes_available"
+        return fields_json(self, *names, "scale_low", "scale_high") | counted

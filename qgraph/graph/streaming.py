@@ -374,7 +374,9 @@ def cut_box(array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:
     """Return the part of an array that broadcasts to data, for a box of the data."""
     before = len(sizes) - array.ndim
     axes = zip(array.shape, corner[before:], sizes[before:], strict=True)
-    return array[(..., *(slice(0 if n == 1 else at, at + size) for n, at, size in axes))]
+    cuts = [slice(0 if n == 1 else at, at + size) for n, at, size in axes]
+    index: tuple[Any, ...] = (..., *cuts)
+    return np.asarray(array[index])
 
 
 def box_at(shape: Sequence[int], first: int, most: int) -> tuple[list[int], list[int]]:

@@ -11,9 +11,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics import Array, Float32
-from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat, cast_e8m0
-from qgraph.numerics.rounding import Rounding, round_to_integer
+from qgraph.numerics import Array
+from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat
 
 __all__ = [
     "E8M0",
@@ -28,10 +27,7 @@ __all__ = [
 
 
 class NumberFormat(Protocol):
-    """A finite set of values with bit patterns.
-
-    ``snap`` is the arithmetic of a quantizer: it saturates, and NaN stays NaN.
-    """
+    """A finite set of values with bit patterns."""
 
     @property
     def name(self) -> str:
@@ -48,9 +44,6 @@ class NumberFormat(Protocol):
     @property
     def hi(self) -> float:
         """Largest finite value."""
-
-    def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
-        """Values of the format near ``x``, ``[*shape]``, saturating."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,6 @@ class IntFormat:
         """``INT4``, ``UINT3``, ``INT8 narrow``."""
         return f"{'' if self.signed else 'U'}INT{self.bits}{' narrow' if self.narrow else ''}"
 
-    def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
-        """round(clamp(x, lo, hi)) in float32, the bounds rounded once; NaN stays NaN."""
-        values = np.asarray(x, np.float32)
-        q = np.clip(values, np.float32(self.lo), np.float32(self.hi), out=np.empty_like(values))
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            return round_to_integer(q, rounding, out=q)
-
 
 @dataclass(frozen=True)
 class E8M0:
@@ -92,22 +78,6 @@ class E8M0:
     bits = 8
     lo = 2.0**-127
     hi = 2.0**127
-
-    def snap(self, x: npt.ArrayLike, rounding: Rounding = Rounding.ROUND) -> Float32:
-        """Saturating cast; ROUND is the format's own nearest, with ties up.
-
-        Raises: ValueError for HALF_DOWN, which no E8M0 cast offers.
-        """
-        match rounding:
-            case Rounding.ROUND | Rounding.HALF_UP:
-                return cast_e8m0(x, "nearest")
-            case Rounding.CEIL | Rounding.UP:
-                return cast_e8m0(x, "up")
-            case Rounding.FLOOR | Rounding.DOWN:
-                return cast_e8m0(x, "down")
-            case _:
-                msg = f"{self.name} cannot round with {rounding}; use ROUND, UP or DOWN"
-                raise ValueError(msg)
 
 
 _INTEGERS = [IntFormat(b, signed) for b in (2, 4, 8, 16) for signed in (False, True)]

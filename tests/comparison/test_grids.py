@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.execution.inputs import input_grid, input_range, output_step
+from qgraph.ops.operator import input_grid, input_range, output_step
 
 IMPORTS = '"": 21, "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1'
 HEADER = "g (float[2,3] x) => (y) <float s = {0.5}, float[2] t = {0.5, 2}, float z = {0}, "

@@ -7,7 +7,6 @@ import pytest
 
 from qgraph.numerics.formats import FORMATS, numpy_dtype
 from qgraph.numerics.minifloat import cast_e8m0, decode
-from qgraph.numerics.rounding import Rounding
 
 LOW, TOP = 2.0**-127, 2.0**127
 MODES = ["up", "down", "nearest"]
@@ -59,23 +58,6 @@ def test_every_code_decodes_to_its_power():
     values = decode(codes.view(numpy_dtype(f.name)))
     expected = np.float32([math.ldexp(1, int(c) - 127) for c in codes[:-1]] + [math.nan])
     np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(f.snap(values), values)
-
-
-def test_rounding_modes_of_the_format():
-    f = FORMATS["FLOAT8E8M0"]
-    x = np.float32([1.25, 1.5, 1.75])
-    for mode, expected in [
-        (Rounding.ROUND, [1, 2, 2]),
-        (Rounding.HALF_UP, [1, 2, 2]),
-        (Rounding.UP, [2, 2, 2]),
-        (Rounding.CEIL, [2, 2, 2]),
-        (Rounding.DOWN, [1, 1, 1]),
-        (Rounding.FLOOR, [1, 1, 1]),
-    ]:
-        np.testing.assert_array_equal(f.snap(x, mode), np.float32(expected), err_msg=mode)
-    with pytest.raises(ValueError, match="cannot round with HALF_DOWN"):
-        f.snap(x, Rounding.HALF_DOWN)
 
 
 def test_unknown_round_mode():

@@ -26,7 +26,8 @@ from qgraph.ops.integer.definitions import (
 from qgraph.ops.integer.forms import compare_tables, unproved
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
-from qgraph.ops.integer.sums import Factor, cast
+from qgraph.ops.integer.sums import Factor
+from qgraph.ops.pieces import cast
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
 from qgraph.transforms.drafts.rebuilding import Rebuild

@@ -23,6 +23,7 @@ from qgraph.graph.edit import HALF_TYPES, Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, holding, numpy_dtype
+from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.ops.steps import clamp
 from qgraph.quantizers.dialects.layout import Layout
 from qgraph.quantizers.quantizer import Affine, Ranged, Recipe, Truncating
@@ -212,7 +213,7 @@ def two_levels(scale: Float32) -> tuple[Array, np.float32] | None:
     None if there are none, or the scales are not all positive numbers.
     """
     values = np.unique(scale)
-    positive = FORMATS["FLOAT8E4M3FN"]
+    positive = MINIFLOATS["FLOAT8E4M3FN"]
     if not (np.isfinite(values).all() and values[0] > 0):
         return None
     # Only the mantissa of the largest scale is free; its exponent is the highest one.
