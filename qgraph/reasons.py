@@ -285,9 +285,10 @@ OUT_OF_TIME = _cause(
 CONSTANT_NAN = _cause(
     67,
     "nan-of-constants",
-    "A constant of the model makes NaN, whatever its inputs are: an infinite scale, or a NaN. It "
-    "reaches nodes that treat NaN differently in the two models.",
-    "Correct the scale, or export the model again: qgraph lint names such quantizers.",
+    "A constant of the model makes NaN of ordinary inputs: a NaN, an infinite scale, limit or "
+    "factor, or a mask of all elements of a Softmax. It reaches nodes that treat NaN differently "
+    "in the two models.",
+    "Correct the constant, or export the model again: qgraph lint names such quantizers.",
 )
 
 NOT_CHECKED = _cause(

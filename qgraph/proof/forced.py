@@ -185,7 +185,7 @@ def _reaches(
             numbers if values else [np.nan],
             search.level is Exactness.BITS,
         ),
-        demonstrations(matching, [s], search.known),
+        demonstrations(matching, [s], search.level, search.known),
     )
 
 
@@ -283,16 +283,20 @@ _WITNESSES = 4
 
 
 def demonstrations(
-    matching: Matching, differing: Sequence[Shown], known: Decided
+    matching: Matching, differing: Sequence[Shown], level: Exactness, known: Decided
 ) -> Iterator[Demonstration]:
-    """Yield inputs filled with a number on which a region differs, then random inputs."""
+    """Yield inputs filled with a number on which a region differs, then random inputs.
+
+    NaN is such a number only at the level bits.
+    """
     aimed = [s for s in differing if s.region is not None]
     for s in aimed[:_WITNESSES]:
         for entry in s.claim.entries:
             if entry[0].is_graph_input():
                 (outcome,) = decide_cuts(matching, [cut(matching, s.claim.values, entry)], known)
-                if outcome.verdict.witness is not None:
-                    yield Demonstration(0, str(entry[0].name), outcome.verdict.witness.input)
+                witness = outcome.verdict.witness
+                if witness is not None and (outcome.differs(level) or level is Exactness.BITS):
+                    yield Demonstration(0, str(entry[0].name), witness.input)
     yield from map(Demonstration, range(_BATCHES))
 
 
@@ -334,7 +338,7 @@ def establish(
             (matching.reference.normalised.model, matching.candidate.normalised.model),
             pairs.inputs,
             comparable(pairs.outputs),
-            demonstrations(matching, differing, known),
+            demonstrations(matching, differing, level, known),
             same_sums=same_sums,
         )
         if example is not None:

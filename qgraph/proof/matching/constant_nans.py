@@ -2,7 +2,8 @@
 
 A quantizer with an infinite scale, as exporters write it for a mask of minus infinity, makes NaN of
 every finite number: ``x / inf`` is 0, and ``0 * inf`` is NaN. A NaN in a small constant does the
-same. A proof must not assume that no NaN reaches regions behind them.
+same, an infinite factor does it of 0, and a Softmax of elements that are all masked by minus
+infinity. A proof must not assume that no NaN reaches regions behind them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from qgraph.exactness import ProofVerdict
 from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
+from qgraph.numerics import Float64
 from qgraph.reasons import CONSTANT_NAN
 
 _MOST_ELEMENTS = 1 << 12
@@ -26,6 +28,9 @@ _MOST_ELEMENTS = 1 << 12
 
 _SCALED = frozenset({"DequantizeLinear", "Quant", "QuantizeLinear"})
 """Operators whose second operand is a scale."""
+
+_MULTIPLIED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul"})
+"""Operators that multiply their first two operands."""
 
 
 def without_nans(regions: Sequence[RegionVerdict], nodes: Iterable[ir.Node]) -> list[RegionVerdict]:
@@ -77,6 +82,11 @@ def _floats(nodes: Iterable[ir.Node]) -> list[ir.Value]:
 def _sources(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, str]]:
     special: dict[ir.Value, tuple[bool, bool]] = {}
     for node in nodes:
+        if node.op_type in ("LogSoftmax", "Softmax") and (mask := _full_mask(node)):
+            yield (
+                node,
+                f"mask {mask.name!r} leaves no element to {node.op_type} {node_name(node)!r}",
+            )
         for index, value in enumerate(node.inputs):
             if value is None:
                 continue
@@ -87,14 +97,37 @@ def _sources(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, str]]:
                 yield node, f"constant {value.name!r} has a NaN"
             elif has_infinity and index == 1 and node.op_type in _SCALED:
                 yield node, f"the scale of {node.op_type} {node_name(node)!r} is infinite"
+            elif has_infinity and index and node.op_type == "FakeQuantize":
+                yield node, f"a limit of {node.op_type} {node_name(node)!r} is infinite"
+            elif has_infinity and index < 2 and node.op_type in _MULTIPLIED:
+                yield node, f"a factor of {node.op_type} {node_name(node)!r} is infinite"
+
+
+def _full_mask(node: ir.Node) -> ir.Value | None:
+    """Return the constant that is added before a Softmax if it masks a whole last axis."""
+    masked = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if masked is None or masked.op_type != "Add":
+        return None
+    for value in masked.inputs:
+        array = None if value is None else _examined(value)
+        if array is not None and array.ndim and np.isneginf(array).all(axis=-1).any():
+            return value
+    return None
 
 
 def _special(value: ir.Value) -> tuple[bool, bool]:
     """Return whether a small constant has a NaN, and an infinity."""
+    array = _examined(value)
+    if array is None:
+        return False, False
+    return bool(np.isnan(array).any()), bool(np.isinf(array).any())
+
+
+def _examined(value: ir.Value) -> Float64 | None:
+    """Return a small constant of real numbers."""
     tensor = constant_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
-        return False, False
+        return None
     if math.prod(tensor.shape.numpy()) > _MOST_ELEMENTS:
-        return False, False
-    array = np.asarray(constant(value), np.float64)
-    return bool(np.isnan(array).any()), bool(np.isinf(array).any())
+        return None
+    return np.asarray(constant(value), np.float64)

@@ -236,6 +236,19 @@ def test_a_difference_on_numbers_that_a_sum_never_takes_is_no_difference(name):
     assert qgraph.prove(*(model(body, constants) for body in bodies)).verdict != "different"
 
 
+def test_a_difference_on_nan_alone_is_one_of_bits():
+    constants = (
+        f"{SCALE}, float one = {{1}}, float two = {{2}}, float zero = {{0}}, float m = {{-1}}"
+    )
+    # only NaN is neither greater than 0 nor equal to it behind this Clip
+    before = "c = Clip(x, one, two) g = GreaterOrEqual(c, zero) w = Where(g, one, m) " + fake(
+        "w", "d"
+    )
+    pair = [model(f"{before} y = {last}(d)", constants) for last in ("Relu", "Abs")]
+    assert qgraph.prove(*pair).verdict != "different"
+    assert qgraph.prove(*pair, exact="bits").verdict == "different"
+
+
 def test_a_difference_that_no_run_shows_has_a_condition():
     """The quantizers differ on few numbers between 1e30 and 2e30 only."""
     constants = (
