@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -34,20 +35,26 @@ _WAITING = 16
 """Maximum number of parts that are submitted at a time."""
 
 
-class Part(Protocol):
-    """A piece of work, to be pickled and run anywhere."""
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A piece of work, to be pickled and run anywhere.
 
-    @property
-    def reads(self) -> int:
-        """Number of bytes that it reads."""
+    The bytes that two parts write do not overlap.
+
+    Attributes:
+        compute: ``compute(span, sinks)`` writes the tensors of the job to the sinks, by their
+            indices, and returns the result for :meth:`Job.conclude`; it refers to no model.
+        span: what this part works on, such as a range of elements.
+        reads: number of bytes that it reads.
+    """
+
+    compute: Callable[[Any, Sequence[Sink]], Any]
+    span: Any
+    reads: int
 
     def __call__(self, sinks: Sequence[Sink]) -> Any:
-        """Write the tensors of the job to the sinks, by their indices.
-
-        Returns: the result for :meth:`Job.conclude`.
-
-        The bytes that two parts write do not overlap.
-        """
+        """Do the work; return what the job adds up."""
+        return self.compute(self.span, sinks)
 
 
 class Job(Protocol):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,9 @@ def write(
         if isinstance(tensor, DeferredTensor):
             jobs.setdefault(id(tensor.job), (tensor.job, {}))[1][tensor.place] = sink
         elif isinstance(tensor, ir.ExternalTensor) and sink.length > _LITTLE_BYTES:
-            (away if sink.length > PART_BYTES else here).append((_Copy(tensor), [sink]))
+            (away if sink.length > PART_BYTES else here).append((_copying(tensor), [sink]))
         else:
-            here.append((_Single(tensor), [sink]))
+            here.append((_storing(tensor), [sink]))
     for job, sinks in jobs.values():
         # A tensor of the job may have left the model.
         away.append((job, [sinks.get(i, NoSink()) for i in range(MOST_TENSORS)]))
@@ -223,51 +224,41 @@ def _lay_out(
     return ranges
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """Copies a tensor from another data file, in parts."""
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """A job of which nothing is checked or added up when its parts are done."""
 
-    tensor: ir.ExternalTensor
+    work: Sequence[Part]
 
     def parts(self) -> Sequence[Part]:
-        source = stream_of(self.tensor).stored
-        if not isinstance(source, FileRange):
-            raise TypeError(f"{self.tensor.name} is in no file")
-        starts = range(0, source.length, PART_BYTES)
-        return [_CopyPart(source, at, min(PART_BYTES, source.length - at)) for at in starts]
+        return self.work
 
     def conclude(self, results: Sequence[Any]) -> None:
         pass
 
 
-@dataclass(frozen=True)
-class _CopyPart:
-    source: FileRange
-    at: int
-    reads: int
+def _copying(tensor: ir.ExternalTensor) -> Job:
+    """Return a job that copies a tensor from another data file, in parts."""
+    source = stream_of(tensor).stored
+    if not isinstance(source, FileRange):
+        raise TypeError(f"{tensor.name} is in no file")
+    spans = [
+        (at, min(PART_BYTES, source.length - at)) for at in range(0, source.length, PART_BYTES)
+    ]
+    return _Plain([Part(partial(_copy, source), span, span[1]) for span in spans])
 
-    def __call__(self, sinks: Sequence[Sink]) -> None:
-        self.source.copy(self.at, self.reads, sinks[0])
+
+def _copy(source: FileRange, span: tuple[int, int], sinks: Sequence[Sink]) -> None:
+    source.copy(*span, sinks[0])
 
 
-@dataclass(frozen=True)
-class _Single:
-    """Writes a tensor in memory as a whole."""
+def _storing(tensor: ir.TensorProtocol) -> Job:
+    """Return a job that writes a tensor in memory as a whole."""
 
-    tensor: Any
+    def write(_: None, sinks: Sequence[Sink]) -> None:
+        sinks[0].write(0, _stored(tensor))
 
-    @property
-    def reads(self) -> int:
-        return stored_bytes(self.tensor)
-
-    def parts(self) -> Sequence[Part]:
-        return [self]
-
-    def conclude(self, results: Sequence[Any]) -> None:
-        pass
-
-    def __call__(self, sinks: Sequence[Sink]) -> None:
-        sinks[0].write(0, _stored(self.tensor))
+    return _Plain([Part(write, None, stored_bytes(tensor))])
 
 
 def _stored(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:

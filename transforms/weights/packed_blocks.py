@@ -12,13 +12,13 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError, OperatorError, where
 from qgraph.exactness import Exactness, Method, Verdict, Witness
-from qgraph.graph.deferred import DeferredTensor, NoSink
+from qgraph.graph.deferred import DeferredTensor, NoSink, Part
 from qgraph.graph.streaming import PIECE, FileRange, Sink, Stream, box_at
 from qgraph.numerics import Array
 from qgraph.numerics.chunks import transpose, transpose_packed
 from qgraph.numerics.formats import FORMATS, IntFormat, container, pack, unpack
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
-from qgraph.quantizers.weights.job import CodeWriter, JobPart
+from qgraph.quantizers.weights.job import CodeWriter
 from qgraph.quantizers.weights.level_table import numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
 
@@ -39,12 +39,12 @@ class _PackedJob:
     codes: Stream
     scale: Stream
 
-    def _parts(self, write: Compute, length: int, step: int) -> list[JobPart]:
+    def _parts(self, write: Compute, length: int, step: int) -> list[Part]:
         """Return a part for all parameters, and strips of rows or columns of the codes."""
         spans = [(start, min(start + step, length)) for start in range(0, length, step)]
-        tables = JobPart(self.write_tables, None, self.scale.nbytes)
+        tables = Part(self.write_tables, None, self.scale.nbytes)
         reads = self.codes.nbytes // max(len(spans), 1)
-        return [tables, *(JobPart(write, span, reads) for span in spans)]
+        return [tables, *(Part(write, span, reads) for span in spans)]
 
     @abstractmethod
     def write_tables(self, _: None, sinks: Sequence[Sink]) -> None:
@@ -130,7 +130,7 @@ class PackedBlocks(_PackedJob):
         is_signed = isinstance(form, IntFormat) and form.signed
         return 1 << (self.form.bits - 1) if is_signed else 0
 
-    def parts(self) -> Sequence[JobPart]:
+    def parts(self) -> Sequence[Part]:
         """Return parts: one for all parameters, and strips of columns."""
         n, strips = self.form.n, max(-(-self.codes.nbytes // _PART_BYTES), 1)
         return self._parts(self.write_columns, n, -(-n // strips // 8) * 8)
@@ -238,7 +238,7 @@ class BlockCodes(_PackedJob):
         forms = ((codes, (self.form.k, self.form.n)), (real, shape), (codes, shape))
         return tuple(DeferredTensor(self, index, *form) for index, form in enumerate(forms))
 
-    def parts(self) -> Sequence[JobPart]:
+    def parts(self) -> Sequence[Part]:
         """Return parts: one for all parameters, and strips of rows of the codes."""
         k = step = self.form.k
         if self.order is None:

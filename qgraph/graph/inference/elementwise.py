@@ -21,8 +21,8 @@ from qgraph.graph.inference.rules import (
     Fact,
     Rule,
     Shape,
-    Unknown,
     common_type,
+    require,
     rule,
 )
 from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
@@ -211,8 +211,7 @@ def broadcast_shape(
 def _check_broadcast(call: Call) -> None:
     """Refuse versions that broadcast along an attribute, or not at all."""
     since = _BROADCASTS_SINCE.get(call.node.op_type, 7)
-    if call.version < since and sum(operand is not None for operand in call.operands) > 1:
-        raise Unknown
+    require(call.version >= since or sum(each is not None for each in call.operands) < 2)
 
 
 def _quantize_linear(call: Call) -> list[Fact]:
@@ -250,8 +249,7 @@ for _domain in QONNX_DOMAINS:
 
 def _fake_quantize(call: Call) -> list[Fact]:
     """The shape of the data, to which the ends of the ranges broadcast."""
-    if call.text("auto_broadcast", "numpy") != "numpy" or len(call.operands) < 5:
-        raise Unknown
+    require(call.text("auto_broadcast", "numpy") == "numpy", len(call.operands) > 4)
     return of_quantizer(call)
 
 
@@ -263,8 +261,7 @@ rule("FakeQuantize")(_fake_quantize)
 @rule("Gemm")
 def gemm(call: Call) -> list[Fact]:
     """Two dimensions: rows of the first matrix, columns of the second, after transposition."""
-    if call.version < 7 and not call.node.domain:
-        raise Unknown
+    require(call.version >= 7 or call.node.domain)
     dtype = common_type(call[0], call[1], *([call[2]] if call.has(2) else []))
     return [Fact(dtype, _gemm_shape(call, call[0].shape, call[1].shape))]
 
@@ -272,8 +269,7 @@ def gemm(call: Call) -> list[Fact]:
 @rule("FusedMatMul", domain=MICROSOFT)
 def fused_matmul(call: Call) -> list[Fact]:
     """As of MatMul, of matrices that may be transposed."""
-    if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
-        raise Unknown
+    require(not call.integer("transBatchA", 0), not call.integer("transBatchB", 0))
     shapes = []
     for index, name in enumerate(("transA", "transB")):
         shape = call[index].shape
@@ -293,8 +289,7 @@ def q_gemm(call: Call) -> list[Fact]:
 def mat_mul_n_bits(call: Call) -> list[Fact]:
     """The data with ``N`` in place of the last dimension."""
     columns = call.integer("N", 0)
-    if columns < 1 or not call.shape(0) or call.integer("transB", 1) != 1:
-        raise Unknown
+    require(columns > 0, call.shape(0), call.integer("transB", 1) == 1)
     return [Fact(call[0].dtype, [*call.shape(0)[:-1], columns])]
 
 
@@ -302,8 +297,7 @@ def product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     """Return the shape of a matrix product as NumPy defines it, None where a rank is not known."""
     if a is None or b is None:
         return None
-    if not a or not b:
-        raise Unknown
+    require(a, b)
     rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
     stacks = broadcast_shape(a[:-2], b[:-2])
     return None if stacks is None else (*stacks, *rows, *columns)
@@ -332,8 +326,7 @@ def _attended(call: Call, queries: Shape | None, values: Shape | None) -> Shape 
     if len(queries) == 4:
         return (*queries[:3], values[3])
     heads, groups = call.integer("q_num_heads", 0), call.integer("kv_num_heads", 0)
-    if len(queries) != 3 or heads < 1 or groups < 1:
-        raise Unknown
+    require(len(queries) == 3, heads > 0, groups > 0)
     return (*queries[:2], multiply(exact_divide(values[2], groups), heads))
 
 

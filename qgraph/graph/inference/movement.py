@@ -25,8 +25,10 @@ from qgraph.graph.inference.rules import (
     Shape,
     Unknown,
     common_type,
+    given,
     place_of,
     places_of,
+    require,
     rule,
 )
 
@@ -37,8 +39,7 @@ def transpose(call: Call) -> list[Fact]:
     x, shape = call[0], call.shape(0)
     perm = call.integers("perm")
     order = list(reversed(range(len(shape)))) if perm is None else places_of(perm, len(shape))
-    if len(order) != len(shape):
-        raise Unknown
+    require(len(order) == len(shape))
     items = None if x.items is None else x.items.transpose(order)
     return [Fact(x.dtype, [shape[axis] for axis in order], items)]
 
@@ -48,8 +49,7 @@ def flatten(call: Call) -> list[Fact]:
     """Two dimensions: the product of those before ``axis``, and of the others."""
     x, shape = call[0], call.shape(0)
     axis = call.integer("axis", 1)
-    if not -len(shape) <= axis <= len(shape):
-        raise Unknown
+    require(-len(shape) <= axis <= len(shape))
     axis += len(shape) if axis < 0 else 0
     return [_laid(x, [product(shape[:axis]), product(shape[axis:])])]
 
@@ -60,12 +60,10 @@ def squeeze(call: Call) -> list[Fact]:
     x, shape = call[0], call.shape(0)
     axes = call.listed(1, "axes", 13)
     if axes is None:
-        if any(not isinstance(size, int) for size in shape):
-            raise Unknown
+        require(*(isinstance(size, int) for size in shape))
         return [_laid(x, [size for size in shape if size != 1])]
     gone = places_of(axes, len(shape))
-    if any(isinstance(shape[axis], int) and shape[axis] != 1 for axis in gone):
-        raise Unknown
+    require(*(shape[axis] == 1 or not isinstance(shape[axis], int) for axis in gone))
     return [_laid(x, [size for axis, size in enumerate(shape) if axis not in gone])]
 
 
@@ -73,13 +71,11 @@ def squeeze(call: Call) -> list[Fact]:
 def unsqueeze(call: Call) -> list[Fact]:
     """A dimension of size 1 at each of ``axes``, which count in the result."""
     x, shape = call[0], call.shape(0)
-    axes = call.listed(1, "axes", 13)
-    if axes is None:
-        raise Unknown
+    axes = given(call.listed(1, "axes", 13))
     rank = len(shape) + len(axes)
-    if axes != sorted(axes) or places_of(axes, rank) != sorted(places_of(axes, rank)):
-        raise Unknown  # runtimes disagree
-    new, old = set(places_of(axes, rank)), iter(shape)
+    places = places_of(axes, rank)
+    require(axes == sorted(axes), places == sorted(places))  # runtimes disagree
+    new, old = set(places), iter(shape)
     return [_laid(x, [1 if axis in new else next(old) for axis in range(rank)])]
 
 
@@ -87,8 +83,7 @@ def unsqueeze(call: Call) -> list[Fact]:
 def expand(call: Call) -> list[Fact]:
     """The shape to which that of the data and the wanted one broadcast."""
     x, wanted = call[0], shape_in(call, 1)
-    if any(size is not None and bounds(size)[0] < 0 for size in wanted):
-        raise Unknown
+    require(*(size is None or bounds(size)[0] >= 0 for size in wanted))
     shape = broadcast_shape(call.shape(0), wanted, call.limits)
     return [_like(x, shape, lambda items, sizes: np.broadcast_to(items, sizes))]
 
@@ -96,8 +91,7 @@ def expand(call: Call) -> list[Fact]:
 @rule("Tile")
 def tile(call: Call) -> list[Fact]:
     """Each dimension times its number of repeats."""
-    if call.version < 6:
-        raise Unknown
+    require(call.version > 5)
     x, shape, repeats = call[0], call.shape(0), shape_in(call, 1)
     sizes = [multiply(size, n) for size, n in zip(shape, repeats, strict=True)]
     return [_like(x, sizes, lambda items, _: np.tile(items, [int(n) for n in repeats]))]  # type: ignore[arg-type]
@@ -164,12 +158,11 @@ def split(call: Call) -> list[Fact]:
     if sizes is None and call.version >= 18 and isinstance(size, int):
         usual = -(-size // call.integer("num_outputs", count))
         sizes = [usual] * (count - 1) + [size - usual * (count - 1)]
-        if size and sizes[-1] == 0:
-            raise Unknown  # there are fewer parts than outputs, for which nothing is defined
+        # For fewer parts than outputs nothing is defined.
+        require(not size or sizes[-1])
     elif sizes is None:
         sizes = [exact_divide(size, count)] * count
-    if len(sizes) != count or any(isinstance(part, int) and part < 0 for part in sizes):
-        raise Unknown
+    require(len(sizes) == count, *(not isinstance(part, int) or part >= 0 for part in sizes))
     starts: list[Dim] = [0]
     for part in sizes:
         starts.append(add(starts[-1], part))
@@ -188,8 +181,7 @@ def split(call: Call) -> list[Fact]:
 
 def part_of_sequence(call: Call) -> list[Fact]:
     """An element of the sequence that a SplitToSequence makes, whose call is given."""
-    if call.node.op_type != "SplitToSequence" or call.node.domain:
-        raise Unknown
+    require(call.node.op_type == "SplitToSequence", not call.node.domain)
     x, shape = call[0], call.shape(0)
     axis = call.axis("axis", 0, len(shape))
     if not call.has(1):
@@ -212,8 +204,7 @@ def gather(call: Call) -> list[Fact]:
     items, picked = x.items, indices.array
     if items is None or picked is None or axis != 0:
         return [Fact(x.dtype, result)]
-    if not ((-len(items) <= picked) & (picked < len(items))).all():
-        raise Unknown
+    require(((-len(items) <= picked) & (picked < len(items))).all())
     taken = items.take(picked.reshape(-1), 0).reshape([*picked.shape, *items.shape[1:]])
     return [Fact(x.dtype, result, taken)]
 
@@ -238,8 +229,8 @@ def gather_nd(call: Call) -> list[Fact]:
     shape, indices = call.shape(0), call.shape(1)
     batch = call.integer("batch_dims", 0)
     last = indices[-1]
-    if not isinstance(last, int) or not 0 < last <= len(shape) - batch:
-        raise Unknown
+    last = last if isinstance(last, int) else 0
+    require(0 < last <= len(shape) - batch)
     return [Fact(call[0].dtype, [*indices[:-1], *shape[batch + last :]])]
 
 
@@ -263,8 +254,8 @@ def pad(call: Call) -> list[Fact]:
     except Unknown:
         return [Fact(x.dtype, [None] * len(shape))]
     padded = places_of(axes, len(shape))
-    if call.version < 2 or pads is None or len(pads) != 2 * len(padded):
-        raise Unknown
+    pads = given(pads)
+    require(call.version > 1, len(pads) == 2 * len(padded))
     sizes = list(shape)
     for at, axis in enumerate(padded):
         sizes[axis] = add(sizes[axis], pads[at] + pads[len(padded) + at])
@@ -284,8 +275,7 @@ def blocks_of_pixels(call: Call) -> list[Fact]:
 def shape_in(call: Call, index: int) -> Shape:
     """Return the elements of an operand that is a shape; unknown elements are None."""
     operand = call[index]
-    if operand.dtype is not None and not operand.dtype.is_integer():
-        raise Unknown
+    require(operand.dtype is None or operand.dtype.is_integer())
     if operand.items is not None and operand.items.ndim == 1:
         return tuple(operand.items)
     sizes = operand.sizes

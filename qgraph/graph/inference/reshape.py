@@ -38,10 +38,12 @@ from qgraph.graph.inference.rules import (
     Unknown,
     as_items,
     common_type,
+    given,
     of_items,
     of_tensor,
     places_of,
     range_of,
+    require,
     rule,
     wrapped,
 )
@@ -56,14 +58,10 @@ def reshape(call: Call) -> list[Fact]:
     """
     x = call[0]
     if call.version < 5:
-        listed = call.integers("shape")
-        if listed is None:
-            raise Unknown
-        wanted: Shape = tuple(listed)
+        wanted: Shape = tuple(given(call.integers("shape")))
     else:
         wanted = shape_in(call, 1)
-    if wanted.count(-1) > 1 or any(isinstance(size, int) and size < -1 for size in wanted):
-        raise Unknown
+    require(wanted.count(-1) < 2, *(not isinstance(size, int) or size > -2 for size in wanted))
     wanted = tuple(
         None if isinstance(size, Size) and bounds(size)[0] < 0 else size for size in wanted
     )
@@ -78,15 +76,13 @@ def reshape(call: Call) -> list[Fact]:
 
 
 def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[Dim]:
-    if allows_zero and 0 in wanted and -1 in wanted:
-        raise Unknown
+    require(not (allows_zero and 0 in wanted and -1 in wanted))
     sizes: list[Dim] = []
     kept: list[int] = []
     for index, size in enumerate(wanted):
         if size == 0 and not allows_zero:
             kept.append(index)
-            if shape is not None and index >= len(shape):
-                raise Unknown
+            require(shape is None or index < len(shape))
             sizes.append(None if shape is None else shape[index])
         elif isinstance(size, Size) and not allows_zero:
             sizes.append(size if _stands_for_itself(shape, wanted, index) else None)
@@ -99,8 +95,7 @@ def _reshaped(shape: Shape | None, wanted: Shape, *, allows_zero: bool) -> list[
             size for index, size in enumerate(sizes) if index not in kept and wanted[index] != -1
         ]
         rest = product(others)
-        if rest == 0:
-            raise Unknown
+        require(rest != 0)
         sizes[wanted.index(-1)] = None if None in others else exact_divide(total, rest)
     return sizes
 
@@ -137,18 +132,15 @@ def slice_(call: Call) -> list[Fact]:
         starts, ends = list(shape_in(call, 1)), list(shape_in(call, 2))
         axes = _dims(call.numbers(3) if call.has(3) else None)
         steps = list(shape_in(call, 4)) if call.has(4) else None
-    if starts is None or ends is None:
-        raise Unknown
+    starts, ends = given(starts), given(ends)
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     places = places_of([axis for axis in axes if isinstance(axis, int)], len(shape))
-    if not len(starts) == len(ends) == len(places) == len(steps):
-        raise Unknown
+    require(len(starts) == len(ends) == len(places) == len(steps))
     sizes = list(shape)
     cuts: list[slice | None] = [slice(None)] * len(shape)
     for axis, start, end, step in zip(places, starts, ends, steps, strict=True):
-        if step == 0:
-            raise Unknown
+        require(step != 0)
         cut, size = _cut(shape[axis], start, end, step)
         cuts[axis], sizes[axis] = cut, size
     items = x.items
@@ -201,8 +193,7 @@ def reduction(call: Call) -> list[Fact]:
     except Unknown:
         return [Fact(x.dtype, [None] * len(shape) if keeps else None)]
     if not axes:
-        if axes is not None and call.integer("noop_with_empty_axes", 0):
-            raise Unknown
+        require(axes is None or not call.integer("noop_with_empty_axes", 0))
         if axes is None and call.integer("noop_with_empty_axes", 0):
             return [Fact(x.dtype, shape)]
         axes = list(range(len(shape)))
@@ -259,8 +250,7 @@ def top_k(call: Call) -> list[Fact]:
     x, shape = call[0], call.shape(0)
     axis = call.axis("axis", -1, len(shape))
     count: Dim = call.integer("k", -1) if call.version < 10 else shape_in(call, 1)[0]
-    if isinstance(count, int) and count < 0:
-        raise Unknown
+    require(not isinstance(count, int) or count >= 0)
     sizes = [*shape[:axis], count, *shape[axis + 1 :]]
     return [Fact(x.dtype, sizes), Fact(ir.DataType.INT64, sizes)]
 
@@ -268,10 +258,7 @@ def top_k(call: Call) -> list[Fact]:
 @rule("Constant")
 def constant(call: Call) -> list[Fact]:
     """The tensor or the numbers of the node."""
-    tensor = constant_tensor(call.node.outputs[0])
-    if tensor is None:
-        raise Unknown
-    return [of_tensor(tensor)]
+    return [of_tensor(given(constant_tensor(call.node.outputs[0])))]
 
 
 @rule("Shape")
@@ -283,8 +270,8 @@ def shape(call: Call) -> list[Fact]:
         return [Fact(ir.DataType.INT64, [0 if start >= end >= 0 else None])]
     attribute = call.node.attributes.get("end")
     end = len(x) if attribute is None else call.integer("end", 0)
-    if end < -len(x) or call.integer("start", 0) < -len(x):
-        raise Unknown  # by the definition it is clamped, which the reference does not do
+    # By the definition they are clamped, which the reference does not do.
+    require(-len(x) <= min(end, call.integer("start", 0)))
     first, last, _ = slice(call.integer("start", 0), end).indices(len(x))
     return [of_items(ir.DataType.INT64, as_items(x[first:last]))]
 
@@ -302,8 +289,7 @@ def cast(call: Call) -> list[Fact]:
     """The type that ``to`` names, or that of the second operand, in the shape of the first."""
     is_named = call.node.op_type == "Cast"
     x, to = call[0], call.dtype("to") if is_named else call[1].dtype
-    if is_named and to is None:
-        raise Unknown
+    require(to is not None or not is_named)
     return [Fact(to, x.shape, None if to is None else converted(x.items, x.dtype, to))]
 
 
@@ -311,11 +297,9 @@ def cast(call: Call) -> list[Fact]:
 def constant_of_shape(call: Call) -> list[Fact]:
     """A tensor of the wanted shape, filled with ``value``, float32 zeros without it."""
     wanted = shape_in(call, 0)
-    if any(isinstance(size, int) and size < 0 for size in wanted):
-        raise Unknown
+    require(*(not isinstance(size, int) or size >= 0 for size in wanted))
     attribute = call.node.attributes.get("value")
-    if attribute is not None and attribute.is_ref():
-        raise Unknown
+    require(attribute is None or not attribute.is_ref())
     filled = of_tensor(
         ir.tensor(np.zeros(1, np.float32)) if attribute is None else attribute.as_tensor()
     )

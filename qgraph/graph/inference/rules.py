@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,7 @@ from qgraph.graph.inference.dimensions import INT64, Dim, Size, bounds
 from qgraph.numerics import Array
 
 Shape: TypeAlias = tuple[Dim, ...]
+T = TypeVar("T")
 
 Items: TypeAlias = Array
 """An array of objects: each element is a Python number, a :class:`Size`, or None if unknown."""
@@ -177,6 +178,19 @@ class Unknown(Exception):  # noqa: N818 - no error: nothing follows
     """The definition of an operator determines no fact."""
 
 
+def require(*conditions: object) -> None:
+    """Raise :class:`Unknown` unless all conditions hold."""
+    if not all(conditions):
+        raise Unknown
+
+
+def given(value: T | None) -> T:
+    """Return a value; raise :class:`Unknown` if there is none."""
+    if value is None:
+        raise Unknown
+    return value
+
+
 @dataclass(frozen=True)
 class Call:
     """A node, the imported version of its domain, and facts about its operands.
@@ -191,8 +205,7 @@ class Call:
 
     def __getitem__(self, index: int) -> Fact:
         """Return the facts about a required operand."""
-        if not self.has(index):
-            raise Unknown
+        require(self.has(index))
         return self.operands[index] or UNKNOWN
 
     def has(self, index: int) -> bool:
@@ -205,10 +218,7 @@ class Call:
 
     def shape(self, index: int) -> Shape:
         """Return the shape of an operand; raise :class:`Unknown` if its rank is not known."""
-        shape = self[index].shape
-        if shape is None:
-            raise Unknown
-        return shape
+        return given(self[index].shape)
 
     def axis(self, name: str, default: int, rank: int) -> int:
         """Return an axis attribute as an index; a negative axis counts from the end."""
@@ -236,9 +246,8 @@ class Call:
 
     def numbers(self, index: int) -> list[int]:
         """Return the elements of an operand, all of which must be numbers."""
-        array = self[index].array
-        if array is None or array.dtype.kind not in "iu":
-            raise Unknown
+        array = given(self[index].array)
+        require(array.dtype.kind in "iu")
         return [int(number) for number in array.reshape(-1)]
 
     def listed(self, index: int, name: str, since: int) -> list[int] | None:
@@ -251,8 +260,7 @@ class Call:
         attribute = self.node.attributes.get(name)
         if attribute is None:
             return None
-        if attribute.is_ref() or attribute.type is not attribute_type:
-            raise Unknown
+        require(not attribute.is_ref(), attribute.type is attribute_type)
         return attribute
 
 
@@ -276,16 +284,14 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 def place_of(axis: int, rank: int) -> int:
     """Return the index of an axis; a negative axis counts from the end."""
-    if not -rank <= axis < rank:
-        raise Unknown
+    require(-rank <= axis < rank)
     return axis % rank
 
 
 def places_of(axes: Sequence[int], rank: int) -> list[int]:
     """Return the indices of axes, which must be distinct."""
     places = [place_of(axis, rank) for axis in axes]
-    if len(set(places)) < len(places):
-        raise Unknown
+    require(len(set(places)) == len(places))
     return places
 
 

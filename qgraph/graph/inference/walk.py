@@ -20,7 +20,17 @@ import onnx_ir as ir
 from qgraph.graph.inference.dimensions import Dim, Size, symbol
 from qgraph.graph.inference.elementwise import of_quantizer
 from qgraph.graph.inference.movement import part_of_sequence
-from qgraph.graph.inference.rules import RULES, UNKNOWN, Call, Fact, Unknown, joined, of_tensor
+from qgraph.graph.inference.rules import (
+    RULES,
+    UNKNOWN,
+    Call,
+    Fact,
+    Unknown,
+    given,
+    joined,
+    of_tensor,
+    require,
+)
 from qgraph.graph.schema import is_own, versions_of
 from qgraph.graph.scopes import CONTROL, bodies
 
@@ -193,9 +203,8 @@ def _form(fact: Fact) -> Fact:
 
 
 def _graph(call: Call, name: str) -> ir.Graph:
-    attribute = call.node.attributes.get(name)
-    if attribute is None or attribute.is_ref() or attribute.type is not ir.AttributeType.GRAPH:
-        raise Unknown
+    attribute = given(call.node.attributes.get(name))
+    require(not attribute.is_ref(), attribute.type is ir.AttributeType.GRAPH)
     return attribute.as_graph()
 
 

@@ -26,7 +26,17 @@ import onnx_ir as ir
 from qgraph.graph.inference.dimensions import Dim, add, floor_divide, multiply, subtract
 from qgraph.graph.inference.elementwise import TypeSource, type_of
 from qgraph.graph.inference.movement import shape_in
-from qgraph.graph.inference.rules import Call, Fact, Rule, Shape, Unknown, places_of, rule
+from qgraph.graph.inference.rules import (
+    Call,
+    Fact,
+    Rule,
+    Shape,
+    Unknown,
+    given,
+    places_of,
+    require,
+    rule,
+)
 from qgraph.graph.schema import MICROSOFT
 
 
@@ -72,8 +82,7 @@ class Axis:
         Raises: Unknown: no window fits.
         """
         room = subtract(add(self.size, self.padding), self.reach)
-        if isinstance(room, int) and room < 0:
-            raise Unknown
+        require(not isinstance(room, int) or room >= 0)
         return add(floor_divide(room, self.stride), 1)
 
     def pooling_windows(self, *, rounds_up: bool) -> Dim:
@@ -91,8 +100,7 @@ def _axes(call: Call, shape: Shape, kernel: Sequence[Dim]) -> Iterator[Axis]:
     """Yield the spatial axes of data with explicit padding, or none."""
     rank = len(shape) - 2
     strides, dilations, pads = _lists(call, rank)
-    if len(kernel) != rank:
-        raise Unknown
+    require(len(kernel) == rank)
     for index in range(rank):
         width = kernel[index]
         if not isinstance(width, int) or width < 1:
@@ -105,10 +113,8 @@ def _lists(call: Call, rank: int) -> tuple[list[int], list[int], list[int]]:
     strides = call.integers("strides") or [1] * rank
     dilations = call.integers("dilations") or [1] * rank
     pads = call.integers("pads") or [0] * 2 * rank
-    if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
-        raise Unknown
-    if rank < 1 or min(*strides, *dilations, 1) < 1 or min(pads) < 0:
-        raise Unknown
+    require((len(strides), len(dilations), len(pads)) == (rank, rank, 2 * rank), rank > 0)
+    require(min(*strides, *dilations, 1) > 0, min(pads) >= 0)
     return strides, dilations, pads
 
 
@@ -125,10 +131,8 @@ def _spatial(call: Call, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
 
 def _automatic(call: Call, rank: int) -> str:
     auto = call.text("auto_pad", "NOTSET")
-    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise Unknown
-    if auto != "NOTSET" and any(_lists(call, rank)[2]):
-        raise Unknown
+    require(auto in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
+    require(auto == "NOTSET" or not any(_lists(call, rank)[2]))
     return auto
 
 
@@ -151,8 +155,7 @@ def _convolution(source: TypeSource, weight: int) -> Rule:
 
     def convolution(call: Call) -> list[Fact]:
         x, w = call.shape(0), call[weight].shape
-        if w is not None and len(w) != len(x):
-            raise Unknown
+        require(w is None or len(w) == len(x))
         spatial = _spatial(call, x, _kernel(call, w, len(x) - 2))
         return [Fact(type_of(call, source), [x[0], None if w is None else w[0], *spatial])]
 
@@ -177,8 +180,7 @@ def conv_transpose(call: Call) -> list[Fact]:
     channels = multiply(None if w is None else w[1], call.integer("group", 1))
     wanted = call.integers("output_shape")
     extra = call.integers("output_padding") or [0] * rank
-    if call.text("auto_pad", "NOTSET") != "NOTSET" or len(extra) != rank or rank < 1:
-        raise Unknown
+    require(call.text("auto_pad", "NOTSET") == "NOTSET", len(extra) == rank, rank > 0)
     if wanted is not None:
         # Some files list the sizes of batch and channels too.
         spatial = wanted if len(wanted) == rank else [None] * rank
@@ -196,9 +198,7 @@ def conv_transpose(call: Call) -> list[Fact]:
 @rule("AveragePool", "LpPool", "MaxPool")
 def pool(call: Call) -> list[Fact]:
     """The windows of each axis; the second result of MaxPool holds indices."""
-    x, kernel = call.shape(0), call.integers("kernel_shape")
-    if kernel is None:
-        raise Unknown
+    x, kernel = call.shape(0), given(call.integers("kernel_shape"))
     shape = [*x[:2], *_pooled(call, x, kernel)]
     return [Fact(call[0].dtype, shape), Fact(ir.DataType.INT64, shape)][: len(call.node.outputs)]
 
@@ -244,10 +244,8 @@ def _pooled(call: Call, shape: Shape, kernel: Sequence[int]) -> list[Dim]:
     auto, rounds_up = _automatic(call, rank), bool(call.integer("ceil_mode", 0))
     is_dilated = any(n != 1 for n in _lists(call, rank)[1])
     is_standard = call.node.domain != "com.microsoft"
-    if is_standard and rounds_up and call.version < _CEIL_MODE_SINCE.get(name, 10):
-        raise Unknown
-    if is_dilated and (not is_standard or call.version < _DILATIONS_SINCE[name]):
-        raise Unknown
+    require(not (is_standard and rounds_up) or call.version >= _CEIL_MODE_SINCE.get(name, 10))
+    require(not is_dilated or (is_standard and call.version >= _DILATIONS_SINCE[name]))
     if auto != "NOTSET" and (is_dilated or name == "LpPool"):
         return [None] * rank
     axes = list(_axes(call, shape, kernel))
@@ -268,16 +266,14 @@ def global_pool(call: Call) -> list[Fact]:
     The reference implementation takes the maximum along other axes unless the data is an image.
     """
     x = call.shape(0)
-    if call.node.op_type == "GlobalMaxPool" and len(x) != 4:
-        raise Unknown
+    require(call.node.op_type != "GlobalMaxPool" or len(x) == 4)
     return [Fact(call[0].dtype, [*x[:2], *[1] * (len(x) - 2)])]
 
 
 @rule("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
 def q_linear_pool(call: Call) -> list[Fact]:
     """As of AveragePool and GlobalAveragePool."""
-    if call.integer("channels_last", 0):
-        raise Unknown
+    require(not call.integer("channels_last", 0))
     return list((pool if call.node.op_type == "QLinearAveragePool" else global_pool)(call))[:1]
 
 
@@ -294,8 +290,8 @@ def resize(call: Call) -> list[Fact]:
         for axis, size in zip(axes, shape_in(call, 3), strict=True):
             sizes[axis] = size if stretches else None
         return [Fact(call[0].dtype, sizes)]
-    if call.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        raise Unknown
+    mode = call.text("coordinate_transformation_mode", "half_pixel")
+    require(mode != "tf_crop_and_resize")
     return [Fact(call[0].dtype, _scaled(x, _scales(call, 2), axes))]
 
 
@@ -330,8 +326,7 @@ def _times(size: Dim, scale: float) -> Dim:
 def _recurrent(call: Call, data: int = 0) -> list[Fact]:
     """All states ``[steps, directions, batch, hidden]``, the last one, and for LSTM the cell."""
     x, hidden = call.shape(data), call.integer("hidden_size", 0)
-    if len(x) != 3 or hidden < 1 or call.integer("layout", 0):
-        raise Unknown
+    require(len(x) == 3, hidden > 0, not call.integer("layout", 0))
     directions = 2 if call.text("direction", "forward") == "bidirectional" else 1
     last = Fact(call[data].dtype, [directions, x[1], hidden])
     return [Fact(call[data].dtype, [x[0], directions, x[1], hidden]), last, last]
@@ -344,11 +339,10 @@ rule("DynamicQuantizeLSTM", domain=MICROSOFT)(_recurrent)
 def im2_col(call: Call) -> list[Fact]:
     """The windows along both axes of ``[N, H, W, C]``, and the elements of one window."""
     batch, *spatial, channels = call.shape(0)
-    kernel, strides = call.integers("kernel_size"), call.integers("stride")
+    kernel, strides = given(call.integers("kernel_size")), given(call.integers("stride"))
     pads = call.integers("pad_amount") or [0] * 4
     dilations = call.integers("dilations") or [1, 1]
-    if kernel is None or strides is None or len(spatial) != 2:
-        raise Unknown
+    require(len(spatial) == 2)
     reach = [step * (width - 1) + 1 for step, width in zip(dilations, kernel, strict=True)]
     axes = map(Axis, spatial, pads[:2], pads[2:], strides, reach)
     counts = [axis.windows() if axis.stride > 0 else None for axis in axes]
@@ -359,8 +353,7 @@ def im2_col(call: Call) -> list[Fact]:
 def quant_avg_pool(call: Call) -> list[Fact]:
     """The windows of a square kernel along the two spatial axes; numbers of float32."""
     sizes, side, stride = list(call.shape(0)), call.integer("kernel", 0), call.integer("stride", 0)
-    if len(sizes) != 4 or side < 1 or stride < 1:
-        raise Unknown
+    require(len(sizes) == 4, side > 0, stride > 0)
     for axis in (1, 2) if call.text("data_layout", "NCHW") == "NHWC" else (2, 3):
         sizes[axis] = Axis(sizes[axis], 0, 0, stride, side).windows()
     return [Fact(ir.DataType.FLOAT, sizes)]

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from qgraph.errors import ModelError
+from qgraph.graph.deferred import Part
 from qgraph.graph.draft_parts import SizeSummary, Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat, container
 from qgraph.numerics.minifloat import encode
 from qgraph.quantizers.weights import job
-from qgraph.quantizers.weights.job import CodeWriter, JobPart, flat_parts
+from qgraph.quantizers.weights.job import CodeWriter, flat_parts
 from qgraph.quantizers.weights.level_table import LevelTable, Spread, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 
@@ -233,7 +234,7 @@ class CodesJob:
     def __init__(self) -> None:
         self.size_summaries: list[SizeSummary] = []
 
-    def parts(self) -> Sequence[JobPart]:
+    def parts(self) -> Sequence[Part]:
         """Return the parts, which begin at whole bytes of codes."""
         return flat_parts(self.plan.weight, self.plan.compute)
 

@@ -25,7 +25,7 @@ from qgraph.numerics.formats import FORMATS, container, unpack
 from qgraph.numerics.values import compare_values
 from qgraph.ops.known_values import CHOOSING
 from qgraph.quantizers.weights import codes_job, job
-from qgraph.quantizers.weights.job import JobPart, flat_parts
+from qgraph.quantizers.weights.job import flat_parts
 from qgraph.quantizers.weights.level_table import aligned, distinct, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
 
@@ -64,13 +64,13 @@ class DecodedCodes:
         """Return the values as a lazy tensor of a shape with the same number of elements."""
         return DeferredTensor(self, 0, ir.DataType.FLOAT, shape)
 
-    def parts(self) -> Sequence[JobPart]:
+    def parts(self) -> Sequence[Part]:
         """Return parts of consecutive elements, or the parts of the job that computes the codes."""
         source = self.codes.stored
         if not isinstance(source, DeferredTensor):
             return flat_parts(self.codes, self.compute)
         decoding = _Decoding(self.codes.kind, self.decode, source.place)
-        return [JobPart(decoding.compute, part, part.reads) for part in source.job.parts()]
+        return [Part(decoding.compute, part, part.reads) for part in source.job.parts()]
 
     def conclude(self, results: Sequence[Any]) -> None:
         """Let the job that computes the codes check them; the values need no check."""

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import ModelError
-from qgraph.graph.deferred import PART_BYTES, Job, MemorySink
+from qgraph.graph.deferred import PART_BYTES, Job, MemorySink, Part
 from qgraph.graph.draft_parts import Tally
 from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array
@@ -39,32 +39,14 @@ _ALIGNED = 8
 """Codes of any width fill whole bytes after a multiple of this number of elements."""
 
 
-@dataclass(frozen=True, eq=False)
-class JobPart:
-    """A piece of work, to be pickled and run anywhere.
-
-    Attributes:
-        compute: ``compute(span, sinks)`` does the work; the method of an object without a model.
-        span: the elements of this part.
-    """
-
-    compute: Callable[[Any, Sequence[Sink]], Any]
-    span: Any
-    reads: int
-
-    def __call__(self, sinks: Sequence[Sink]) -> Any:
-        """Write the tensors of this part; return the counts that the job adds up."""
-        return self.compute(self.span, sinks)
-
-
 def flat_parts(
     stream: Stream, compute: Callable[[tuple[int, int], Sequence[Sink]], Any]
-) -> list[JobPart]:
+) -> list[Part]:
     """Return parts of consecutive elements of a stream, from ``start`` to before ``stop`` each."""
     step = max(PART_BYTES // max(stream.dtype.itemsize, 4) // _ALIGNED, 1) * _ALIGNED
     spans = [(at, min(at + step, stream.size)) for at in range(0, stream.size, step)]
     each = stream.nbytes, max(stream.size, 1)
-    return [JobPart(compute, span, each[0] * (span[1] - span[0]) // each[1]) for span in spans]
+    return [Part(compute, span, each[0] * (span[1] - span[0]) // each[1]) for span in spans]
 
 
 def run_now(job: Job, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
@@ -338,7 +320,7 @@ class RepackJob:
     listeners: list[Callable[[Tally], None]] = field(default_factory=list)
     _tally: Tally | None = None
 
-    def parts(self) -> Sequence[JobPart]:
+    def parts(self) -> Sequence[Part]:
         """Return the parts, which begin at whole bytes of codes."""
         return flat_parts(self.recoder.source.stream, self.recoder.compute)
 

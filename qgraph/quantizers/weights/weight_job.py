@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import ModelError
-from qgraph.graph.deferred import PART_BYTES
+from qgraph.graph.deferred import PART_BYTES, Part
 from qgraph.graph.streaming import Sink, Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.weights import job, search
 from qgraph.quantizers.weights import scheme as quantization
-from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, JobPart, run_now
+from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, run_now
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
 
 _TILE = 1 << 16
@@ -47,7 +47,7 @@ class WeightJob:
     scheme: Scheme
     on_losses: Callable[[Losses], None] = field(default=lambda losses: None)
 
-    def parts(self) -> Sequence[JobPart]:
+    def parts(self) -> Sequence[Part]:
         """Return the parts; parameters that all parts share are computed from the weight now."""
         work = _WeightQuantizer(self.stream, self.groups, self.scheme)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -57,7 +57,7 @@ class WeightJob:
             if self.groups.spread:
                 work.shared = work.shared_parameters()
         return [
-            JobPart(work.compute, box, self.groups.size_of(box) * self.stream.dtype.itemsize)
+            Part(work.compute, box, self.groups.size_of(box) * self.stream.dtype.itemsize)
             for box in self.groups.parts(PART_BYTES // 4)
         ]
 
