@@ -11,7 +11,6 @@ following operators have no definition over float32, such as sums in float64 and
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -28,10 +27,9 @@ from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.decide import PairOutcome, tried
-from qgraph.proof.functions.enumeration import NodeSegment, free_axis
-from qgraph.proof.functions.expression import Builder
+from qgraph.proof.functions.enumeration import NodeSegment, along_axis, free_axis
+from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.functions.search import Plateaus
 from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import is_reshape
@@ -70,7 +68,7 @@ def decide_joint(
         )
     x, z = np.repeat(first, second.size), np.tile(second, first.size)
     results = [
-        run_nodes(side, nodes, {a: x, b: z}, end)
+        run_nodes(side.known, nodes, {a: x, b: z}, end)
         for side, nodes, end, a, b in zip(sides, parts, exit_, *entries, strict=True)
     ]
     if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
@@ -138,7 +136,7 @@ def _cases(
     for side, nodes, value in zip(sides, parts, entry, strict=True):
         for end in _quantized(side, nodes, value):
             chain = between(end, [value], side.joined) or []
-            keys.append(_steps(side, chain, value, end, known).lo)
+            keys.append(known.steps(_function(side, chain, value, end)).lo)
     starts = np.unique(np.concatenate(keys))
     return np.concatenate([from_keys(starts), _SPECIAL]), Cases(None, None, tuple(starts.tolist()))
 
@@ -152,22 +150,21 @@ def _levels(
         if start.dtype is not ir.DataType.FLOAT:
             # the steps are those of float32 functions only
             continue
-        nodes = between(value, [start], side.joined)
+        nodes = between(value, [start], side.joined) or []
         try:
-            plateaus = _steps(side, nodes or [], start, value, known)
+            plateaus = known.steps(_function(side, nodes, start, value))
         except Undecidable:
             continue
-        beyond = run_nodes(side, nodes or [], {start: _SPECIAL}, value)
+        beyond = run_nodes(side.known, nodes, {start: _SPECIAL}, value)
         levels = np.unique(np.concatenate([plateaus.value, beyond, _SPECIAL[-1:]]))
         return levels, Cases(name, str(start.name), tuple(plateaus.lo.tolist()))
     return None
 
 
-def _steps(
-    side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, known: Decided
-) -> Plateaus:
+def _function(side: MatchedModel, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value) -> Expr:
+    """Return ``y`` as a function of ``x``; raise Undecidable if it is none that has cases."""
     _check_parameters(side, nodes)
-    return known.steps(lower(nodes, x, y, (), Builder(), constants=side.known.array))
+    return lower(nodes, x, y, (), Builder(), constants=side.known.array)
 
 
 def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) -> list[ir.Value]:
@@ -212,7 +209,8 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     pairs = list(zip(sides, segments, strict=True))
     if known.at_least is not None:
         # A difference need not be counted, and searching for the steps takes much longer.
-        a, b = _run(pairs, from_keys(_SAMPLES), sizes, axis)[1]
+        data = along_axis(from_keys(_SAMPLES), sizes, axis)
+        a, b = (run_nodes(side.known, part.nodes, {part.x: data}, part.y) for side, part in pairs)
         if a.shape != b.shape or compare_values(a, b).differing:
             return None
     quantized = [_quantized_steps(side, segment, known) for side, segment in pairs]
@@ -220,10 +218,10 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
         return None
     starts = np.unique(np.concatenate([keys for steps in quantized for keys in steps.values()]))
     x = np.concatenate([from_keys(starts), _SPECIAL])
-    sizes[axis] = len(x)
-    if math.prod(sizes) > _CASES:
+    data = along_axis(x, sizes, axis)
+    if data.size > _CASES:
         return None
-    data, (a, b) = _run(pairs, x, sizes, axis)
+    a, b = (run_nodes(side.known, part.nodes, {part.x: data}, part.y) for side, part in pairs)
     if a.dtype != b.dtype or a.shape != b.shape or a.ndim != len(sizes):
         raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
     has_signs = False
@@ -251,19 +249,6 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     return PairOutcome(tried(comparison, at_nan, witness, text, **fields))
 
 
-def _run(
-    pairs: Sequence[tuple[MatchedModel, NodeSegment]], x: Array, sizes: Sequence[int], axis: int
-) -> tuple[Array, list[Array]]:
-    """Return inputs of a shape, of which those along an axis are ``x``, and what each side gives.
-
-    ``sizes`` is the shape; its size along the axis does not count.
-    """
-    shape, along = [*sizes], [1] * len(sizes)
-    shape[axis], along[axis] = len(x), -1
-    data = np.broadcast_to(x.reshape(along), shape)
-    return data, [run_nodes(side, part.nodes, {part.x: data}, part.y) for side, part in pairs]
-
-
 def _makes_steps(node: ir.Node) -> bool:
     """Return whether a node is a quantizer, or rounds to whole numbers."""
     operator = operator_of(node) if is_defined(node) else None
@@ -282,13 +267,13 @@ def _distinguishes_zeros(
     steps = {}
     for value in quantized:
         before = between(value, [segment.x], side.operands) or []
-        steps[value] = run_nodes(side, before, {segment.x: data}, value)
+        steps[value] = run_nodes(side.known, before, {segment.x: data}, value)
     ties: list[str] = []
     results = []
     for zeros in itertools.product((0.0, -0.0), repeat=len(signed)):
         for value, zero in zip(signed, zeros, strict=True):
             steps[value] = np.where(steps[value] == 0, steps[value].dtype.type(zero), steps[value])
-        results.append(run_nodes(side, after, steps, segment.y, ties))
+        results.append(run_nodes(side.known, after, steps, segment.y, ties))
     levels = (Exactness.of(compare_values(results[0], result)) for result in results)
     return bool(ties) or any(level < Exactness.BITS for level in levels)
 
@@ -321,8 +306,7 @@ def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value, known: Decided) 
     if not any(map(_makes_steps, nodes)):
         return None
     try:
-        _check_parameters(side, nodes)
-        function = lower(nodes, x, value, (), Builder(), constants=side.known.array)
+        function = _function(side, nodes, x, value)
     except Undecidable:
         return None
     return known.steps(function).lo

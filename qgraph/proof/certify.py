@@ -110,7 +110,7 @@ def certify(
         (matching, shown, shown_by), form = _show(sides, level, runs, known)
     sides = matching.reference.normalised, matching.candidate.normalised
     divided: _Divided | None = {} if evidence else None
-    regions = [_region(s, matching, level, divided) for s in shown if not _is_trivial(s)]
+    regions = [_region(s, matching, level, divided) for s in shown if not s.is_trivial]
     regions = without_nans(regions, matching.reference.nodes)
     seen = (
         RegionVerdict(
@@ -124,6 +124,8 @@ def certify(
     )
     regions += dict.fromkeys(seen)  # both models may have the node
     facts, of_sizes = listed_facts(sides, _names_of_values(regions))
+    # the last bits of some computed constants are not defined by ONNX
+    inexact = matching.reference.known.inexact | matching.candidate.known.inexact
     certificate = Certificate(
         _verdict(regions),
         _exactness(regions, form),
@@ -133,7 +135,7 @@ def certify(
         (
             *dict.fromkeys(_conditions(regions, sides)),
             *(() if form is None else form.conditions),
-            *_of_constants(matching),
+            *([ROUNDED_ONCE(", ".join(sorted(inexact)))] if inexact else []),
             *of_sizes,
             *mat_mul_n_bits.conditions([*reference.graph, *candidate.graph]),
         ),
@@ -297,12 +299,6 @@ def _zero_sign_nodes(matching: Matching, shown: Sequence[Shown]) -> list[tuple[i
     return nodes
 
 
-def _is_trivial(s: Shown) -> bool:
-    """Return whether a claim compares two stored constants that are equal bit for bit."""
-    plain_constants = s.claim.reference.is_initializer() and s.claim.candidate.is_initializer()
-    return plain_constants and s.verdict.exactness is Exactness.BITS
-
-
 def _region(
     s: Shown, matching: Matching, level: Exactness, divided: _Divided | None
 ) -> RegionVerdict:
@@ -368,10 +364,9 @@ def _verdict(regions: Sequence[RegionVerdict]) -> ProofVerdict:
 
 
 def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exactness | None:
-    if any(region.exactness is None for region in regions):
-        return None
     levels = [region.exactness for region in regions if region.exactness is not None]
-    return min([*levels, Exactness.BITS if form is None else form.exactness])
+    whole = min([*levels, Exactness.BITS if form is None else form.exactness])
+    return whole if len(levels) == len(regions) else None
 
 
 def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Condition]:
@@ -385,9 +380,3 @@ def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Con
         if is_needed:
             yield condition
     yield from definitions.conditions(sides[0].defined)
-
-
-def _of_constants(matching: Matching) -> list[Condition]:
-    """Return the condition on computed constants whose last bits ONNX does not define."""
-    operators = matching.reference.known.inexact | matching.candidate.known.inexact
-    return [ROUNDED_ONCE(", ".join(sorted(operators)))] if operators else []

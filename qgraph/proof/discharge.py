@@ -27,7 +27,6 @@ from qgraph.reasons import (
     NOT_MATCHED,
     Undecidable,
     explained,
-    restated,
 )
 
 _GUESSED = NOT_FORCED("it begins with results of different operators, which may not correspond")
@@ -70,6 +69,12 @@ class Shown:
         return self.verdict.exactness is None and not self.is_given_up
 
     @property
+    def is_trivial(self) -> bool:
+        """Whether the claim is about two stored constants that are equal bit for bit."""
+        are_stored = all(value.is_initializer() for value in self.claim.values)
+        return are_stored and self.verdict.exactness is Exactness.BITS
+
+    @property
     def loses_zero_sign(self) -> bool:
         """Whether the values may be zeros of different signs."""
         finding = self.outcome.finding
@@ -90,19 +95,23 @@ def discharge(matching: Matching, level: Exactness, known: Decided) -> list[Show
         if claim.kind is Kind.CONSTANT:
             shown[claim] = Shown(claim, _compare_constants(matching, claim))
         elif claim.kind is Kind.JOINT:
-            shown[claim] = Shown(claim, _decide_joint(matching, claim, known))
+            try:
+                outcome = decide_joint(matching, claim.entries, claim.values, known)
+            except Undecidable as reason:
+                outcome = undecided(reason.reason)
+            shown[claim] = Shown(claim, outcome)
         elif claim.kind is Kind.OPEN:
             shown[claim] = Shown(claim, undecided(explained(claim.reason, NOT_MATCHED)))
-    guessed = {c.values for c in claims if c.kind is Kind.OPEN and _operators_differ(c)}
+    made_by = {
+        c.values: {node and node.op_identifier() for node in (v.producer() for v in c.values)}
+        for c in claims
+        if c.kind is Kind.OPEN
+    }
+    guessed = {values for values, operators in made_by.items() if len(operators) > 1}
     for claim, s in shown.items():
         if s.region is not None and s.region.entry in guessed and not s.verdict.reaches(level):
             shown[claim] = Shown(claim, undecided(_GUESSED), s.region)
     return [shown[claim] for claim in claims]
-
-
-def _operators_differ(claim: EqualityClaim) -> bool:
-    nodes = claim.reference.producer(), claim.candidate.producer()
-    return len({node and node.op_identifier() for node in nodes}) > 1
 
 
 def _show_regions(
@@ -171,25 +180,15 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
     for key, end in zip(keys, ends, strict=True):
         outcome = tried[stopped[key][0]].outcome
         with part_of(total, end - efforts[key], end):
-            outcome = count_all(outcome) if end <= total else _spared(outcome)
+            if end <= total:
+                outcome = count_all(outcome)
+            else:
+                remark = "there are too many functions and channels to try all inputs"
+                outcome = outcome.remarked(remark)
         for index in stopped[key]:
             if outcome.is_counted or tried[index] is shown[index]:
                 done[index] = replace(tried[index], outcome=outcome)
     return done
-
-
-def _spared(outcome: PairOutcome) -> PairOutcome:
-    verdict = outcome.verdict
-    reason = f"{verdict.reason}; there are too many functions and channels to try all inputs"
-    reason = restated(verdict.reason, reason)
-    return replace(outcome, verdict=replace(verdict, reason=reason))
-
-
-def _decide_joint(matching: Matching, claim: EqualityClaim, known: Decided) -> PairOutcome:
-    try:
-        return decide_joint(matching, claim.entries, claim.values, known)
-    except Undecidable as reason:
-        return undecided(reason.reason)
 
 
 def _compare_constants(matching: Matching, claim: EqualityClaim) -> PairOutcome:

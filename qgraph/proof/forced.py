@@ -132,7 +132,10 @@ def forced(matching: Matching, shown: Sequence[Shown], search: Search) -> Forced
             if numbers is None:
                 continue
             entry = None if version.region is None else version.region.entry[0]
-            is_moved = _is_moved(matching, version, decided)
+            known, finding = matching.reference.known, version.outcome.finding
+            everywhere = finding is not None and finding.channels == 1
+            value, ends = version.claim.reference, set(decided)
+            is_moved = is_moved_to(value, known, ends, everywhere=everywhere)
             if is_moved and (entry is None or attained.is_fed(entry)):
                 return Forced(s, version)
             found = _reaches(matching, version, decided, numbers, search)
@@ -143,12 +146,6 @@ def forced(matching: Matching, shown: Sequence[Shown], search: Search) -> Forced
             is_input = entry is not None and entry.is_graph_input()
             return Forced(s, replace(version, is_assumed=not is_input))
     return None
-
-
-def _is_moved(matching: Matching, s: Shown, outputs: Sequence[ir.Value]) -> bool:
-    known, finding = matching.reference.known, s.outcome.finding
-    everywhere = finding is not None and finding.channels == 1
-    return is_moved_to(s.claim.reference, known, set(outputs), everywhere=everywhere)
 
 
 def _reaches(

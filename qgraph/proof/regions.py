@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan
 from qgraph.ops.dispatch import compute
-from qgraph.ops.known_values import meets_both_zeros
+from qgraph.ops.known_values import KnownValues, meets_both_zeros
 from qgraph.proof.functions.decide import (
     PairOutcome,
     check_shapes,
@@ -35,7 +35,6 @@ from qgraph.proof.functions.expression import Builder, Expr, text, undefined
 from qgraph.proof.functions.lowering import Shape, lower
 from qgraph.proof.functions.pair import FunctionPair, Key
 from qgraph.proof.functions.search import Plateaus, plateaus
-from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
 from qgraph.reasons import (
@@ -45,7 +44,6 @@ from qgraph.reasons import (
     NOT_KNOWN,
     TYPE_NOT_PROVED,
     Undecidable,
-    restated,
 )
 
 _BOXES = 1 << 20
@@ -147,9 +145,7 @@ def count_all(outcome: PairOutcome) -> PairOutcome:
     try:
         finding = enumerate_inputs(*pair.functions, input_shape=pair.shape)
     except Undecidable as end:
-        reason = f"{outcome.verdict.reason}; not all inputs could be tried: {end.reason}"
-        reason = restated(outcome.verdict.reason, reason)
-        return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+        return outcome.remarked(f"not all inputs could be tried: {end.reason}")
     return judge(pair, finding)
 
 
@@ -223,7 +219,7 @@ def _enumerate(matching: Matching, region: Cut, dtype: ir.DataType) -> PairOutco
     sizes, axis = free_axis(segments, region.shape)
     ties: list[str] = []
     runs = [
-        lambda x, side=side, part=part: run_nodes(side, part.nodes, {part.x: x}, part.y, ties)
+        lambda x, side=side, part=part: run_nodes(side.known, part.nodes, {part.x: x}, part.y, ties)
         for side, part in zip((matching.reference, matching.candidate), segments, strict=True)
     ]
     outcome = enumerate_values(dtype, runs, sizes, axis)
@@ -235,7 +231,7 @@ def _enumerate(matching: Matching, region: Cut, dtype: ir.DataType) -> PairOutco
 
 
 def run_nodes(
-    side: MatchedModel,
+    known: KnownValues,
     nodes: Sequence[ir.Node],
     feeds: Mapping[ir.Value, Array],
     y: ir.Value,
@@ -247,7 +243,6 @@ def run_nodes(
     are added that return one of -0 and +0. Raises Undecidable if a node cannot be computed.
     """
     values: dict[ir.Value, Any] = dict(feeds)
-    imports = side.normalised.imports
     with np.errstate(invalid="ignore"):
         numbers = ~np.logical_or.reduce([is_nan(array) for array in feeds.values()])
     try:
@@ -255,11 +250,11 @@ def run_nodes(
             for node in nodes:
                 for value in node.inputs:
                     if value is not None and value not in values:
-                        values[value] = side.known.array(value)
+                        values[value] = known.array(value)
                 _check_cast(node, values, numbers)
                 if ties is not None and meets_both_zeros(node, values):
                     ties.append(node.op_type)
-                compute(node, imports, values)
+                compute(node, known.imports, values)
     except (ExecutionError, OperatorError, UnsupportedError) as error:
         raise Undecidable(NOT_COMPUTED(f"it cannot be computed: {error}")) from error
     return np.asarray(values[y])

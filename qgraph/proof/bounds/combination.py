@@ -7,6 +7,10 @@ models. So two functions of the same atoms differ only in their coefficients, wh
     reference  0.013 * sum + 0.5          bound of the difference, for |sum| <= 100:
     candidate  0.012 * sum + 0.5          0.001 * 100
 
+Each atom of a part of concatenated tensors is an atom of the whole that is 0 outside of the part::
+
+    whole = placed(part one) + placed(part two)
+
 All arrays are float64 and broadcast to the tensor: shape ``[C, 1, 1]`` for channels of an image.
 Numbers are computed in float64, with a few operations each; distances contain :data:`SLACK` for the
 rounding of these operations.
@@ -17,13 +21,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qgraph.conditions import Condition
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import FEW_NUMBERS, ZERO, product, zero
+from qgraph.ops.approximation import FEW_NUMBERS, ZERO, largest_of, product, zero
 
 BORDER = "border"
 """Kind of an atom: the sum of the weights whose data is not padding, for data with an offset."""
@@ -69,7 +73,7 @@ class Atom:
     @property
     def largest(self) -> Float64:
         """The largest magnitude."""
-        return np.maximum(np.abs(self.low), np.abs(self.high))
+        return largest_of(self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,3 +222,81 @@ def _bytes(array: Float64) -> Hashable:
 def hash_of(array: Float64) -> bytes:
     """Return a digest of an array."""
     return hashlib.sha256(array.tobytes()).digest()
+
+
+class AxisPart(NamedTuple):
+    """Interval of a part along an axis, which is counted from the last."""
+
+    axis: int
+    start: int
+    size: int
+    total: int
+
+    def of(self, array: Float64) -> Float64:
+        """Extend an array from the part to the whole, with zeros."""
+        wide = spread(array, self.size, self.axis)
+        edges = [(0, 0)] * wide.ndim
+        edges[self.axis] = self.start, self.total - self.start - self.size
+        return np.pad(wide, edges)
+
+    def part(self, array: Float64) -> Float64:
+        """Return the part of an array that broadcasts to the whole."""
+        if array.ndim < -self.axis or array.shape[self.axis] == 1:
+            return array
+        return np.take(array, range(self.start, self.start + self.size), self.axis)
+
+
+def places(sizes: Sequence[int], axis: int) -> list[AxisPart]:
+    """Return the intervals of tensors along an axis, from their sizes."""
+    starts = np.cumsum([0, *sizes]).tolist()
+    return [
+        AxisPart(axis, start, size, sum(sizes)) for start, size in zip(starts, sizes, strict=False)
+    ]
+
+
+def spread(array: Float64, size: int, axis: int) -> Float64:
+    """Broadcast an array to its full size along an axis, which is counted from the last."""
+    wide = array.reshape(*(1,) * (-axis - array.ndim), *array.shape)
+    shape = list(wide.shape)
+    shape[axis] = size
+    return np.broadcast_to(wide, shape)
+
+
+def placed(atoms: Atoms, parts: Sequence[tuple[AxisPart, Combination]]) -> Combination:
+    """Return the function of a concatenation from the functions of its tensors."""
+    whole = _whole_of(parts)
+    meant = Combination() if whole is None else whole
+    for place, function in parts:
+        offset = Combination((), place.of(function.offset), place.of(function.size))
+        meant = meant.plus(offset)
+        for coefficient, atom in function.terms if whole is None else ():
+            ends = place.of(atom.low), place.of(atom.high)
+            each = atoms.make("placed", place, (Combination.of(atom),), ends)
+            term = coefficient if coefficient.size == 1 else place.of(coefficient)
+            meant = meant.plus(Combination(((term, each),)))
+    return meant
+
+
+def _whole_of(parts: Sequence[tuple[AxisPart, Combination]]) -> Combination | None:
+    """Return the atom whose parts are concatenated again; None if there is none."""
+    wholes = []
+    for place, function in parts:
+        for _, atom in function.terms:
+            if len(function.terms) == 1 and (atom.kind, atom.attributes) == (
+                "moved",
+                ("part", place),
+            ):
+                wholes.append(atom.arguments[0].terms[0][1])
+    if len(wholes) != len(parts) or any(atom is not wholes[0] for atom in wholes):
+        return None
+    factor = ZERO
+    for place, function in parts:
+        factor = factor + place.of(function.terms[0][0])
+    return Combination(((factor, wholes[0]),))
+
+
+def part_of(atoms: Atoms, place: AxisPart, codes: Combination) -> Combination:
+    """Return one part of concatenated codes."""
+    ((_, atom),) = codes.terms
+    ends = place.part(atom.low), place.part(atom.high)
+    return Combination.of(atoms.make("moved", ("part", place), (codes,), ends))

@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import SLACK, ZERO, product
+from qgraph.ops.approximation import SLACK, ZERO, largest_of, product
 from qgraph.proof.bounds.combination import BORDER, Atom, Combination
 from qgraph.proof.bounds.pieces import ELEMENTWISE, apart_on_pieces
 
@@ -215,7 +215,7 @@ def _products_apart(atom: Atom, other: Atom) -> Float64:
 def _sums_apart(atom: Atom, other: Atom) -> Float64:
     """Return a bound of the distance of two sums of products; the slope is the number of terms."""
     (a, b), (x, y) = atom.arguments, other.arguments
-    parts = [distance(a, x), largest(b), distance(b, y), largest(x)]
+    parts = [distance(a, x), largest_of(*b.range), distance(b, y), largest_of(*x.range)]
     if atom.kind not in ELEMENTWISE:
         parts = [np.asarray(np.max(part)) for part in parts]
     return atom.slope * (product(parts[0], parts[1]) + product(parts[2], parts[3]))
@@ -234,12 +234,6 @@ _OF_TWO = {
     "quotient": _quotients_apart,
 }
 """Bounds of the distance of atoms of two arguments, by kind."""
-
-
-def largest(function: Combination) -> Float64:
-    """Return the largest magnitude of a function."""
-    low, high = function.range
-    return np.maximum(np.abs(low), np.abs(high))
 
 
 def reduced(atom: Atom, bound: Float64) -> Float64:

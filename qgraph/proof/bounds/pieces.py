@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import SLACK, product
+from qgraph.ops.approximation import SLACK, largest_of, product
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.executed import is_whole
 
@@ -108,12 +108,12 @@ class _Intervals:
     def ends(self, function: Combination) -> _Ends:
         """Return bounds of a function on each piece."""
         low, high = self._multiple(function)
-        size = np.maximum(np.abs(low), np.abs(high)) + function.size
+        size = largest_of(low, high) + function.size
         for coefficient, atom in function.terms:
             if _is_function(atom):
                 first, second = (product(coefficient, end) for end in self._results(atom))
                 low, high = low + np.minimum(first, second), high + np.maximum(first, second)
-                size = size + np.maximum(np.abs(first), np.abs(second))
+                size = size + largest_of(first, second)
         return low - SLACK * size, high + SLACK * size
 
     def _multiple(self, function: Combination) -> _Ends:
@@ -153,7 +153,7 @@ class _Intervals:
             result = atom.between(low, high)
         elif atom.attributes == "Abs":
             least = np.maximum(np.maximum(low, -high), 0.0)
-            result = least, np.maximum(np.abs(low), np.abs(high))
+            result = least, largest_of(low, high)
         else:
             other = self.ends(atom.arguments[1])
             result = _of_two(atom, (low, high), other)

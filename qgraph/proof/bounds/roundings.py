@@ -3,20 +3,22 @@
 A bias and the limits of codes may both differ by the same number. Then either the two models number
 equal codes differently, or their codes differ. The decoders decide: in the first case, the codes of
 real zero differ by the same number.
+
+The rounding of concatenated tensors is also a rounding of each of them.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.approximation import FLOAT32, SLACK, product
-from qgraph.proof.bounds.combination import Atom, Combination
+from qgraph.ops.approximation import FLOAT32, SLACK, ZERO, largest_of, product
+from qgraph.proof.bounds.combination import Atom, Atoms, AxisPart, Combination, places
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.executed import Finished, Pick, codes_of, compare, program_of, wholes_of
 from qgraph.proof.bounds.quantity import Event, Pending, Quantity
@@ -129,6 +131,59 @@ def limited_codes(data: RoundedData, shift: float) -> Callable[[Array, Pick], Ar
     return codes
 
 
+def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[AxisPart, RoundedData]]:
+    """Return the roundings of the parts of a concatenation; empty if the data is not one."""
+    before, event = data.event.before, data.event
+    beside = sorted(_places(before.meant))
+    if len(beside) < 2 or event.mantissa is not None:
+        return []
+    if beside != places([place.size for place in beside], beside[0].axis):
+        return []
+    parts = []
+    for place in beside:
+        own = Quantity(
+            _part(atoms, place, before.meant),
+            place.part(before.low),
+            place.part(before.high),
+            place.part(before.absolute),
+            place.part(before.relative),
+            None if before.unit is None else place.part(before.unit),
+        )
+        limits = place.part(data.low), place.part(data.high)
+        rounding = rounding_of(Pending(replace(event, before=own), *limits, ZERO))
+        parts.append((place, replace(rounding, origin=data)))
+    return parts
+
+
+def _places(function: Combination) -> set[AxisPart]:
+    """Return the intervals of the parts of a function; empty if a term belongs to no part."""
+    found: set[AxisPart] = set()
+    for _, atom in function.terms:
+        own = {atom.attributes} if atom.kind == "placed" else set()
+        inner = _places(atom.arguments[0]) if atom.kind == "clip" else own
+        if not inner:
+            return set()
+        found |= {place for place in inner if isinstance(place, AxisPart)}
+    return found
+
+
+def _part(atoms: Atoms, place: AxisPart, function: Combination) -> Combination:
+    """Return the part of a function on an interval."""
+    terms = []
+    for coefficient, atom in function.terms:
+        if atom.kind == "clip":
+            ends = place.part(atom.low), place.part(atom.high)
+            numbers = [place.part(number) for number in atom.numbers]
+            inner = _part(atoms, place, atom.arguments[0])
+            atom = atoms.make("clip", None, (inner,), ends, numbers)
+        elif atom.attributes == place:
+            ((_, atom),) = atom.arguments[0].terms
+        else:
+            continue
+        terms.append((place.part(coefficient), atom))
+    return Combination(tuple(terms), place.part(function.offset), place.part(function.size))
+
+
 def unchanged(data: RoundedData) -> Quantity | None:
     """Return the codes that data is decoded from, if rounding gives these codes again."""
     function, _, _ = unlimited(data.event.before.meant)
@@ -161,7 +216,7 @@ def _near_codes(data: RoundedData, factor: Float64, atom: Atom, offset: Float64)
     """
     before = data.event.before
     shift = np.rint(offset).reshape(-1)[0]
-    reach = np.maximum(np.abs(atom.low), np.abs(atom.high))
+    reach = largest_of(atom.low, atom.high)
     far = product(np.abs(factor - 1), reach) + np.abs(offset - shift) + before.error
     low, high = atom.low + shift, atom.high + shift
     first, last = data.clips

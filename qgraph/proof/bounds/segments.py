@@ -20,16 +20,17 @@ from qgraph.bound import Bounding
 from qgraph.conditions import EQUAL_OPERATORS, Condition
 from qgraph.graph.interface import Pair, interface
 from qgraph.numerics import Float64
-from qgraph.proof.bounds.combination import Atom, Combination
+from qgraph.proof.bounds.combination import Atom, Combination, part_of, placed
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.executed import Finished, compare, program_of
-from qgraph.proof.bounds.places import MovingAtoms, part_of, parts_of, placed
+from qgraph.proof.bounds.moved_elements import MovingAtoms
 from qgraph.proof.bounds.quantity import Pending, Quantity, Settle
 from qgraph.proof.bounds.roundings import (
     RoundedData,
     moved_by,
     offset_of,
+    parts_of,
     rounding_of,
     source_of,
     unchanged,

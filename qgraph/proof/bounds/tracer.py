@@ -25,6 +25,7 @@ from qgraph.ops.approximation import (
     ZERO,
     FloatType,
     granules,
+    largest_of,
     multiple_of,
     product,
     rounded,
@@ -201,7 +202,7 @@ class QuantityTracer:
         if not all(np.isfinite(end).all() for end in ends):
             raise Undecidable(OUT_OF_RANGE("the range of a quotient is not known"))
         low, high = np.minimum.reduce(ends), np.maximum.reduce(ends)
-        slack = SLACK * np.maximum(np.abs(low), np.abs(high))
+        slack = SLACK * largest_of(low, high)
         low, high = low - slack, high + slack
         (one, f), (other, g) = x.meant.factored, y.meant.factored
         meant = self.atoms.multiple("quotient", (f, g), one / other, (low, high))
@@ -255,7 +256,7 @@ class QuantityTracer:
             unit = np.minimum(x.unit, np.minimum(*finite))
         # A result beyond an end is the end, as meant, unless the error leads back inside: then it
         # is that of a number at the end at most.
-        kept = x.absolute + product(x.relative, np.maximum(np.abs(bottom), np.abs(top)))
+        kept = x.absolute + product(x.relative, largest_of(bottom, top))
         wide = kept > high - low
         absolute = np.where(wide, high - low, x.absolute)
         relative = np.where(wide, 0.0, x.relative)

@@ -66,6 +66,12 @@ class PairOutcome:
         """Whether all inputs were compared. If not, numbers of inputs are lower bounds."""
         return self.verdict.method is not Method.NONE
 
+    def remarked(self, remark: str) -> PairOutcome:
+        """Return the outcome with a reason that is extended by a remark."""
+        before = self.verdict.reason
+        reason = restated(before, f"{before}; {remark}")
+        return replace(self, verdict=replace(self.verdict, reason=reason))
+
     def differs(self, level: Exactness) -> bool:
         """Return whether a difference was found, so that ``level`` is not reached."""
         highest = self.verdict.exactness or self.at_most

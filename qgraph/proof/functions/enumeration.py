@@ -27,8 +27,7 @@ from qgraph.numerics.chunks import available_cores
 from qgraph.numerics.float32 import check_float_environment, from_keys, to_keys
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_pieces, compare_values, is_nan
-from qgraph.proof.functions.blocks import PairBlocks, Same
-from qgraph.proof.functions.compiled import evaluations_of
+from qgraph.proof.functions.blocks import PairBlocks, Same, evaluations_of
 from qgraph.proof.functions.decide import PairOutcome, check_shapes, replayed, tried
 from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import Collector, PairFinding, compare_special_inputs
@@ -339,6 +338,13 @@ def free_axis(segments: Sequence[NodeSegment], shape: Shape | None) -> tuple[lis
     return sizes, free[0]
 
 
+def along_axis(x: Array, sizes: Sequence[int], axis: int) -> Array:
+    """Return data of a shape whose elements along an axis are ``x``; its size there is ignored."""
+    shape, along = [*sizes], [1] * len(sizes)
+    shape[axis], along[axis] = len(x), -1
+    return np.broadcast_to(x.reshape(along), shape)
+
+
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*shapes)
@@ -356,10 +362,9 @@ def enumerate_values(
     """
 
     def results(x: Array) -> tuple[Array, Array, Array]:
-        along = [1] * len(sizes)
-        along[axis] = sizes[axis] = len(x)
-        data = buffer[: math.prod(sizes)].reshape(sizes)
-        np.copyto(data, x.reshape(along))
+        laid = along_axis(x, sizes, axis)
+        data = buffer[: laid.size].reshape(laid.shape)
+        np.copyto(data, laid)
         a, b = (run(data) for run in runs)
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             one, other = (a.dtype, b.dtype) if a.dtype != b.dtype else (a.shape, b.shape)
@@ -370,7 +375,6 @@ def enumerate_values(
         _, a, b = results(x)
         return np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
 
-    sizes = [*sizes]
     channels = math.prod(sizes)
     values = all_values(dtype.name)
     with np.errstate(invalid="ignore"):  # signalling NaN

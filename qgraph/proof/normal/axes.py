@@ -21,7 +21,7 @@ from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of
 from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, has_elements, static_count, write
-from qgraph.proof.normal.rewriter import Rewriter, Sizes
+from qgraph.proof.normal.rewriter import Rewriter, Sizes, expect, needed
 
 ONE_AXIS = frozenset(
     {"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK", "Hardmax", "Softmax"}
@@ -33,127 +33,95 @@ _DEFAULT |= {"LayerNormalization": -1, "LpNormalization": -1}
 _DEFAULT |= {"QuantizeLinear": 1, "DequantizeLinear": 1}
 ROWS = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 _SINCE = 13
-"""Opset since which Softmax, LogSoftmax and Hardmax work along one axis."""
+"""Opset since which Softmax, LogSoftmax and Hardmax work along one axis, and the axes of ReduceSum
+are an input."""
 
 _AXES_AS_INPUT = 18
 
 
-def count_axis(graph: Rewriter, node: ir.Node) -> bool:
+def count_axis(graph: Rewriter, node: ir.Node) -> None:
     """Count the axis of a node from the front."""
-    if not node.inputs or node.inputs[0] is None:
-        return False
-    if node.op_type in ROWS and graph.imports.get("", 1) < _SINCE:
-        return False
+    expect(node.inputs)
+    x = needed(node.inputs[0])
+    expect(node.op_type not in ROWS or graph.imports.get("", 1) >= _SINCE)
     scale = graph.array(node.inputs[1]) if is_along_axis(node) else None
     if scale is not None and scale.size == 1:
-        if "axis" not in node.attributes or node.attributes.get_int("block_size", 0) > 0:
-            return False
+        expect("axis" in node.attributes and node.attributes.get_int("block_size", 0) <= 0)
         node.attributes.pop("axis")
-        return True
-    sizes = stated_shape(node.inputs[0])
+        return
+    rank = len(needed(stated_shape(x)))
     axis = node.attributes.get_int("axis", _DEFAULT.get(node.op_type, 0) or 0)
-    if sizes is None or axis >= 0 or axis < -len(sizes):
-        return False
-    node.attributes["axis"] = ir.AttrInt64("axis", axis + len(sizes))
-    return True
+    expect(-rank <= axis < 0)
+    node.attributes["axis"] = ir.AttrInt64("axis", axis + rank)
 
 
-def write_reduction(graph: Rewriter, node: ir.Node) -> bool:
+def write_reduction(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a reduction with a list of all its axes and ``keepdims = 1``."""
-    if node.domain or not node.op_type.startswith("Reduce"):
-        return False
-    x = node.inputs[0]
-    sizes = None if x is None else stated_shape(x)
-    axes = None if sizes is None else reduced_axes(graph, node, len(sizes))
-    if x is None or sizes is None or not axes:
-        return False
+    expect(not node.domain and node.op_type.startswith("Reduce"))
+    sizes = needed(stated_shape(needed(node.inputs[0])))
+    axes = reduced_axes(graph, node, len(sizes))
     kept = node.attributes.get_int("keepdims", 1)
-    inputs = [x] if "axes" in node.attributes else list(node.inputs[:2])
-    if kept and _states(graph, node, axes):
-        return False
+    expect(axes and not (kept and _states(graph, node, axes)))
     result = tuple(1 if axis in axes else size for axis, size in enumerate(sizes))
-    listed = np.asarray(axes, np.int64)
-    attributes: dict[str, object] = {"keepdims": 1}
-    if _takes_axes_as_input(graph, node):
-        inputs = [x, graph.constant(listed, "axes")]
-    else:
-        inputs, attributes["axes"] = [x], axes
-    dtype = node.outputs[0].dtype
-    whole = graph.node(node, node.op_type, inputs, attributes, dtype=dtype, sizes=result)
-    target = tuple(size for axis, size in enumerate(result) if axis not in axes)
+    target = tuple(size for axis, size in enumerate(sizes) if axis not in axes)
     reshaping = Reshaping(result, result if kept else target)
-    if reshaping.shape is None:
-        return False
-    return graph.replace(node.outputs[0], write(graph, reshaping, whole, node))
+    needed(reshaping.shape)
+    return write(graph, _reduction(graph, node, node.op_type, axes, result), node, reshaping)
 
 
-def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int] | None:
-    """Return the axes of a reduction in ascending order; None where they are not known."""
-    attribute = node.attributes.get("axes")
-    operand = input_of(node, 1)
+def _reduction(
+    graph: Rewriter, node: ir.Node, op_type: str, axes: list[int], sizes: Sizes
+) -> ir.Value:
+    """Return the reduction of the data of a node along axes, which keep size 1."""
+    inputs, attributes = [node.inputs[0]], {"keepdims": 1, "axes": axes}
+    opset = graph.imports.get("", 1)
+    since = _SINCE if node.op_type == "ReduceSum" else _AXES_AS_INPUT
+    if "axes" not in node.attributes and (len(node.inputs) > 1 or opset >= since):
+        inputs.append(graph.constant(np.asarray(attributes.pop("axes"), np.int64), "axes"))
+    dtype = node.outputs[0].dtype
+    return graph.node(node, op_type, inputs, attributes, dtype=dtype, sizes=sizes)
+
+
+def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int]:
+    """Return the axes of a reduction in ascending order; they must be known."""
+    attribute, operand = node.attributes.get("axes"), input_of(node, 1)
+    axes: list[int] = []
     if attribute is not None:
         axes = [int(axis) for axis in attribute.as_ints()]
     elif operand is not None:
-        array = graph.array(operand)
-        if array is None:
-            return None
-        axes = [int(axis) for axis in array.reshape(-1)]
-    else:
-        axes = []
-    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
-        return None
-    if any(not -rank <= axis < rank for axis in axes):
-        return None
+        axes = [int(axis) for axis in needed(graph.array(operand)).reshape(-1)]
+    expect(axes or node.attributes.get_int("noop_with_empty_axes", 0) == 0)
+    expect(all(-rank <= axis < rank for axis in axes))
     return sorted({axis % rank for axis in axes}) or list(range(rank))
 
 
-def write_rows(graph: Rewriter, node: ir.Node) -> bool:
+def write_rows(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a Softmax as a Softmax over rows, if all later dimensions have size 1."""
-    x = node.inputs[0]
-    sizes = None if x is None else stated_shape(x)
-    if x is None or not sizes or None in sizes or graph.imports.get("", 1) < _SINCE:
-        return False
+    x = needed(node.inputs[0])
+    sizes = needed(stated_shape(x))
+    expect(sizes and None not in sizes and graph.imports.get("", 1) >= _SINCE)
     axis = node.attributes.get_int("axis", -1) % len(sizes)
-    if any(size != 1 for size in sizes[axis + 1 :]) or (len(sizes), axis) == (2, 1):
-        return False
-    rows = _product(sizes[:axis])
-    if rows is None:
-        return False
-    flat = Reshaping(sizes, (rows, sizes[axis]))
-    back = Reshaping((rows, sizes[axis]), sizes)
-    if flat.shape is None or back.shape is None:
-        return False
-    data = write(graph, flat, x, node)
-    dtype = node.outputs[0].dtype
-    moved = graph.node(node, node.op_type, [data], {"axis": 1}, dtype=dtype, sizes=flat.target)
-    return graph.replace(node.outputs[0], write(graph, back, moved, node))
+    expect(all(size == 1 for size in sizes[axis + 1 :]) and (len(sizes), axis) != (2, 1))
+    # the product of the sizes before, as a number or one symbolic dimension
+    names = [size for size in sizes[:axis] if isinstance(size, str)]
+    count = static_count(sizes[:axis])
+    expect(not names or (len(names), count) == (1, 1))
+    rows = (names[0] if names else count, sizes[axis])
+    flat, back = Reshaping(sizes, rows), Reshaping(rows, sizes)
+    expect(flat.shape is not None and back.shape is not None)
+    data, dtype = write(graph, x, node, flat), node.outputs[0].dtype
+    moved = graph.node(node, node.op_type, [data], {"axis": 1}, dtype=dtype, sizes=rows)
+    return write(graph, moved, node, back)
 
 
-def write_global_maximum(graph: Rewriter, node: ir.Node) -> bool:
+def write_global_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a GlobalMaxPool as a ReduceMax."""
-    x = node.inputs[0]
-    sizes = None if x is None else stated_shape(x)
-    axes = list(range(2, len(sizes or ())))
-    if x is None or sizes is None or not axes or not has_elements(sizes, axes):
-        return False  # of no elements, ReduceMax has a result and GlobalMaxPool has none
-    if not graph.gives_up_zero_sign(node.outputs[0]):
-        return False
+    sizes = needed(stated_shape(needed(node.inputs[0])))
+    axes = list(range(2, len(sizes)))
+    # of no elements, ReduceMax has a result and GlobalMaxPool has none
+    expect(axes and has_elements(sizes, axes) and graph.gives_up_zero_sign(node.outputs[0]))
     graph.exchanged += 1
-    inputs = [x]
-    attributes: dict[str, object] = {"keepdims": 1}
-    if graph.imports.get("", 1) >= _AXES_AS_INPUT:
-        inputs.append(graph.constant(np.asarray(axes, np.int64), "axes"))
-    else:
-        attributes["axes"] = axes
-    maximum = graph.node(
-        node,
-        "ReduceMax",
-        inputs,
-        attributes,
-        dtype=node.outputs[0].dtype,
-        sizes=(*sizes[:2], *[1] * (len(sizes) - 2)),
-    )
-    return graph.replace(node.outputs[0], maximum)
+    return _reduction(graph, node, "ReduceMax", axes, (*sizes[:2], *[1] * len(axes)))
 
 
 def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:
@@ -164,18 +132,3 @@ def _states(graph: Rewriter, node: ir.Node, axes: list[int]) -> bool:
         return list(node.attributes["axes"].as_ints()) == axes
     array = graph.array(input_of(node, 1))
     return array is not None and array.tolist() == axes
-
-
-def _takes_axes_as_input(graph: Rewriter, node: ir.Node) -> bool:
-    if "axes" in node.attributes:
-        return False
-    opset = graph.imports.get("", 1)
-    return len(node.inputs) > 1 or opset >= (13 if node.op_type == "ReduceSum" else _AXES_AS_INPUT)
-
-
-def _product(sizes: Sizes) -> int | str | None:
-    """Return a product of sizes as one size: a number, or one symbolic dimension."""
-    names = [size for size in sizes if isinstance(size, str)]
-    if not names:
-        return static_count(sizes)
-    return names[0] if len(names) == 1 and static_count(sizes) == 1 else None

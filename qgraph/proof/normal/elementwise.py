@@ -17,7 +17,7 @@ QuantizeLinear and DequantizeLinear get one scale if all scales and zero points 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -28,13 +28,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
 from qgraph.proof.normal.movements import is_constant_along, is_single
-from qgraph.proof.normal.rewriter import Rewriter, Sizes
-
-MoveValue = Callable[[ir.Value], "ir.Value | None"]
-"""Returns an operand that is not constant after the movement; None if there is none."""
-
-MoveArray = Callable[[Array], "Array | None"]
-"""Returns a parameter with the rank of the data after the movement; None if there is none."""
+from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, Sizes, expect, needed
 
 _OTHERS = frozenset(
     {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot"}
@@ -70,7 +64,15 @@ def reads_table(graph: Rewriter, node: ir.Node) -> bool:
     return table is not None and table.ndim == 1
 
 
-def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
+def may_move(graph: Rewriter, node: ir.Node, result: ir.Value) -> bool:
+    """Return whether elementwise ``node`` may compute its elements in another order for ``result``.
+
+    It may not if that may change the sign of a zero that must be kept.
+    """
+    return not _leaves_zero_open(graph, node) or graph.gives_up_zero_sign(result)
+
+
+def _leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
     """Return whether ONNX does not define the sign of a zero result, as for Max of -0 and +0.
 
     The sign may depend on the index of an element, if vector code and the scalar loop over the
@@ -85,8 +87,7 @@ def leaves_zero_open(graph: Rewriter, node: ir.Node) -> bool:
         return True
     others = [value for value in node.inputs if value is not None]
     if node.op_type == "Clip":
-        if others and others[0] is node.inputs[0]:
-            others = others[1:]
+        others = [value for value in node.inputs[1:] if value is not None]
         if "min" in node.attributes or "max" in node.attributes:  # opset 10 and earlier
             bounds = node.attributes
             return any(bounds.get_float(name, 1.0) == 0 for name in ("min", "max"))
@@ -106,114 +107,84 @@ def data_of(graph: Rewriter, node: ir.Node) -> list[ir.Value]:
     return several or operands[:1]
 
 
-def parameter_sizes(
-    graph: Rewriter, node: ir.Node, rank: int | None
-) -> list[tuple[int, ...]] | None:
-    """Return the shapes of a node's constants as they broadcast to data of a rank, if known."""
-    shapes = []
+def parameters_of(
+    graph: Rewriter, node: ir.Node, rank: int | None, *, free: int = -1
+) -> dict[int, Array]:
+    """Return the constants of a node by index, with the rank of the data.
+
+    Single numbers of at most ``free`` dimensions, or along the axis of the node, are left out.
+    Raises DoesNotApplyError if a constant is large or has more dimensions.
+    """
+    parameters: dict[int, Array] = {}
     for index, value in enumerate(node.inputs):
         if value is None or not graph.known.has(value) or stays(node, index):
             continue
-        array = graph.array(value)
-        if array is None:
-            return None
-        aligned = aligned_parameter(node, array, rank)
-        if aligned is None:
-            return None
-        shapes.append(aligned.shape)
-    return shapes
+        array = needed(graph.array(value))
+        is_free = is_along_axis(node) or array.ndim <= free
+        if free < 0 or array.size != 1 or not is_free:
+            parameters[index] = _aligned(node, array, rank)
+    return parameters
 
 
 def moved(
     graph: Rewriter,
     node: ir.Node,
     before: ir.Node,
-    move_value: MoveValue,
-    move_array: MoveArray,
+    move_value: Callable[[ir.Value], ir.Value],
+    move_array: Callable[[Array], Array | None],
     sizes: Sizes | None,
     result: Sizes | None,
-) -> ir.Value | None:
+) -> ir.Value:
     """Insert ``node`` on moved operands before another node, and return its result.
 
     Scalars are not moved. ``sizes`` is the shape of the result of ``node``, None if its rank is
-    unknown; ``result`` is the shape of the moved result.
+    unknown; ``result`` is the shape of the moved result. ``move_array`` returns a parameter with
+    the rank of the data after the movement; None if there is none.
     """
     data, is_along = data_of(graph, node), is_along_axis(node)
-    if is_along and data != [node.inputs[0]]:
-        return None
+    expect(not is_along or data == [node.inputs[0]])
     operands = [(i, v) for i, v in enumerate(node.inputs) if v is not None and not stays(node, i)]
     scalars = [v for _, v in operands if v not in data and not graph.known.has(v)]
-    if any(len(stated_shape(value) or ()) > len(result or ()) for value in scalars):
-        return None
-    constants = {index: value for index, value in operands if graph.known.has(value)}
-    parameters = _moved_parameters(graph, node, constants, move_array, sizes, result)
+    rank = len(result or ())
+    expect(all(len(stated_shape(value) or ()) <= rank for value in scalars))
+    aligned = parameters_of(graph, node, None if sizes is None else len(sizes), free=rank)
+    parameters = {index: needed(move_array(array)) for index, array in aligned.items()}
+    expect(all(array.ndim == rank and result is not None for array in parameters.values()))
     attributes = dict(node.attributes)
     if parameters and is_along:
         shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
         axes = [axis for axis, size in enumerate(shape) if size != 1]
-        if len(axes) > 1 or 0 in shape:
-            return None
+        expect(len(axes) < 2 and 0 not in shape)
         if axes:
             attributes["axis"] = ir.AttrInt64("axis", axes[0])
         # one scale for all that is left, or one for each element of the axis
         form = (-1,) if axes else ()
         parameters = {i: np.broadcast_to(a, shape).reshape(form) for i, a in parameters.items()}
-    if parameters is None:
-        return None
     inputs = list(node.inputs)
     for index, array in parameters.items():
-        inputs[index] = graph.constant(array, "moved" if is_along else str(constants[index].name))
+        name = "moved" if is_along else str(getattr(inputs[index], "name", ""))
+        inputs[index] = graph.constant(array, name)
     for index, value in operands:
         if value in data:
             inputs[index] = move_value(value)
-            if inputs[index] is None:
-                return None
     return graph.copy(node, before, inputs, result, attributes.values())
 
 
-def _moved_parameters(
-    graph: Rewriter,
-    node: ir.Node,
-    constants: Mapping[int, ir.Value],
-    move_array: MoveArray,
-    sizes: Sizes | None,
-    result: Sizes | None,
-) -> dict[int, Array] | None:
-    """Return the constants of a node that must move, moved; None if one cannot."""
-    parameters: dict[int, Array] = {}
-    for index, value in constants.items():
-        array = graph.array(value)
-        if array is None:
-            return None
-        if array.size == 1 and (is_along_axis(node) or array.ndim <= len(result or ())):
-            continue
-        aligned = aligned_parameter(node, array, None if sizes is None else len(sizes))
-        if aligned is None or sizes is None or result is None:
-            return None
-        other = move_array(aligned)
-        if other is None or other.ndim != len(result):
-            return None
-        parameters[index] = other
-    return parameters
-
-
-def aligned_parameter(node: ir.Node, array: Array, rank: int | None) -> Array | None:
-    """Return a constant operand with the rank of the data; None if it has more dimensions."""
+def _aligned(node: ir.Node, array: Array, rank: int | None) -> Array:
+    """Return a constant operand with the rank of the data, if it has no more dimensions."""
     if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
         return array.reshape((1,) * (rank or 0))
-    if rank is None:
-        return None
+    rank = needed(rank)
     if is_along_axis(node):
         axis = node.attributes.get_int("axis", 1)
-        if array.ndim != 1 or node.attributes.get_int("block_size", 0) > 0:
-            return None
-        if not -rank <= axis < rank:
-            return None
-        axis %= rank
-        return array.reshape((1,) * axis + array.shape + (1,) * (rank - axis - 1))
+        expect(array.ndim == 1 and node.attributes.get_int("block_size", 0) <= 0)
+        expect(-rank <= axis < rank)
+        return array.reshape((1,) * (axis % rank) + array.shape + (1,) * (rank - axis % rank - 1))
+    expect(array.ndim <= rank)
     is_numpy = node.attributes.get_string("auto_broadcast", "numpy") == "numpy"
-    if node.domain or array.ndim > rank or not is_numpy:
-        return None if array.size > 1 or array.ndim > rank else array.reshape((1,) * rank)
+    if node.domain or not is_numpy:
+        expect(array.size <= 1)
+        return array.reshape((1,) * rank)
     return array.reshape((1,) * (rank - array.ndim) + array.shape)
 
 
@@ -222,23 +193,19 @@ def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
     own, sizes = stated_shape(value), stated_shape(node.outputs[0])
     if own is not None and sizes is not None and (None not in own + sizes or len(own) < len(sizes)):
         return own == sizes
-    if data_of(graph, node) != [value] or not _has_rank(graph, node, own):
+    others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
+    ranks = [len(stated_shape(value) or ()) for value in others]
+    if data_of(graph, node) != [value] or max(ranks, default=0) > len(own or ()):
         return False
-    shapes = parameter_sizes(graph, node, None if own is None else len(own))
-    if shapes is None:
+    try:
+        parameters = parameters_of(graph, node, None if own is None else len(own))
+    except DoesNotApplyError:
         return False
     return all(
         size == 1 or (own is not None and own[axis] == size)
-        for shape in shapes
-        for axis, size in enumerate(shape)
+        for array in parameters.values()
+        for axis, size in enumerate(array.shape)
     )
-
-
-def _has_rank(graph: Rewriter, node: ir.Node, own: Sizes | None) -> bool:
-    """Return whether no scalar operand has more dimensions than the data."""
-    others = [v for v in node.inputs if v is not None and not graph.known.has(v)]
-    ranks = [len(stated_shape(value) or ()) for value in others]
-    return max(ranks, default=0) <= len(own or ())
 
 
 def is_along_axis(node: ir.Node) -> bool:
@@ -251,14 +218,11 @@ def stays(node: ir.Node, index: int) -> bool:
     return (OpKey.of(node), index) in ((OpKey("", "CastLike"), 1), (OpKey("", "Gather"), 0))
 
 
-def trim_constants(graph: Rewriter, node: ir.Node) -> bool:
+def trim_constants(graph: Rewriter, node: ir.Node) -> None:
     """Reduce the dimensions of the constants of an elementwise node, in place."""
-    if not is_on_elements(node) or node.domain not in ("", "com.microsoft"):
-        return False
+    expect(is_on_elements(node) and node.domain in ("", "com.microsoft"))
     data = data_of(graph, node)
-    sizes = stated_shape(data[0]) if data else None
-    if sizes is None:
-        return False
+    sizes = needed(stated_shape(data[0]) if data else None)
     constants = {
         index: array
         for index, value in enumerate(node.inputs)
@@ -269,10 +233,10 @@ def trim_constants(graph: Rewriter, node: ir.Node) -> bool:
     else:
         trimmed = {index: _trimmed(array, sizes) for index, array in constants.items()}
     changed = {p: a for p, a in trimmed.items() if a.shape != constants[p].shape}
+    expect(changed)
     for index, array in changed.items():
         name = str(getattr(node.inputs[index], "name", ""))
         node.replace_input_with(index, graph.constant(array, name))
-    return bool(changed)
 
 
 def _trimmed(array: Array, sizes: Sizes) -> Array:
@@ -287,12 +251,8 @@ def _trimmed(array: Array, sizes: Sizes) -> Array:
 def _one_parameter(node: ir.Node, constants: dict[int, Array], sizes: Sizes) -> dict[int, Array]:
     """Return the scale and the zero point as scalars if they do not vary."""
     axis = node.attributes.get_int("axis", 1)
-    if node.attributes.get_int("block_size", 0) or len(constants) < len(node.inputs) - 1:
-        return {}
-    if not -len(sizes) <= axis < len(sizes):
-        return {}
+    expect(not node.attributes.get_int("block_size", 0) and len(constants) >= len(node.inputs) - 1)
+    expect(-len(sizes) <= axis < len(sizes))
     for array in constants.values():
-        along = array.ndim == 1 and array.size in (1, sizes[axis])
-        if not along or not is_constant_along(array, 0):
-            return {}
+        expect(array.ndim == 1 and array.size in (1, sizes[axis]) and is_constant_along(array, 0))
     return {index: np.asarray(array[0]) for index, array in constants.items()}

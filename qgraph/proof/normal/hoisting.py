@@ -26,25 +26,21 @@ the sign of a zero of Clip, Max, Min or Relu is not defined.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
-from qgraph.ops.dispatch import compute
 from qgraph.proof.matching.operators import is_elementwise
 from qgraph.proof.normal.elementwise import (
-    aligned_parameter,
     data_of,
     is_along_axis,
     is_on_elements,
     keeps_sizes,
-    leaves_zero_open,
+    may_move,
     moved,
+    parameters_of,
     reads_table,
 )
 from qgraph.proof.normal.maxima import are_equal_constants, common_function
@@ -54,130 +50,104 @@ from qgraph.proof.normal.movements import (
     Reshaping,
     Selection,
     is_written,
+    moved_parameter,
+    result_of,
     write,
 )
 from qgraph.proof.normal.reading import read
-from qgraph.proof.normal.rewriter import Rewriter
+from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, expect, needed
+from qgraph.proof.regions import run_nodes
+from qgraph.reasons import Undecidable
 
 
-def write_movements(graph: Rewriter, node: ir.Node) -> bool:
+def write_movements(graph: Rewriter, node: ir.Node) -> None:
     """Write a node that moves elements in the canonical form of its movements."""
     used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    if not used or is_written(graph, node) or any(map(graph.known.has, used)):
-        return False
-    moves = [read(graph, value) for value in used]
-    if any(move is None for move in moves):
-        return False
+    expect(used and not is_written(graph, node) and not any(map(graph.known.has, used)))
+    moves = [needed(read(graph, value)) for value in used]
     for value, move in zip(used, moves, strict=True):
-        if move is None:
-            continue
-        result = move.data
-        for step in move.steps:
-            result = write(graph, step, result, node)
-        graph.replace(value, result)
-    return True
+        graph.replace(value, write(graph, move.data, node, *move.steps))
 
 
-def join_movements(graph: Rewriter, node: ir.Node) -> bool:
+def join_movements(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Join two consecutive movements, or sort them."""
-    if not is_written(graph, node) or node.inputs[0] is None:
-        return False
+    expect(is_written(graph, node))
     last: Movement = graph.movements[node]
-    before = read(graph, node.inputs[0])
+    before = read(graph, needed(node.inputs[0]))
     if before is None or len(before.steps) != 1:
         return _permute_concat(graph, node, last)
     (first,) = before.steps
     steps: list[Movement]
     match first, last:
         case Permutation(), Permutation():
-            steps = [last.after(first)]
+            steps = [Permutation(tuple(first.order[axis] for axis in last.order))]
         case Reshaping(), Reshaping():
-            steps = [Reshaping(first.source, last.target)]
-            if Reshaping(first.source, last.target).shape is None:
-                return False
+            steps = [joined := Reshaping(first.source, last.target)]
+            needed(joined.shape)
         case Selection(), Selection() if first.axis == last.axis:
-            steps = [last.after(first)]
+            steps = [Selection(last.axis, tuple(first.chosen[index] for index in last.chosen))]
         case Selection(), Selection() if last.axis < first.axis:
             steps = [last, first]
         case Selection(), Permutation():
             steps = [last, Selection(last.order.index(first.axis), first.chosen)]
         case _:
-            return False
-    result = before.data
-    for step in steps:
-        result = write(graph, step, result, node)
-    return graph.replace(node.outputs[0], result)
+            raise DoesNotApplyError
+    return write(graph, before.data, node, *steps)
 
 
-def hoist(graph: Rewriter, node: ir.Node) -> bool:
+def hoist(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Move the operands instead of the result of an elementwise operator."""
-    if not is_written(graph, node) or node.inputs[0] is None:
-        return False
+    expect(is_written(graph, node))
     movement: Movement = graph.movements[node]
-    value = node.inputs[0]
-    inner = value.producer()
-    if inner is None or graph.known.has(value):
-        return False
-    if not (is_on_elements(inner) or reads_table(graph, inner)):
-        return False
-    if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
-        return False
-    sizes = stated_shape(value)
-    data = data_of(graph, inner)
-    if not data:
-        return False
+    value = needed(node.inputs[0])
+    inner = needed(value.producer())
+    expect(not graph.known.has(value) and (is_on_elements(inner) or reads_table(graph, inner)))
+    expect(may_move(graph, inner, node.outputs[0]))
+    sizes, data = stated_shape(value), data_of(graph, inner)
+    expect(data)
     if isinstance(movement, Permutation):
-        rank = len(movement.order)
-        if sizes is None and len(data) == 1 and not _has_ranks(graph, inner):
-            sizes = (None,) * rank
-        ranks = {rank if stated_shape(x) is None else len(stated_shape(x) or ()) for x in data}
-        if sizes is None or len(sizes) != rank or ranks != {rank}:
-            return False
-        if len(data) > 1 and any(stated_shape(x) is None for x in data):
-            return False
-    elif sizes is None or not all(keeps_sizes(graph, inner, x) for x in data):
-        return False
-    new = moved(
+        rank, shapes = len(movement.order), [stated_shape(x) for x in data]
+        arrays = [graph.array(v) for v in inner.inputs if v is not None and graph.known.has(v)]
+        # a constant with dimensions might enlarge the data
+        if len(data) == 1 and all(array is not None and array.ndim == 0 for array in arrays):
+            sizes = (None,) * rank if sizes is None else sizes
+        expect(len(needed(sizes)) == rank and (len(data) == 1 or None not in shapes))
+        expect(all(shape is None or len(shape) == rank for shape in shapes))
+    else:
+        expect(sizes is not None and all(keeps_sizes(graph, inner, x) for x in data))
+    return moved(
         graph,
         inner,
         node,
-        lambda x: write(graph, movement, x, node),
-        lambda array: movement.parameter(array, sizes),
+        lambda x: write(graph, x, node, movement),
+        lambda array: moved_parameter(movement, array),
         sizes,
-        stated_shape(node.outputs[0]) or movement.result(sizes),
+        stated_shape(node.outputs[0]) or result_of(movement, needed(sizes)),
     )
-    return new is not None and graph.replace(node.outputs[0], new)
 
 
-def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> bool:
+def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Reshape the data of a function instead of its result; the shape may be unknown.
 
     The operands of the function that are not constant have one shape, and the others are single
     numbers. So the function is the same for each element, whatever its index.
     """
-    value = node.inputs[0]
-    inner = producer_of(value)
-    if is_written(graph, node) or value is None or inner is None or graph.known.has(value):
-        return False
+    value = needed(node.inputs[0])
+    inner = needed(value.producer())
+    expect(not is_written(graph, node) and not graph.known.has(value))
     data = list(dict.fromkeys(x for x in inner.inputs if x is not None and not graph.known.has(x)))
-    if not is_on_elements(inner) or not data or any(x.dtype is None for x in data):
-        return False
-    if len(data) > 1 and len({_source_of_shape(graph, x) for x in data}) > 1:
-        return False
-    inputs = list(inner.inputs)
+    expect(is_on_elements(inner) and data and all(x.dtype is not None for x in data))
+    expect(len(data) == 1 or len({_source_of_shape(graph, x) for x in data}) == 1)
+    inputs, rank = list(inner.inputs), len(stated_shape(data[0]) or ())
     for index, operand in enumerate(inputs):
-        array = None if operand in data else graph.array(operand)
-        if operand is None or operand in data:
-            continue
-        if array is None or array.size != 1 or array.ndim > len(stated_shape(data[0]) or ()):
-            return False
-        inputs[index] = graph.constant(array.reshape(()), str(operand.name))
-    if leaves_zero_open(graph, inner) and not graph.gives_up_zero_sign(node.outputs[0]):
-        return False
-    sizes = stated_shape(node.outputs[0])
+        if operand is not None and operand not in data:
+            array = needed(graph.array(operand))
+            expect(array.size == 1 and array.ndim <= rank)
+            inputs[index] = graph.constant(array.reshape(()), str(operand.name))
+    expect(may_move(graph, inner, node.outputs[0]))
     turned = {x: _reshaped(graph, node, x) for x in data}
     moved_inputs = [x if x is None else turned.get(x, x) for x in inputs]
-    return graph.replace(node.outputs[0], graph.copy(inner, node, moved_inputs, sizes))
+    return graph.copy(inner, node, moved_inputs, stated_shape(node.outputs[0]))
 
 
 def _reshaped(graph: Rewriter, node: ir.Node, data: ir.Value) -> ir.Value:
@@ -202,141 +172,110 @@ def _source_of_shape(graph: Rewriter, value: ir.Value) -> ir.Value:
     return value
 
 
-def _has_ranks(graph: Rewriter, node: ir.Node) -> bool:
-    """Return whether a constant of a node has dimensions, so that it might enlarge the data."""
-    arrays = [graph.array(v) for v in node.inputs if v is not None and graph.known.has(v)]
-    return any(array is None or array.ndim > 0 for array in arrays)
-
-
-def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> bool:
-    value = node.inputs[0]
-    inner = producer_of(value, "Concat")
-    if not isinstance(last, Permutation) or inner is None or graph.known.has(inner.outputs[0]):
-        return False
-    if "axis" not in inner.attributes:
-        return False
+def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> ir.Value:
+    inner = needed(producer_of(node.inputs[0], "Concat"))
+    if not isinstance(last, Permutation):
+        raise DoesNotApplyError
+    expect("axis" in inner.attributes and not graph.known.has(inner.outputs[0]))
     rank, axis = len(last.order), inner.attributes["axis"].as_int()
-    if not -rank <= axis < rank:
-        return False
-    parts = [write(graph, last, part, node) for part in inner.inputs if part is not None]
-    along, y = ir.AttrInt64("axis", last.order.index(axis % rank)), node.outputs[0]
-    return graph.replace(y, graph.copy(inner, node, parts, stated_shape(y), [along]))
+    expect(-rank <= axis < rank)
+    parts = [write(graph, part, node, last) for part in inner.inputs if part is not None]
+    along = ir.AttrInt64("axis", last.order.index(axis % rank))
+    return graph.copy(inner, node, parts, stated_shape(node.outputs[0]), [along])
 
 
-def hoist_concat(graph: Rewriter, node: ir.Node) -> bool:
+def hoist_concat(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Concatenate the data of one function instead of its results."""
     parts = [value for value in node.inputs if value is not None]
-    inner = [part.producer() for part in parts]
-    if "axis" not in node.attributes or len(parts) < 2:
-        return False
-    if any(n is None or graph.known.has(n.outputs[0]) for n in inner):
-        return False
-    makers = [maker for maker in inner if maker is not None]
-    data = common_function(graph, makers)
-    sizes = stated_shape(node.outputs[0])
-    if data is None and _join_guards(graph, node, makers):
-        return True
-    if data is None or not sizes:
-        return False
-    axis = node.attributes["axis"].as_int() % len(sizes)
-    for value in makers[0].inputs[1:]:
-        array = graph.array(value)
-        if value is None:
-            continue
-        aligned = None if array is None else aligned_parameter(makers[0], array, len(sizes))
-        if aligned is None or aligned.shape[axis] != 1:
-            return False
-    first = makers[0]
-    if leaves_zero_open(graph, first) and not graph.gives_up_zero_sign(node.outputs[0]):
-        return False
-    joined = graph.node(node, "Concat", data, {"axis": axis}, dtype=data[0].dtype, sizes=sizes)
-    result = graph.copy(first, node, [joined, *first.inputs[1:]], sizes)
-    return graph.replace(node.outputs[0], result)
+    expect("axis" in node.attributes and len(parts) > 1)
+    makers = [needed(part.producer()) for part in parts]
+    expect(not any(graph.known.has(maker.outputs[0]) for maker in makers))
+    sizes = needed(stated_shape(node.outputs[0]))
+    expect(sizes)
+    try:
+        data = common_function(graph, makers)
+    except DoesNotApplyError:
+        return _join_guards(graph, node, makers)
+    axis, first = node.attributes["axis"].as_int() % len(sizes), makers[0]
+    parameters = parameters_of(graph, first, len(sizes))
+    expect(all(array.shape[axis] == 1 for array in parameters.values()))
+    expect(all(value is None or graph.known.has(value) for value in first.inputs[1:]))
+    expect(may_move(graph, first, node.outputs[0]))
+    whole = graph.node(node, "Concat", data, {"axis": axis}, dtype=data[0].dtype, sizes=sizes)
+    return graph.copy(first, node, [whole, *first.inputs[1:]], sizes)
 
 
-def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> bool:
+def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> ir.Value:
     """Concatenate the data of ``Where(IsNaN(x), c, x)`` for one number c, not its results."""
-    guards = [producer_of(m.inputs[0], "IsNaN") if m.op_type == "Where" else None for m in makers]
-    first, sizes = guards[0], stated_shape(node.outputs[0])
-    if first is None or any(
-        guard is None
-        or guard.inputs[0] is not maker.inputs[2]
-        or not are_equal_constants(graph, maker.inputs[1], makers[0].inputs[1])
-        for guard, maker in zip(guards, makers, strict=True)
-    ):
-        return False
+    expect(all(maker.op_type == "Where" for maker in makers))
+    guards = [needed(producer_of(maker.inputs[0], "IsNaN")) for maker in makers]
+    for guard, maker in zip(guards, makers, strict=True):
+        expect(guard.inputs[0] is maker.inputs[2])
+        expect(are_equal_constants(graph, maker.inputs[1], makers[0].inputs[1]))
     filler, data = graph.array(makers[0].inputs[1]), [maker.inputs[2] for maker in makers]
-    if filler is None or filler.ndim > 0 or not sizes:
-        return False
+    expect(needed(filler).ndim == 0)
     axis, dtype = {"axis": node.attributes["axis"].as_int()}, node.outputs[0].dtype
+    sizes = stated_shape(node.outputs[0])
     x = graph.node(node, "Concat", data, axis, dtype=dtype, sizes=sizes)
-    is_nan = graph.copy(first, node, [x], sizes)
-    result = graph.copy(makers[0], node, [is_nan, makers[0].inputs[1], x], sizes)
-    return graph.replace(node.outputs[0], result)
+    is_nan = graph.copy(guards[0], node, [x], sizes)
+    return graph.copy(makers[0], node, [is_nan, makers[0].inputs[1], x], sizes)
 
 
-def sink_pad(graph: Rewriter, node: ir.Node) -> bool:
+def sink_pad(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Pad the results of a function instead of its data, and move them afterwards."""
     start, steps = _unmoved(graph, _only_data(graph, node))
-    pad = producer_of(start, "Pad")
-    if pad is None or pad.inputs[0] is None:
-        return False
-    if pad.attributes.get_string("mode", "constant") != "constant" or "pads" in pad.attributes:
-        return False
-    x = pad.inputs[0]
+    pad = needed(producer_of(start, "Pad"))
+    x = needed(pad.inputs[0])
+    expect(pad.attributes.get_string("mode", "constant") == "constant")
+    expect("pads" not in pad.attributes)
     operands = [*pad.inputs[1:], None, None, None][:3]
     constants = [graph.array(value) for value in operands]
-    known = all((a is None) == (v is None) for a, v in zip(constants, operands, strict=True))
-    if not known or x.dtype is None or constants[0] is None:
-        return False
-    value = constants[1] if constants[1] is not None else np.zeros((), x.dtype.numpy())
-    if value.size != 1 or not _has_single_numbers(graph, node, len(stated_shape(x) or ())):
-        return False
+    expect(all((a is None) == (v is None) for a, v in zip(constants, operands, strict=True)))
+    expect(constants[0] is not None)
+    value = np.zeros((), needed(x.dtype).numpy()) if constants[1] is None else constants[1]
+    expect(value.size == 1 and _has_single_numbers(graph, node, len(stated_shape(x) or ())))
     result = _computed(graph, node, value.reshape(()))
-    if result is None or result.size != 1:
-        return False
-    if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
-        return False
+    expect(result.size == 1 and may_move(graph, node, node.outputs[0]))
     inner = graph.copy(node, node, [x, *node.inputs[1:]], stated_shape(x))
     filler = graph.constant(result.reshape(()), "pad_value")
-    padded, y = [inner, operands[0], filler, *operands[2:]], node.outputs[0]
-    after = graph.copy(pad, node, padded, stated_shape(pad.outputs[0]), dtype=y.dtype)
-    for step in steps:
-        after = write(graph, step, after, node)
-    return graph.replace(y, after)
+    return _again(graph, node, pad, [inner, operands[0], filler, *operands[2:]], steps)
 
 
-def _unmoved(graph: Rewriter, value: ir.Value | None) -> tuple[ir.Value | None, list[Movement]]:
-    """Return the value before the movements that lead to a value, and these in their order."""
-    steps: list[Movement] = []
-    while value is not None and (maker := value.producer()) and is_written(graph, maker):
-        steps.insert(0, graph.movements[maker])
-        value = maker.inputs[0]
-    return value, steps
-
-
-def look_up(graph: Rewriter, node: ir.Node) -> bool:
+def look_up(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Apply a function to a constant table before the lookup, and movements between after it."""
     value = _only_data(graph, node)
-    rank = len(stated_shape(value) or ()) if value is not None else 0
-    value, steps = _unmoved(graph, value)
-    gather = producer_of(value, "Gather")
-    if gather is None:
-        return False
-    table, indices = gather.inputs
-    sizes = None if table is None else stated_shape(table)
-    if table is None or not sizes or not graph.known.has(table):
-        return False
-    if not _has_single_numbers(graph, node, min(rank, 1)):
-        return False
-    if leaves_zero_open(graph, node) and not graph.gives_up_zero_sign(node.outputs[0]):
-        return False
+    rank = len(stated_shape(value) or ())
+    start, steps = _unmoved(graph, value)
+    table, indices = needed(producer_of(start, "Gather")).inputs
+    sizes = stated_shape(needed(table))
+    expect(sizes and graph.known.has(needed(table)))
+    expect(
+        _has_single_numbers(graph, node, min(rank, 1)) and may_move(graph, node, node.outputs[0])
+    )
     results = graph.copy(node, node, [table, *node.inputs[1:]], sizes)
-    sizes, dtype = stated_shape(gather.outputs[0]), node.outputs[0].dtype
-    chosen = graph.copy(gather, node, [results, indices], sizes, dtype=dtype)
-    for step in steps:
-        chosen = write(graph, step, chosen, node)
-    return graph.replace(node.outputs[0], chosen)
+    return _again(graph, node, needed(producer_of(start)), [results, indices], steps)
+
+
+def _unmoved(graph: Rewriter, value: ir.Value) -> tuple[ir.Value | None, list[Movement]]:
+    """Return the value before the movements that lead to a value, and these in their order."""
+    steps: list[Movement] = []
+    start: ir.Value | None = value
+    while start is not None and (maker := start.producer()) and is_written(graph, maker):
+        steps.insert(0, graph.movements[maker])
+        start = maker.inputs[0]
+    return start, steps
+
+
+def _again(
+    graph: Rewriter,
+    node: ir.Node,
+    source: ir.Node,
+    inputs: list[ir.Value | None],
+    steps: list[Movement],
+) -> ir.Value:
+    """Return the result of ``source`` on new operands, and movements after it, for ``node``."""
+    sizes, dtype = stated_shape(source.outputs[0]), node.outputs[0].dtype
+    return write(graph, graph.copy(source, node, inputs, sizes, dtype=dtype), node, *steps)
 
 
 def _has_single_numbers(graph: Rewriter, node: ir.Node, rank: int) -> bool:
@@ -346,31 +285,23 @@ def _has_single_numbers(graph: Rewriter, node: ir.Node, rank: int) -> bool:
     return all(a is not None and a.size == 1 and a.ndim <= most for a in arrays)
 
 
-def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value | None:
-    """Return the first operand of an elementwise function if all others are constant."""
-    if not is_on_elements(node) or not is_elementwise(node):
-        return None
+def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value:
+    """Return the first operand of an elementwise function whose others are all constant."""
+    expect(is_on_elements(node) and is_elementwise(node))
     data = data_of(graph, node)
-    is_first = len(data) == 1 and node.inputs[0] is data[0] and node.inputs.count(data[0]) == 1
-    return data[0] if is_first else None
+    expect(len(data) == 1 and node.inputs[0] is data[0] and node.inputs.count(data[0]) == 1)
+    return data[0]
 
 
-def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array | None:
-    """Return the result of a node for one number; None if it may be NaN or undefined."""
-    if node.op_type in ("Cast", "Pow") or np.isnan(value.astype(np.float64)).any():
-        return None
-    data = node.inputs[0]
-    if data is None:
-        return None
+def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array:
+    """Return the result of a node for one number, if it is defined and not NaN."""
+    expect(node.op_type not in ("Cast", "Pow") and not np.isnan(value.astype(np.float64)).any())
+    data = needed(node.inputs[0])
     # parameters along an axis are single numbers, so that one dimension is enough
-    values: dict[ir.Value, Any] = {
-        data: value.reshape((1,) * max(len(stated_shape(data) or ()), 2))
-    }
-    for other in node.inputs[1:]:
-        if other is not None:
-            values[other] = graph.array(other)
+    number = value.reshape((1,) * max(len(stated_shape(data) or ()), 2))
     try:
-        result = np.asarray(compute(node, graph.imports, values))
-    except (ExecutionError, OperatorError, UnsupportedError, ValueError):
-        return None
-    return None if np.isnan(result.astype(np.float64)).any() else result
+        result = run_nodes(graph.known, [node], {data: number}, node.outputs[0])
+    except (Undecidable, ValueError) as error:
+        raise DoesNotApplyError from error
+    expect(not np.isnan(result.astype(np.float64)).any())
+    return result

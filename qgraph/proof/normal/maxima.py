@@ -22,7 +22,6 @@ which must be in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -32,9 +31,8 @@ from qgraph.graph.interface import stated_shape
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
-from qgraph.ops.dispatch import compute
 from qgraph.ops.sums_of_products import is_never_empty
-from qgraph.proof.functions.enumeration import NARROW_BITS
+from qgraph.proof.functions.enumeration import NARROW_BITS, along_axis
 from qgraph.proof.functions.expression import (
     CONSTANT,
     INPUT,
@@ -49,9 +47,10 @@ from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.search import plateaus
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.axes import reduced_axes
-from qgraph.proof.normal.elementwise import aligned_parameter, data_of, is_on_elements, keeps_sizes
+from qgraph.proof.normal.elementwise import data_of, is_on_elements, keeps_sizes, parameters_of
 from qgraph.proof.normal.movements import are_equal, has_elements
-from qgraph.proof.normal.rewriter import Rewriter, Sizes
+from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, Sizes, expect, needed
+from qgraph.proof.regions import run_nodes
 from qgraph.reasons import Undecidable
 
 _MOST_CHANNELS = 1 << 12
@@ -71,162 +70,119 @@ def exchanges(
     may decrease. The nodes compute ``y`` from ``x`` and constants, in topological order. Parameters
     must not vary along ``axes`` of the data.
     """
-    channels = _channels(graph, nodes, axes, rank)
-    if channels is None or x.dtype is None:
-        return None
     try:
+        kind, channels = needed(x.dtype), _channels(graph, nodes, axes, rank)
         for node in nodes:
             check_parameters(node, graph.known.array)
-        if x.dtype is ir.DataType.FLOAT:
-            return _by_engine(graph, nodes, x, y, channels)
-        if x.dtype.bitwidth <= NARROW_BITS and x.dtype is not ir.DataType.BOOL:
-            return _by_values(graph, nodes, x, y, channels, axes)
-    except (ExecutionError, OperatorError, Undecidable, UnsupportedError, ValueError):
+        if kind is not ir.DataType.FLOAT:
+            return _by_values(graph, nodes, (x, y), kind, channels, axes)
+        root = lower(nodes, x, y, channels, Builder(), constants=graph.known.array)
+        key = text([root])
+        if key not in graph.monotone:
+            graph.monotone[key] = never_decreases(root)
+    except _FAILURES:
         return None
-    return None
+    # data may be NaN, and results may be -0 or +0
+    return False if graph.monotone[key] else None
+
+
+_FAILURES = (
+    DoesNotApplyError,
+    ExecutionError,
+    OperatorError,
+    Undecidable,
+    UnsupportedError,
+    ValueError,
+)
 
 
 def _channels(
     graph: Rewriter, nodes: Sequence[ir.Node], axes: Sequence[int], rank: int
-) -> tuple[int, ...] | None:
-    """Return the shape to which all parameters broadcast; None where they vary along ``axes``."""
-    shape: tuple[int, ...] = (1,) * rank
-    for node in nodes:
-        for value in node.inputs:
-            if value is None or not graph.known.has(value):
-                continue
-            array = graph.array(value)
-            aligned = None if array is None else aligned_parameter(node, array, rank)
-            if aligned is None or any(aligned.shape[axis] != 1 for axis in axes):
-                return None
-            try:
-                shape = np.broadcast_shapes(shape, aligned.shape)
-            except ValueError:
-                return None
-    return shape if np.prod(shape) <= _MOST_CHANNELS else None
-
-
-def _by_engine(
-    graph: Rewriter,
-    nodes: Sequence[ir.Node],
-    x: ir.Value,
-    y: ir.Value,
-    channels: tuple[int, ...],
-) -> bool | None:
-    root = lower(nodes, x, y, channels, Builder(), constants=graph.known.array)
-    key = text([root])
-    if key not in graph.monotone:
-        graph.monotone[key] = never_decreases(root)
-    # data may be NaN, and results may be -0 or +0
-    return False if graph.monotone[key] else None
+) -> tuple[int, ...]:
+    """Return the shape to which all parameters broadcast, if they do not vary along ``axes``."""
+    arrays = [a for node in nodes for a in parameters_of(graph, node, rank).values()]
+    expect(all(array.shape[axis] == 1 for array in arrays for axis in axes))
+    shape = np.broadcast_shapes((1,) * rank, *(array.shape for array in arrays))
+    expect(np.prod(shape) <= _MOST_CHANNELS)
+    return shape
 
 
 def _by_values(
     graph: Rewriter,
     nodes: Sequence[ir.Node],
-    x: ir.Value,
-    y: ir.Value,
+    ends: tuple[ir.Value, ir.Value],
+    kind: ir.DataType,
     channels: tuple[int, ...],
     axes: Sequence[int],
-) -> bool | None:
+) -> bool:
     """Return the same from the results for all values of a type of up to 16 bits."""
-    if x.dtype is None:
-        return None
-    values = all_values(x.dtype.name)
+    expect(kind.bitwidth <= NARROW_BITS and kind is not ir.DataType.BOOL)
+    values = all_values(kind.name)
     numbers = values[~is_nan(values)]
     data = numbers[np.argsort(numbers.astype(np.float64), kind="stable")]
     axes = axes or [axis for axis, size in enumerate(channels) if size == 1]
-    if not axes:
-        return None
-    sizes = list(channels)
-    sizes[axes[0]] = data.size
-    along = [1] * len(sizes)
-    along[axes[0]] = data.size
-    known: dict[ir.Value, Any] = {x: np.array(np.broadcast_to(data.reshape(along), sizes))}
-    for node in nodes:
-        for value in node.inputs:
-            if value is not None and value not in known:
-                known[value] = graph.known.array(value)
-        compute(node, graph.imports, known)
-    results = np.asarray(known[y])
-    if results.shape != tuple(sizes) or is_nan(results).any():
-        return None
+    expect(axes)
+    every = np.array(along_axis(data, channels, axes[0]))
+    results = run_nodes(graph.known, nodes, {ends[0]: every}, ends[1])
+    expect(results.shape == every.shape and not is_nan(results).any())
     rows = np.moveaxis(results.astype(np.float64), axes[0], 0)
     wide = data.astype(np.float64)
     rises = rows[1:] >= rows[:-1]
     ties = (wide[1:] == wide[:-1]).reshape(-1, *[1] * (rows.ndim - 1))
-    if not (rises & (~ties | (rows[1:] == rows[:-1]))).all():
-        return None
+    expect((rises & (~ties | (rows[1:] == rows[:-1]))).all())
     minus_zero = (rows == 0) & np.signbit(rows)
-    return x.dtype.is_integer() and not bool(minus_zero.any())
+    return kind.is_integer() and not bool(minus_zero.any())
 
 
 _MOST_NODES = 32
 _MOST_GATES = 12
 
 
-def hoist_maximum(graph: Rewriter, node: ir.Node) -> bool:
+def hoist_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Take the maximum of the data of a function instead of its results."""
-    axes = _axes(graph, node)
-    value = node.inputs[0] if node.inputs else None
-    sizes = None if value is None else stated_shape(value)
-    if axes is None or value is None or sizes is None or graph.known.has(value):
-        return False
+    axes, value = _axes(graph, node), needed(node.inputs[0])
+    rank = len(needed(stated_shape(value)))
+    expect(not graph.known.has(value))
     chain = dominators(value, lambda v: operands(v, graph.known.has))[1:_MOST_GATES]
     for start in chain:
         nodes = _between(graph, start, value)
-        if nodes is None:
-            return False
-        keeps_bits = exchanges(graph, nodes, start, value, axes, len(sizes))
-        if keeps_bits is None or not _may_exchange(graph, node, keeps_bits=keeps_bits):
+        if not _may_exchange(graph, node, exchanges(graph, nodes, start, value, axes, rank)):
             continue
-        y, inputs = node.outputs[0], [start, *node.inputs[1:]]
-        maximum = graph.copy(node, node, inputs, stated_shape(y), dtype=start.dtype)
-        copied = _copied(graph, nodes, {start: maximum}, value, node, stated_shape(y))
-        return graph.replace(y, copied)
-    return False
+        sizes, inputs = stated_shape(node.outputs[0]), [start, *node.inputs[1:]]
+        maximum = graph.copy(node, node, inputs, sizes, dtype=start.dtype)
+        return _copied(graph, nodes, {start: maximum}, value, node, sizes)
+    raise DoesNotApplyError
 
 
-def join_maximum(graph: Rewriter, node: ir.Node) -> bool:
+def join_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Take the maximum of two inputs of one function instead of its results."""
     pair = [value for value in node.inputs if value is not None and not graph.known.has(value)]
-    inner = [value.producer() for value in pair]
-    if len(node.inputs) != 2 or len(set(pair)) != 2 or inner[0] is None or inner[1] is None:
-        return False
-    function = common_function(graph, [inner[0], inner[1]])
-    sizes = stated_shape(pair[0])
-    if function is None or sizes is None or not are_equal(sizes, stated_shape(pair[1]) or (None,)):
-        return False
-    keeps_bits = exchanges(graph, [inner[0]], function[0], pair[0], (), len(sizes))
-    if keeps_bits is None or not _may_exchange(graph, node, keeps_bits=keeps_bits):
-        return False
+    expect(len(node.inputs) == 2 and len(set(pair)) == 2)
+    inner = [needed(value.producer()) for value in pair]
+    function, sizes = common_function(graph, inner), needed(stated_shape(pair[0]))
+    expect(are_equal(sizes, stated_shape(pair[1]) or (None,)))
+    first = inner[:1]
+    keeps_bits = exchanges(graph, first, function[0], pair[0], (), len(sizes))
+    expect(_may_exchange(graph, node, keeps_bits))
     maximum = graph.node(node, node.op_type, function, dtype=function[0].dtype, sizes=sizes)
-    new = _copied(graph, [inner[0]], {function[0]: maximum}, pair[0], node, sizes)
-    return graph.replace(node.outputs[0], new)
+    return _copied(graph, first, {function[0]: maximum}, pair[0], node, sizes)
 
 
-def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value] | None:
-    """Return the data of nodes with the same operator and parameters; None for other nodes."""
+def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """Return the data of nodes, which must have the same operator and parameters."""
     first = nodes[0]
+    attributes = {name: attribute.value for name, attribute in first.attributes.items()}
     data: list[ir.Value] = []
     for node in nodes:
-        own = data_of(graph, node)
-        if not is_on_elements(node) or len(own) != 1 or node.inputs[0] is not own[0]:
-            return None
-        if node.op_identifier() != first.op_identifier() or len(node.inputs) != len(first.inputs):
-            return None
-        if {k: a.value for k, a in node.attributes.items()} != {
-            k: a.value for k, a in first.attributes.items()
-        }:
-            return None
+        data += (own := data_of(graph, node))
+        expect(is_on_elements(node) and len(own) == 1 and node.inputs[0] is own[0])
+        expect(node.op_identifier() == first.op_identifier())
+        expect({name: a.value for name, a in node.attributes.items()} == attributes)
+        expect(len(node.inputs) == len(first.inputs))
         for one, other in zip(node.inputs[1:], first.inputs[1:], strict=True):
-            if one is not other and not are_equal_constants(graph, one, other):
-                return None
-        if own[0].dtype is None or own[0].dtype is not data_of(graph, first)[0].dtype:
-            return None
-        if not keeps_sizes(graph, node, own[0]):
-            return None
-        data += own
+            expect(one is other or are_equal_constants(graph, one, other))
+        expect(own[0].dtype is not None and own[0].dtype is data[0].dtype)
+        expect(keeps_sizes(graph, node, own[0]))
     return data
 
 
@@ -238,50 +194,43 @@ def are_equal_constants(graph: Rewriter, a: ir.Value | None, b: ir.Value | None)
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-def _may_exchange(graph: Rewriter, node: ir.Node, *, keeps_bits: bool) -> bool:
-    """Return whether the exchange keeps the required level; record its conditions."""
-    if keeps_bits:
-        return True
-    if not graph.gives_up_zero_sign(node.outputs[0]):
+def _may_exchange(graph: Rewriter, node: ir.Node, keeps_bits: bool | None) -> bool:
+    """Return whether an exchange is allowed and keeps the required level; record its conditions."""
+    if keeps_bits is None or not (keeps_bits or graph.gives_up_zero_sign(node.outputs[0])):
         return False
-    graph.exchanged += 1
+    graph.exchanged += not keeps_bits
     return True
 
 
-def _axes(graph: Rewriter, node: ir.Node) -> list[int] | None:
-    """Return the axes along which a node takes maxima; None for other nodes."""
-    if node.domain or not node.inputs or node.inputs[0] is None:
-        return None
-    sizes = stated_shape(node.inputs[0])
-    if sizes is None or any(output.uses() for output in node.outputs[1:]):
-        return None
-    if node.op_type == "GlobalMaxPool":
-        spatial = list(range(2, len(sizes)))
-        return spatial if has_elements(sizes, spatial) else None
-    if node.op_type == "MaxPool":
-        if any(output.name for output in node.outputs[1:]) or not is_never_empty(node, sizes):
-            return None
-        return list(range(2, len(sizes)))
-    if node.op_type not in ("ReduceMax", "ReduceMin"):
-        return None
-    axes = reduced_axes(graph, node, len(sizes))
-    if not node.attributes.get_int("keepdims", 1):
-        return None
-    return axes if axes and has_elements(sizes, axes) else None
+def _axes(graph: Rewriter, node: ir.Node) -> list[int]:
+    """Return the axes along which a node takes maxima."""
+    expect(not node.domain and node.inputs)
+    sizes = needed(stated_shape(needed(node.inputs[0])))
+    expect(not any(output.uses() for output in node.outputs[1:]))
+    axes = list(range(2, len(sizes)))
+    match node.op_type:
+        case "GlobalMaxPool":
+            expect(has_elements(sizes, axes))
+        case "MaxPool":
+            expect(not any(output.name for output in node.outputs[1:]))
+            expect(is_never_empty(node, sizes))
+        case "ReduceMax" | "ReduceMin":
+            axes = reduced_axes(graph, node, len(sizes))
+            expect(node.attributes.get_int("keepdims", 1))
+            expect(axes and has_elements(sizes, axes))
+        case _:
+            raise DoesNotApplyError
+    return axes
 
 
-def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node] | None:
+def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node]:
     """Return the nodes that compute ``end`` from ``start``, if none enlarges the data."""
-    nodes = between(end, [start], lambda v: operands(v, graph.known.has), most=_MOST_NODES)
-    if nodes is None or not all(map(is_on_elements, nodes)):
-        return None
-    one, other = stated_shape(start), stated_shape(end)
-    if one is None or other is None or len(one) != len(other):
-        return None
-    if not are_equal(one, other) and not all(
-        keeps_sizes(graph, node, data) for node in nodes for data in data_of(graph, node)
-    ):
-        return None
+    step, known = operands, graph.known.has
+    nodes = needed(between(end, [start], lambda v: step(v, known), most=_MOST_NODES))
+    one, other = needed(stated_shape(start)), needed(stated_shape(end))
+    expect(all(map(is_on_elements, nodes)) and len(one) == len(other))
+    if not are_equal(one, other):
+        expect(all(keeps_sizes(graph, node, x) for node in nodes for x in data_of(graph, node)))
     return nodes
 
 

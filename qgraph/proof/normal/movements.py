@@ -8,11 +8,10 @@ parameters of ``f``, after broadcasting them to the data.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -28,84 +27,19 @@ _LAID_OUT = 1 << 20
 """Maximum size of a parameter after broadcasting, to find its form after a Reshape."""
 
 
-class Movement(ABC):
-    """A movement of data of a known rank. By default, the result has the shape ``target``."""
-
-    target: Sizes
-
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result for data of ``sizes``."""
-        return self.target
-
-    @abstractmethod
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return a parameter that broadcasts to the result as ``array`` does to data of ``sizes``.
-
-        It has the rank of the data; each dimension is 1 or that of the data. The result has the
-        rank of the moved data; None if there is no such form.
-        """
-
-    @abstractmethod
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return False
-
-
 @dataclass(frozen=True)
-class Permutation(Movement):
+class Permutation:
     """A transposition: dimension ``k`` of the result is dimension ``order[k]`` of the data."""
 
     order: tuple[int, ...]
 
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result."""
-        return tuple(sizes[axis] for axis in self.order)
-
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return the parameter for the result."""
-        return array.transpose(self.order)
-
-    def after(self, first: Permutation) -> Permutation:
-        """Return the permutation that equals ``first`` followed by this one."""
-        return Permutation(tuple(first.order[axis] for axis in self.order))
-
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-        return "Transpose", [], {"perm": list(self.order)}
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return self.order == tuple(range(len(self.order)))
-
 
 @dataclass(frozen=True)
-class Reshaping(Movement):
+class Reshaping:
     """The elements in their order, in the shape ``target``."""
 
     source: Sizes
     target: Sizes
-
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return the parameter for the result."""
-        if array.size == 1:
-            return array.reshape((1,) * len(self.target))
-        shared = 0
-        for old, new in zip(self.source, self.target, strict=False):
-            if old != new or old is None or array.shape[shared] != 1:
-                break
-            shared += 1
-        source, target = self.source[shared:], self.target[shared:]
-        numbers = [size for size in source if isinstance(size, int)]
-        if len(numbers) < len(source) or any(not isinstance(size, int) for size in target):
-            return None
-        if math.prod(numbers) > _LAID_OUT:
-            return None
-        full = np.broadcast_to(array.reshape(array.shape[shared:]), numbers)
-        moved = full.reshape([int(size) for size in target if isinstance(size, int)])
-        return reduced(moved).reshape((1,) * shared + reduced(moved).shape)
 
     @property
     def shape(self) -> list[int] | None:
@@ -122,101 +56,31 @@ class Reshaping(Movement):
                 shape.append(-1)
         return shape if shape.count(-1) < 2 else None
 
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-        return "Reshape", [self.shape], {}
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return are_equal(self.source, self.target)
-
 
 @dataclass(frozen=True)
-class Selection(Movement):
+class Selection:
     """The elements whose indices along one axis are listed, in the order of the list."""
 
     axis: int
     chosen: tuple[int, ...]
 
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result."""
-        return (*sizes[: self.axis], len(self.chosen), *sizes[self.axis + 1 :])
-
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return the parameter for the result."""
-        if array.shape[self.axis] == 1:
-            return array
-        return array.take(list(self.chosen), axis=self.axis)
-
-    def after(self, first: Selection) -> Selection:
-        """Return the selection that equals ``first`` followed by this one, along the same axis."""
-        return Selection(self.axis, tuple(first.chosen[index] for index in self.chosen))
-
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-        return "Gather", [self.chosen], {"axis": self.axis}
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return (
-            sizes is not None
-            and sizes[self.axis] == len(self.chosen)
-            and (self.chosen == tuple(range(len(self.chosen))))
-        )
-
 
 @dataclass(frozen=True)
-class Expansion(Movement):
+class Expansion:
     """The data broadcast to the shape ``target``."""
 
     target: Sizes
 
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return the parameter for the result."""
-        return array.reshape((1,) * (len(self.target) - array.ndim) + array.shape)
-
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-        return (
-            "Expand",
-            [[n if isinstance(n, int) else 1 for n in self.target]],
-            {},
-        )  # a size of 1 keeps the size of the data
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return sizes is not None and are_equal(sizes, self.target)
-
 
 @dataclass(frozen=True)
-class Tiling(Movement):
+class Tiling:
     """The data repeated along its axes."""
 
     repeats: tuple[int, ...]
 
-    def result(self, sizes: Sizes) -> Sizes:
-        """Return the sizes of the result."""
-        return tuple(
-            size * count if isinstance(size, int) else size if count == 1 else None
-            for size, count in zip(sizes, self.repeats, strict=True)
-        )
-
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return the parameter for the result."""
-        counts = [1 if size == 1 else n for size, n in zip(array.shape, self.repeats, strict=True)]
-        return np.tile(array, counts)
-
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-        return "Tile", [self.repeats], {}
-
-    def does_nothing(self, sizes: Sizes | None) -> bool:
-        """Return whether data of ``sizes`` stay as they are."""
-        return set(self.repeats) <= {1}
-
 
 @dataclass(frozen=True)
-class Rearrangement(Movement):
+class Rearrangement:
     """The movement of an operator that keeps the rank, such as DepthToSpace."""
 
     op_type: str
@@ -224,14 +88,97 @@ class Rearrangement(Movement):
     operands: tuple[tuple[str, tuple[float, ...]] | None, ...]
     target: Sizes
 
-    def parameter(self, array: Array, sizes: Sizes) -> Array | None:
-        """Return the parameter for the result."""
-        return array if array.size == 1 else None
 
-    def written(self) -> Written:
-        """Return the operator that does the movement."""
-        arrays = [each and np.asarray(each[1], each[0]) for each in self.operands]
-        return self.op_type, arrays, dict(self.attributes)
+Movement: TypeAlias = Permutation | Reshaping | Selection | Expansion | Tiling | Rearrangement
+
+
+def result_of(movement: Movement, sizes: Sizes) -> Sizes:
+    """Return the sizes of the result of a movement of data of ``sizes``."""
+    match movement:
+        case Permutation(order):
+            return tuple(sizes[axis] for axis in order)
+        case Selection(axis, chosen):
+            return (*sizes[:axis], len(chosen), *sizes[axis + 1 :])
+        case Tiling(repeats):
+            return tuple(
+                size * count if isinstance(size, int) else size if count == 1 else None
+                for size, count in zip(sizes, repeats, strict=True)
+            )
+    return movement.target
+
+
+def moved_parameter(movement: Movement, array: Array) -> Array | None:
+    """Return a parameter that broadcasts to the result as ``array`` does to the data.
+
+    It has the rank of the data; each dimension is 1 or that of the data. The result has the rank of
+    the moved data; None if there is no such form.
+    """
+    match movement:
+        case Permutation(order):
+            return array.transpose(order)
+        case Reshaping():
+            return _reshaped(array, movement.source, movement.target)
+        case Selection(axis, chosen):
+            return array if array.shape[axis] == 1 else array.take(list(chosen), axis=axis)
+        case Expansion(target):
+            return array.reshape((1,) * (len(target) - array.ndim) + array.shape)
+        case Tiling(repeats):
+            sizes = zip(array.shape, repeats, strict=True)
+            return np.tile(array, [1 if size == 1 else count for size, count in sizes])
+        case Rearrangement():
+            return array if array.size == 1 else None
+
+
+def _reshaped(array: Array, before: Sizes, after: Sizes) -> Array | None:
+    if array.size == 1:
+        return array.reshape((1,) * len(after))
+    shared = 0
+    for old, new in zip(before, after, strict=False):
+        if old != new or old is None or array.shape[shared] != 1:
+            break
+        shared += 1
+    sizes, target = ([n for n in each[shared:] if isinstance(n, int)] for each in (before, after))
+    if len(sizes) + len(target) < len(before) + len(after) - 2 * shared:
+        return None
+    if math.prod(sizes) > _LAID_OUT:
+        return None
+    full = np.broadcast_to(array.reshape(array.shape[shared:]), sizes)
+    moved = reduced(full.reshape(target))
+    return moved.reshape((1,) * shared + moved.shape)
+
+
+def _written(movement: Movement) -> Written:
+    match movement:
+        case Permutation(order):
+            return "Transpose", [], {"perm": list(order)}
+        case Reshaping():
+            return "Reshape", [movement.shape], {}
+        case Selection(axis, chosen):
+            return "Gather", [chosen], {"axis": axis}
+        case Expansion(target):  # a size of 1 keeps the size of the data
+            return "Expand", [[n if isinstance(n, int) else 1 for n in target]], {}
+        case Tiling(repeats):
+            return "Tile", [repeats], {}
+        case Rearrangement():
+            arrays = [each and np.asarray(each[1], each[0]) for each in movement.operands]
+            return movement.op_type, arrays, dict(movement.attributes)
+
+
+def _does_nothing(movement: Movement, sizes: Sizes | None) -> bool:
+    """Return whether data of ``sizes`` stay as they are."""
+    match movement:
+        case Permutation(order):
+            return order == tuple(range(len(order)))
+        case Reshaping(source, target):
+            return are_equal(source, target)
+        case Selection(axis, chosen):
+            is_whole = sizes is not None and sizes[axis] == len(chosen)
+            return is_whole and chosen == tuple(range(len(chosen)))
+        case Expansion(target):
+            return sizes is not None and are_equal(sizes, target)
+        case Tiling(repeats):
+            return set(repeats) <= {1}
+    return False
 
 
 def reduced(array: Array) -> Array:
@@ -248,28 +195,28 @@ def is_constant_along(array: Array, axis: int) -> bool:
     return np.ascontiguousarray(same).tobytes() == np.ascontiguousarray(array).tobytes()
 
 
-def write(graph: Rewriter, movement: Movement, data: ir.Value, before: ir.Node) -> ir.Value:
-    """Return ``data`` after ``movement``, from an existing node or a new one before ``before``."""
-    sizes = stated_shape(data)
-    if movement.does_nothing(sizes):
-        return data
+def write(graph: Rewriter, data: ir.Value, before: ir.Node, *movements: Movement) -> ir.Value:
+    """Return ``data`` after movements, by existing nodes or new ones before ``before``."""
+    for movement in movements:
+        if not _does_nothing(movement, stated_shape(data)):
+            data = _moved(graph, data, before, movement)
+    return data
+
+
+def _moved(graph: Rewriter, data: ir.Value, before: ir.Node, movement: Movement) -> ir.Value:
     key = "movement", movement, data, graph.is_delicate(before)
     shared = graph.shared(key)
     if shared is not None:
         return shared
-    op_type, operands, attributes = movement.written()
+    op_type, operands, attributes = _written(movement)
     arrays = [
         o if o is None or isinstance(o, np.ndarray) else np.asarray(o, np.int64) for o in operands
     ]
     constants = [None if a is None else graph.constant(a, f"{op_type}_operand") for a in arrays]
-    result = graph.node(
-        before,
-        op_type,
-        [data, *constants],
-        attributes,
-        dtype=data.dtype,
-        sizes=None if sizes is None else movement.result(sizes),
-    )
+    sizes = stated_shape(data)
+    sizes = None if sizes is None else result_of(movement, sizes)
+    inputs = [data, *constants]
+    result = graph.node(before, op_type, inputs, attributes, dtype=data.dtype, sizes=sizes)
     node = result.producer()
     if node is not None:
         graph.movements[node] = movement

@@ -27,12 +27,11 @@ def shared_operators(models: Sequence[ir.Model]) -> frozenset[OpKey]:
     return used - differing(models, lambda node: node.domain == MICROSOFT)
 
 
-def write_definition(graph: Rewriter, node: ir.Node) -> bool:
+def write_definition(graph: Rewriter, node: ir.Node) -> None:
     """Write an operator on codes by its definition."""
     draft = graph.define(node, write_elementwise)
-    if draft is not None and any(new.op_type == "ReduceSum" for new in draft.nodes):
+    if any(new.op_type == "ReduceSum" for new in draft.nodes):
         graph.conditions.add(SUMS_OF_CODES)
-    return draft is not None
 
 
 _EXTREMES = frozenset({"Max", "Min"})

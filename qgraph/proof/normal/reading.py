@@ -30,12 +30,13 @@ from qgraph.proof.normal.movements import (
     Reshaping,
     Selection,
     Tiling,
+    result_of,
 )
-from qgraph.proof.normal.rewriter import Rewriter, Sizes
+from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, Sizes, expect, needed
 
 _MOST_INDICES = 1 << 14
 
-_Moves: TypeAlias = Sequence[Movement] | None
+_Moves: TypeAlias = Sequence[Movement]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,11 @@ def read(graph: Rewriter, value: ir.Value) -> Move | None:
     if node in graph.movements:
         return Move(node.inputs[0], (graph.movements[node],))
     reader, data = _READERS.get(node.op_type), node.inputs[0]
-    steps = None if reader is None else reader(graph, value, node, stated_shape(data))
-    return None if steps is None else Move(data, tuple(steps))
+    try:
+        steps = needed(reader)(graph, value, node, stated_shape(data))
+    except DoesNotApplyError:
+        return None
+    return Move(data, tuple(steps))
 
 
 def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
@@ -66,54 +70,43 @@ def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
 
 def _transpose(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     attribute = node.attributes.get("perm")
-    if attribute is None and sizes is None:
-        return None
-    order = (
-        tuple(range(len(sizes or ())))[::-1] if attribute is None else tuple(attribute.as_ints())
-    )
-    if sorted(order) != list(range(len(order))) or (sizes and len(sizes) != len(order)):
-        return None
+    if attribute is None:
+        order = tuple(range(len(needed(sizes))))[::-1]
+    else:
+        order = tuple(attribute.as_ints())
+    expect(sorted(order) == list(range(len(order))) and (not sizes or len(sizes) == len(order)))
     movement = Permutation(order)
     if sizes is not None:
         moved = [axis for axis in order if sizes[axis] != 1]
-        reshaping = Reshaping(sizes, movement.result(sizes))
+        reshaping = Reshaping(sizes, result_of(movement, sizes))
         if moved == sorted(moved) and reshaping.shape is not None:
             return [reshaping]
     return [movement]
 
 
 def _reshape(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target = stated_shape(value)
-    if sizes is None or target is None:
-        return None
-    movement = Reshaping(sizes, target)
-    return None if movement.shape is None else [movement]
+    movement = Reshaping(needed(sizes), needed(stated_shape(value)))
+    needed(movement.shape)
+    return [movement]
 
 
 def _slice(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    if sizes is None or "starts" in node.attributes:
-        return None
-    used = [*node.inputs[1:], None, None][:4]
-    starts, ends, axes, steps = (_numbers(graph, operand) for operand in used)
-    absent = [(axes, used[2]), (steps, used[3])]
-    if starts is None or ends is None or any(a is None and v is not None for a, v in absent):
-        return None
-    axes = list(range(len(starts))) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
-    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        return None
+    expect("starts" not in node.attributes)
+    sizes, used = needed(sizes), [*node.inputs[1:], None, None][:4]
+    starts, ends = (needed(_numbers(graph, operand)) for operand in used[:2])
+    axes = list(range(len(starts))) if used[2] is None else needed(_numbers(graph, used[2]))
+    steps = [1] * len(starts) if used[3] is None else needed(_numbers(graph, used[3]))
+    expect(len(starts) == len(ends) == len(axes) == len(steps) and 0 not in steps)
     chosen: dict[int, tuple[int, ...]] = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        index = axis % len(sizes) if -len(sizes) <= axis < len(sizes) else -1
-        size = sizes[index] if index >= 0 else None
-        if index < 0 or index in chosen:
-            return None
+        expect(-len(sizes) <= axis < len(sizes))
+        index = axis % len(sizes)
+        size = sizes[index]
+        expect(index not in chosen)
         if not isinstance(size, int):
-            if (start, step) == (0, 1) and end >= np.iinfo(np.int32).max:
-                continue
-            return None
-        if size > _MOST_INDICES or (step < 0 and start < -size):
-            return None  # such a start is clamped
+            expect((start, step) == (0, 1) and end >= np.iinfo(np.int32).max)
+            continue
+        expect(size <= _MOST_INDICES and (step > 0 or start >= -size))  # else it is clamped
         indices = _range(start, end, step, size)
         if indices != tuple(range(size)):
             chosen[index] = indices
@@ -129,80 +122,65 @@ def _range(start: int, end: int, step: int, size: int) -> tuple[int, ...]:
     return tuple(range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step))
 
 
+def _sized_axis(node: ir.Node, sizes: Sizes | None) -> tuple[int, int]:
+    """Return the axis of a node, counted from the first one, and its size, which must be known."""
+    rank, axis = len(needed(sizes)), node.attributes.get_int("axis", 0)
+    expect(-rank <= axis < rank)
+    size = needed(sizes)[axis]
+    if not isinstance(size, int):
+        raise DoesNotApplyError
+    return axis % rank, size
+
+
 def _split(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    if sizes is None or "split" in node.attributes:
-        return None
-    axis = node.attributes.get_int("axis", 0)
-    if not -len(sizes) <= axis < len(sizes):
-        return None
-    axis %= len(sizes)
-    size, count = sizes[axis], len(node.outputs)
-    if not isinstance(size, int) or size > _MOST_INDICES:
-        return None
+    (axis, size), count = _sized_axis(node, sizes), len(node.outputs)
+    expect("split" not in node.attributes and size <= _MOST_INDICES)
     operand = input_of(node, 1)
     parts = _numbers(graph, operand)
     if parts is None:
-        if operand is not None or ("num_outputs" not in node.attributes and size % count):
-            return None
+        expect(operand is None and ("num_outputs" in node.attributes or size % count == 0))
         chunk = -(-size // count)
         parts = [min(chunk, max(size - i * chunk, 0)) for i in range(count)]
-    if sum(parts) != size or len(parts) != count or min(parts, default=-1) < 0:
-        return None
+    expect(sum(parts) == size and len(parts) == count and min(parts, default=-1) >= 0)
     index = list(node.outputs).index(value)
     start = sum(parts[:index])
-    indices = tuple(range(start, start + parts[index]))
-    return [Selection(axis, indices)]
+    return [Selection(axis, tuple(range(start, start + parts[index])))]
 
 
 def _gather(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    indices = graph.array(node.inputs[1])
-    axis = node.attributes.get_int("axis", 0)
-    if sizes is None or indices is None or not -len(sizes) <= axis < len(sizes):
-        return None
-    axis %= len(sizes)
-    size = sizes[axis]
-    if not isinstance(size, int) or indices.ndim > 1 or indices.size > _MOST_INDICES:
-        return None
+    indices, (axis, size) = needed(graph.array(node.inputs[1])), _sized_axis(node, sizes)
+    expect(indices.ndim <= 1 and indices.size <= _MOST_INDICES)
     listed = [int(index) for index in indices.reshape(-1)]
-    if any(not -size <= index < size for index in listed):
-        return None
-    chosen = tuple(index % size for index in listed)
-    select = Selection(axis, chosen)
+    expect(all(-size <= index < size for index in listed))
+    select = Selection(axis, tuple(index % size for index in listed))
     if indices.ndim:
         return [select]
-    kept = select.result(sizes)
+    kept = result_of(select, needed(sizes))
     dropped = Reshaping(kept, kept[:axis] + kept[axis + 1 :])
-    return None if dropped.shape is None else [select, dropped]
+    needed(dropped.shape)
+    return [select, dropped]
 
 
 def _expand(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target = stated_shape(value)
-    if sizes is None or target is None or len(sizes) > len(target):
-        return None
+    sizes, target = needed(sizes), needed(stated_shape(value))
+    expect(len(sizes) <= len(target))
     own = (1,) * (len(target) - len(sizes)) + sizes
     # a symbolic dimension cannot be written as a number: only the data can have it
-    if any(
-        not isinstance(m, int) and (m is None or m != n) for m, n in zip(target, own, strict=True)
-    ):
-        return None
+    pairs = zip(target, own, strict=True)
+    expect(all(isinstance(m, int) or (m is not None and m == n) for m, n in pairs))
     return [Expansion(target)]
 
 
 def _tile(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    repeats = _numbers(graph, node.inputs[1]) if len(node.inputs) > 1 else None
-    if repeats is None or min(repeats, default=0) < 0:
-        return None
+    repeats = needed(_numbers(graph, input_of(node, 1)))
+    expect(min(repeats, default=0) >= 0)
     return [Tiling(tuple(repeats))]
 
 
 def _rearranged(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target = stated_shape(value)
-    if target is None or (node.op_type in ("Pad", "Resize") and not _repeats(node)):
-        return None
-    rest = node.inputs[1:]
-    arrays = [graph.array(operand) for operand in rest]
-    if any(array is None for array, v in zip(arrays, rest, strict=True) if v is not None):
-        return None
+    target, rest = needed(stated_shape(value)), node.inputs[1:]
+    expect(node.op_type not in ("Pad", "Resize") or _repeats(node))
+    arrays = [None if operand is None else needed(graph.array(operand)) for operand in rest]
     operands = [None if a is None else (a.dtype.name, tuple(a.ravel().tolist())) for a in arrays]
     defaults: dict[str, object] = {"mode": "DCR"} if node.op_type == "DepthToSpace" else {}
     stated = {name: attribute.value for name, attribute in node.attributes.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -43,13 +43,28 @@ Size: TypeAlias = int | str | None
 Sizes: TypeAlias = tuple[Size, ...]
 
 
-def set_sizes(value: ir.Value, sizes: Sizes | None) -> None:
-    """Set the shape of a new value."""
-    value.shape = None if sizes is None else ir.Shape(list(sizes))
-
-
 class TooLargeError(Exception):
     """The rules would enlarge the model too much."""
+
+
+class DoesNotApplyError(Exception):
+    """A rule does not apply to a node."""
+
+
+T = TypeVar("T")
+
+
+def expect(condition: object) -> None:
+    """Raise DoesNotApplyError unless a condition holds."""
+    if not condition:
+        raise DoesNotApplyError
+
+
+def needed(value: T | None) -> T:
+    """Return a value that a rule needs; raise DoesNotApplyError if there is none."""
+    if value is None:
+        raise DoesNotApplyError
+    return value
 
 
 @dataclass(frozen=True)
@@ -58,14 +73,15 @@ class RewriteRule:
 
     Attributes:
         name: its name in the notes of certificates.
-        apply: replaces a node if the rule applies, and returns whether it does.
+        apply: returns what replaces the first output of a node; None if it changed the graph
+            itself. Raises DoesNotApplyError, with no node changed, if the rule does not apply.
         operators: the operators of ``domain`` to which it may apply; None for all operators.
         constants: whether it also applies to nodes with constant results.
         domain: domain of the operators.
     """
 
     name: str
-    apply: Callable[[Rewriter, ir.Node], bool]
+    apply: Callable[[Rewriter, ir.Node], ir.Value | None]
     operators: Collection[str] | None = None
     constants: bool = False
     domain: str = ""
@@ -127,27 +143,31 @@ class Rewriter:
         self._pending = list(self.graph)[::-1]
         while self._pending:
             node = self._pending.pop()
-            if node.graph is None or not node.outputs or self._is_handed_out(node):
+            handed = [output for output in node.outputs if output.is_graph_output()]
+            is_inner = any(all(output is not o for o in self.graph.outputs) for output in handed)
+            if node.graph is None or not node.outputs or is_inner:
                 continue
             waiting = len(self._pending)
             for rule in rules:
                 self._gives_up = False
-                if rule.is_for(self, node) and rule.apply(self, node):
-                    self.used[rule.name] += 1
-                    self.loses_zero_signs |= self._gives_up
-                    if node.graph is not None:
-                        self._pending.insert(waiting, node)  # it was changed in place
-                    break
+                if not rule.is_for(self, node):
+                    continue
+                try:
+                    new = rule.apply(self, node)
+                except DoesNotApplyError:
+                    continue
+                if new is not None:
+                    self.replace(node.outputs[0], new)
+                self.used[rule.name] += 1
+                self.loses_zero_signs |= self._gives_up
+                if node.graph is not None:
+                    self._pending.insert(waiting, node)  # it was changed in place
+                break
             self._pending[waiting:] = self._pending[waiting:][::-1]
         self.graph.sort()  # a shared value may stand after the first node that uses it
         for node in reversed(list(self.graph)):
             if not any(output.uses() or output.is_graph_output() for output in node.outputs):
                 self.graph.remove(node, safe=True)
-
-    def _is_handed_out(self, node: ir.Node) -> bool:
-        """Return whether a result of the node is an output of a subgraph."""
-        outputs = [output for output in node.outputs if output.is_graph_output()]
-        return any(all(output is not o for o in self.graph.outputs) for output in outputs)
 
     def gives_up_zero_sign(self, value: ir.Value) -> bool:
         """Return whether a rule may change the signs of zeros in ``value``, and note if it may."""
@@ -213,7 +233,7 @@ class Rewriter:
         (output,) = new.outputs
         output.name = self.name(f"{origin.outputs[0].name}_{op_type}")
         output.type = None if dtype is None else ir.TensorType(dtype)
-        set_sizes(output, sizes)
+        output.shape = None if sizes is None else ir.Shape(list(sizes))
         before.prepend(new)
         self.known.enter([new])
         self._fresh.add(output)
@@ -259,8 +279,11 @@ class Rewriter:
             before, node.op_type, inputs, listed, domain=domain, of=node, dtype=dtype, sizes=sizes
         )
 
-    def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft | None:
-        """Replace a node by its definition, and return that; None if ``write`` refuses the node."""
+    def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft:
+        """Replace a node by its definition, and return that.
+
+        Raises DoesNotApplyError if ``write`` refuses the node.
+        """
         draft = Draft(self._editor, region_of(node))
         try:
             draft.giving(write(draft, node))
@@ -268,7 +291,7 @@ class Rewriter:
             draft.discard()
         if not draft.nodes or draft.opset > self.imports.get("", 1):
             draft.discard()
-            return None
+            raise DoesNotApplyError
         new: dict[ir.Value | None, ir.Value | None] = {None: None}
         facts: dict[ir.Value, Fact] = {}
         for value in [value for each in draft.nodes for value in each.inputs if value is not None]:
@@ -288,8 +311,8 @@ class Rewriter:
                 sizes=stated_shape(output),
             )
         draft.discard()
-        result = new[draft.y]
-        return draft if result is not None and self.replace(node.outputs[0], result) else None
+        self.replace(node.outputs[0], needed(new[draft.y]))
+        return draft
 
     def shared(self, key: Hashable) -> ir.Value | None:
         """Return the value that was stored under a key, or its replacement."""
@@ -303,11 +326,9 @@ class Rewriter:
         self._memo[key] = value
         return value
 
-    def replace(self, value: ir.Value, new: ir.Value) -> bool:
+    def replace(self, value: ir.Value, new: ir.Value) -> None:
         """Replace the only used output of a node by ``new``, and remove the node."""
-        node = value.producer()
-        if node is None:
-            return False
+        node = needed(value.producer())
         is_output, name = value.is_graph_output(), value.name
         if is_output:
             self._hand_on(value, new)
@@ -317,12 +338,11 @@ class Rewriter:
             self._distinguished.add(new)
         for output in node.outputs:
             if output.uses() or output.is_graph_output():
-                return True
+                return
         self.graph.remove(node, safe=True)
         if new in self._fresh and not is_output:
             new.name = name
             self._fresh.discard(new)
-        return True
 
     def _hand_on(self, value: ir.Value, new: ir.Value) -> None:
         """Make ``new`` the graph output instead of ``value``, under its name."""

@@ -16,7 +16,7 @@ import numpy as np
 from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import SLACK, ZERO, multiple_of
+from qgraph.ops.approximation import SLACK, ZERO, largest_of, multiple_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Operand, Quantity, constant, extreme
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
@@ -57,7 +57,7 @@ def _rising(function: Callable[..., Float64]) -> Callable[..., tuple[Float64, Fl
     def ends(numbers: Numbers, low: Float64, high: Float64) -> tuple[Float64, Float64]:
         first, second = (np.asarray(function(end, **numbers)) for end in (low, high))
         # wider, for the rounding of the function itself
-        slack = 2.0**-40 * (np.maximum(np.abs(first), np.abs(second)) + 2.0**-100)
+        slack = 2.0**-40 * (largest_of(first, second) + 2.0**-100)
         return first - slack, second + slack
 
     return ends
@@ -184,8 +184,8 @@ def applied(
             absolute, relative = np.asarray(FUNCTION_ERROR), relative * factor + factor - 1
     else:
         relative = np.zeros(())
-        share, far = curve.roundings * unit, np.maximum(np.abs(low), np.abs(high))
-        near = np.minimum(np.maximum(np.abs(bottom), np.abs(top)) / 3, 1.0)
+        share, far = curve.roundings * unit, largest_of(low, high)
+        near = np.minimum(largest_of(bottom, top) / 3, 1.0)
         extra = share * (1 + share) * far + curve.absolute * unit * near + curve.roundings * tiny
         absolute = moved + extra
     result = Quantity(Combination.of(atom), low, high, absolute, relative)
@@ -202,12 +202,12 @@ def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
         return tracer.rounded(extreme(tracer.atoms, "Max", x, below))
     above, below = tracer.clipped(x, ZERO, _ENDLESS), tracer.clipped(x, -_ENDLESS, ZERO)
     negative = multiple_of(below, alpha, slope.numbers)
-    steep = np.maximum(1.0, np.maximum(np.abs(alpha), np.abs(slope.numbers)))
+    steep = np.maximum(1.0, largest_of(alpha, slope.numbers))
     ends = np.where(x.low < 0, alpha * np.minimum(x.low, 0.0), 0.0)
     turned = np.where(x.high < 0, alpha * np.minimum(x.high, 0.0), 0.0)
     low = np.minimum(np.minimum(ends, turned), above.low + ZERO)
     high = np.maximum(np.maximum(ends, turned), above.high + ZERO)
-    slack = SLACK * np.maximum(np.abs(low), np.abs(high))
+    slack = SLACK * largest_of(low, high)
     error = steep * x.error + np.abs(slope.numbers - alpha) * x.largest
     meant = above.meant.plus(negative.meant)
     return tracer.rounded(Quantity(meant, low - slack, high + slack, error))

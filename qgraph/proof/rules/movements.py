@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import granules
-from qgraph.proof.bounds.combination import Combination
+from qgraph.proof.bounds.combination import Combination, placed, places, spread
 from qgraph.proof.bounds.moved_elements import Change, ElementMove, reshaped, widened
-from qgraph.proof.bounds.places import placed, places, spread
 from qgraph.proof.bounds.quantity import Operand, Quantity
 from qgraph.proof.bounds.rule import (
     OPEN_SIZE,

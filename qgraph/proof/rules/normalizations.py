@@ -304,8 +304,7 @@ def log_sum_exp(call: NodeCall) -> Operand:
     off += 2 * unit * (reach + math.log(count) + 1)
     key = shape_of(call.value(0)), tuple(axes)
     atom = call.tracer.atoms.make("log of sum", key, (x.meant,), (low, high))
-    result = Quantity(Combination.of(atom), low, high, np.asarray(off))
-    return result if call.whole("keepdims", 1) == 1 else without_axes(call, result, axes)
+    return without_axes(call, Quantity(Combination.of(atom), low, high, np.asarray(off)), axes)
 
 
 def _width(x: Quantity) -> float:

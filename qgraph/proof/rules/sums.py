@@ -230,15 +230,13 @@ def mean(call: NodeCall) -> Operand:
         # A sum is off by no more, and is not divided.
         count = np.asarray(float(math.prod(sizes_of(call.value(0), axes))))
         result = multiple_of(result, count, count)
-    if call.node.op_type == "GlobalAveragePool" or call.whole("keepdims", 1) == 1:
-        return result
     return without_axes(call, result, axes)
 
 
 def reduced_axes(call: NodeCall, stated: Quantity | None) -> list[int]:
     """Return the reduced axes, sorted, counted from the first; an input may state them."""
     rank = call.rank()
-    if call.node.op_type == "GlobalAveragePool":
+    if call.node.op_type.endswith("GlobalAveragePool"):
         return list(range(2, rank))
     if stated is not None:
         axes = [int(axis) for axis in stated.numbers.reshape(-1)]
@@ -298,7 +296,9 @@ def averaged(
 
 
 def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
-    """Return the result of a reduction without the axes that were reduced."""
+    """Return the result of a reduction without the reduced axes, unless they are kept."""
+    if call.whole("keepdims", 1) == 1:
+        return x
     before = tuple(1 if axis in axes else n for axis, n in enumerate(shape_of(call.value(0))))
     return _without(call.tracer.atoms, x, axes, before, shape_of(call.node.outputs[0]))
 

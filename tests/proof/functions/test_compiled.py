@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from qgraph.numerics.primitives import NUMPY
-from qgraph.proof.functions import compiled, enumeration
-from qgraph.proof.functions.blocks import NumpyBlocks, Same
-from qgraph.proof.functions.compiled import CompiledBlocks, evaluations_of
+from qgraph.proof.functions import blocks as block_module
+from qgraph.proof.functions import enumeration
+from qgraph.proof.functions.blocks import CompiledBlocks, NumpyBlocks, Same, evaluations_of
 from qgraph.proof.functions.enumeration import enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.finding import special_inputs
@@ -138,7 +138,7 @@ def test_each_primitive_computes_what_numpy_does():
     for name, function, open_where in cases():
         check(function, open_where=open_where)
         names.add(name)
-    assert names == {*compiled._FORMS, "Cast"} - {"IsNaN"}
+    assert names == {*block_module._FORMS, "Cast"} - {"IsNaN"}
 
 
 def contracted(op: Any, x: Any) -> Any:
@@ -185,9 +185,9 @@ def test_findings_are_those_of_numpy(name, monkeypatch):
     monkeypatch.setattr(enumeration, "_FINITE", 1 << 22)
     expected = enumerate_inputs(*PAIRS[name])
     made = []
-    monkeypatch.setattr(compiled, "_LEAST", 0)
+    monkeypatch.setattr(block_module, "_LEAST", 0)
     monkeypatch.setattr(
-        compiled.CompiledBlocks,
+        block_module.CompiledBlocks,
         "__init__",
         lambda self, *rest, old=CompiledBlocks.__init__: (made.append(self), old(self, *rest))[1],
     )
@@ -202,7 +202,7 @@ def _fields(finding: Any) -> dict[str, Any]:
 
 
 def test_what_computes_otherwise_is_not_used(monkeypatch, caplog):
-    monkeypatch.setitem(compiled._FORMS, "Sub", "{0} - {1} * np.float32(1.0000001)")
+    monkeypatch.setitem(block_module._FORMS, "Sub", "{0} - {1} * np.float32(1.0000001)")
     program = PairProgram(*pair(lambda op, x: op.Sub(x, 3.0), lambda op, x: op.Add(x, -3.0)))
     (blocks,) = evaluations_of(program, 0, 1 << 15, 1, inputs=1 << 32)
     assert isinstance(blocks, NumpyBlocks)
