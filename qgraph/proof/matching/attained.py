@@ -27,7 +27,15 @@ from qgraph.graph.slices import ancestors, reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import Imports, compute
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.operators import KEEP_ALL, MEANS, is_elementwise, is_move
+from qgraph.proof.matching.operators import (
+    KEEP_ALL,
+    MEANS,
+    DoesNotApplyError,
+    expect,
+    is_elementwise,
+    is_move,
+    needed,
+)
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -107,7 +115,10 @@ class Attained:
                 if needed and len(stack) < 10_000:
                     stack += needed
                     continue
-                self._found[top] = self._of(top)
+                try:
+                    self._found[top] = self._of(top)
+                except DoesNotApplyError:
+                    self._found[top] = None
             stack.pop()
         return self._found[value]
 
@@ -116,60 +127,56 @@ class Attained:
         inputs = () if node is None else node.inputs
         return [v for v in inputs if v is not None and not self._known.has(v)]
 
-    def _of(self, value: ir.Value) -> Limits | None:
+    def _of(self, value: ir.Value) -> Limits:
         node = value.producer()
         if node is None:
             self._fed[value] = frozenset([value])
-            return _whole_type(value) if value.is_graph_input() else None
+            expect(value.is_graph_input())
+            return _whole_type(needed(value.dtype))
         data = self._data(value)
         origins = [self._fed[v] for v in data]
         self._fed[value] = frozenset[ir.Value]().union(*origins)
-        if sum(map(len, origins)) > len(self._fed[value]):
-            return None
-        limits = [self._found.get(v) for v in data]
-        met = [reach for reach in limits if reach is not None]
-        if not met or len(met) < len(limits):
-            return None
-        if is_move(node):
-            one = len(data) == 1 and data[0] is node.inputs[0]
-            return _alike(met[0]) if one else None
+        expect(data and sum(map(len, origins)) <= len(self._fed[value]))
+        met = [needed(self._found.get(v)) for v in data]
         if node.domain == "" and node.op_type in _RULES:
             return _RULES[node.op_type](self, node, met)
-        if len(met) == 1 and is_elementwise(node) and data[0] is node.inputs[0]:
-            return self._tried(node, met[0])
-        return None
+        expect(len(met) == 1 and data[0] is node.inputs[0])
+        if is_move(node):
+            return _alike(met[0])
+        expect(is_elementwise(node))
+        return self._tried(node, met[0])
 
     def _arrays(self, node: ir.Node) -> list[Array | None]:
         """Return the arrays of the operands of a node; None for operands that are not constant."""
         return [None if value is None else self._known.array(value) for value in node.inputs]
 
-    def _tried(self, node: ir.Node, met: Limits) -> Limits | None:
+    def _tried(self, node: ir.Node, met: Limits) -> Limits:
         """Return the limits of the results of an elementwise operator, by evaluating it."""
         others = zip(node.inputs[1:], self._arrays(node)[1:], strict=True)
         values: dict[ir.Value, Any] = {v: array for v, array in others if v is not None}
-        if any(array is None or array.size != 1 for array in values.values()):
-            return None
-        x, value = _between(met), node.inputs[0]
-        if value is None or value.dtype is None:
-            return None
-        if value.dtype.is_integer():
+        expect(all(array is not None and array.size == 1 for array in values.values()))
+        x, value = _between(met), needed(node.inputs[0])
+        dtype = needed(value.dtype)
+        if dtype.is_integer():
             x = np.unique(np.concatenate([x, np.arange(met.lo.min(), met.lo.min() + 256)]))
             x = np.rint(x[(met.lo.min() <= x) & (x <= met.hi.max())])
         try:
             with np.errstate(all="ignore"):
-                values[value] = x.astype(value.dtype.numpy())
+                values[value] = x.astype(dtype.numpy())
             y = np.asarray(compute(node, self._imports, values)).astype(np.float64)
-        except (QGraphError, ValueError, TypeError):
-            return None
+        except (QGraphError, ValueError, TypeError) as error:
+            raise DoesNotApplyError from error
         y = y[~np.isnan(y)]
-        return Limits(y.min(keepdims=True), y.max(keepdims=True)) if y.size else None
+        expect(y.size)
+        return Limits(y.min(keepdims=True), y.max(keepdims=True))
 
-    def _weighted(self, node: ir.Node, met: list[Limits]) -> Limits | None:
+    def _weighted(self, node: ir.Node, met: list[Limits]) -> Limits:
         if len(met) == 2:
-            return _product(*met) if node.op_type == "MatMul" else None
-        _, weight, bias = [*self._arrays(node), None][:3]
-        if len(met) != 1 or weight is None or weight.dtype.kind not in "fiu":
-            return None
+            expect(node.op_type == "MatMul")
+            return _product(*met)
+        _, array, bias = [*self._arrays(node), None][:3]
+        weight = needed(array)
+        expect(len(met) == 1 and weight.dtype.kind in "fiu")
         w = _by_result(node, weight.astype(np.float64))
         x = _alike(met[0])
         low, high = (float(limit[0]) for limit in (x.lo, x.hi))
@@ -180,11 +187,10 @@ class Attained:
                 lo, hi = (side + bias.astype(np.float64).reshape(-1) for side in (lo, hi))
         return _numbers(lo, hi)
 
-    def _normalized(self, node: ir.Node, met: list[Limits]) -> Limits | None:
-        arrays = self._arrays(node)[1:5]
-        if len(met) != 1 or any(array is None for array in arrays):
-            return None
+    def _normalized(self, node: ir.Node, met: list[Limits]) -> Limits:
+        arrays = map(needed, self._arrays(node)[1:5])
         scale, shift, mean, variance = (np.asarray(a, np.float64).reshape(-1) for a in arrays)
+        expect(len(met) == 1)
         with np.errstate(all="ignore"):
             factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
             ends = [
@@ -192,17 +198,15 @@ class Attained:
             ]
         return _numbers(np.minimum(*ends), np.maximum(*ends))
 
-    def _added(self, node: ir.Node, met: list[Limits]) -> Limits | None:
+    def _added(self, node: ir.Node, met: list[Limits]) -> Limits:
         sides = []
         for value, array in zip(node.inputs, self._arrays(node), strict=True):
             if array is None:
-                limits = None if value is None else self._found.get(value)
+                sides.append(_alike(needed(value and self._found.get(value))))
             else:
                 ends = array.reshape(-1).astype(np.float64)
-                limits = Limits(ends, ends) if ends.size == 1 else None
-            if limits is None:
-                return None
-            sides.append(_alike(limits))
+                expect(ends.size == 1)
+                sides.append(Limits(ends, ends))
         one, other = sides
         if node.op_type == "Sub":
             other = Limits(-other.hi, -other.lo)
@@ -211,7 +215,7 @@ class Attained:
         return _numbers(lo, hi)
 
 
-_RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits | None]] = {
+_RULES: dict[str, Callable[[Attained, ir.Node, list[Limits]], Limits]] = {
     **dict.fromkeys(_WEIGHTED, Attained._weighted),
     **dict.fromkeys(MEANS, lambda _self, _node, met: _alike(met[0])),
     "Add": Attained._added,
@@ -236,10 +240,8 @@ def joins_data(node: ir.Node, known: KnownValues) -> bool:
     )
 
 
-def _whole_type(value: ir.Value) -> Limits | None:
-    dtype = value.dtype
-    if dtype is None or dtype in (ir.DataType.STRING, ir.DataType.BOOL):
-        return None
+def _whole_type(dtype: ir.DataType) -> Limits:
+    expect(dtype not in (ir.DataType.STRING, ir.DataType.BOOL))
     if not dtype.is_integer():
         return Limits(np.array([-np.inf]), np.array([np.inf]))
     count = 2.0**dtype.bitwidth
@@ -258,9 +260,10 @@ def _alike(met: Limits) -> Limits:
     return Limits(met.lo.min(keepdims=True), met.hi.max(keepdims=True))
 
 
-def _numbers(lo: Float64, hi: Float64) -> Limits | None:
-    """Return limits; None if one is NaN."""
-    return None if np.isnan(lo).any() or np.isnan(hi).any() else Limits(lo, hi)
+def _numbers(lo: Float64, hi: Float64) -> Limits:
+    """Return limits that are not NaN."""
+    expect(not (np.isnan(lo).any() or np.isnan(hi).any()))
+    return Limits(lo, hi)
 
 
 def _times(weights: Float64, limit: float | Float64) -> Float64:
@@ -269,13 +272,12 @@ def _times(weights: Float64, limit: float | Float64) -> Float64:
     return np.where(np.asarray(weights) == 0, 0.0, reach)
 
 
-def _product(one: Limits, other: Limits) -> Limits | None:
+def _product(one: Limits, other: Limits) -> Limits:
     """Return limits of sums of products of two values of the model."""
     signs = [(reach.lo.min() < 0, reach.hi.max() > 0) for reach in (one, other)]
     both = all(signs[0]) or all(signs[1])
     ends = [abs(float(end)) for reach in (one, other) for end in (reach.lo.min(), reach.hi.max())]
-    if not both or max(ends[:2]) == 0 or max(ends[2:]) == 0:
-        return None
+    expect(both and max(ends[:2]) != 0 and max(ends[2:]) != 0)
     size = max(ends[:2]) * max(ends[2:])
     return Limits(np.array([-size]), np.array([size]))
 

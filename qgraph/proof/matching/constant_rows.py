@@ -23,6 +23,7 @@ from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
 
 _ELEMENTWISE = frozenset(
@@ -41,7 +42,7 @@ _WHOLE_ELEMENTS = 1 << 20
 _PIECE = 1 << 18
 """Approximate number of elements to compute at a time; at least one row."""
 
-_FAILURES = (ExecutionError, ModelError, OperatorError, UnsupportedError)
+_FAILURES = (DoesNotApplyError, ExecutionError, ModelError, OperatorError, UnsupportedError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,17 +109,13 @@ class ConstantRows:
 
 def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
     """Return a large constant that is computed by rows; None if that is not possible."""
-    if not known.has(value):
-        return None
     compiler = _Compiler(known)
     try:
-        stream = _root(value)
-        if stream is None or stream.size < _WHOLE_ELEMENTS or stream.kind == "STRING":
-            return None
+        expect(known.has(value))
+        stream = needed(_root(value))
+        expect(stream.size >= _WHOLE_ELEMENTS and stream.kind != "STRING")
         shape = compiler.visit(value, 1)
     except _FAILURES:
-        return None
-    if shape is None:
         return None
     return ConstantRows(
         value, shape, compiler.multiple, tuple(compiler.sources), tuple(compiler.steps)
@@ -126,7 +123,10 @@ def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
 
 
 class _Compiler:
-    """Finds the steps that compute rows of a constant from rows of other constants."""
+    """Finds the steps that compute rows of a constant from rows of other constants.
+
+    Its methods raise DoesNotApplyError if there are none.
+    """
 
     def __init__(self, known: KnownValues) -> None:
         self.multiple = 1
@@ -135,56 +135,47 @@ class _Compiler:
         self._known = known
         self._seen: dict[ir.Value, tuple[int, tuple[int, ...]]] = {}
 
-    def visit(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
-        """Return the shape of a value with one row for ``per`` rows; None if there is none."""
+    def visit(self, value: ir.Value, per: int) -> tuple[int, ...]:
+        """Return the shape of a value with one row for ``per`` rows."""
         if value in self._seen:
-            seen, shape = self._seen[value]
-            return shape if seen == per else None
+            expect(self._seen[value][0] == per)
+            return self._seen[value][1]
         stream = constant_elements(value)
         if stream is None:
             rows = self._computed(value, per)
         else:
-            rows = stream.shape or None
+            rows = stream.shape
+            expect(rows)
             # Elements that are all computed at once are computed once; their codes are small.
             is_packed = isinstance(stream.stored, PackedRows)
             self.sources.append(_Source(value, stream if is_packed else stream.in_memory(), per))
             self.multiple = math.lcm(self.multiple, per)
-        if rows is not None:
-            self._seen[value] = per, rows
+        self._seen[value] = per, rows
         return rows
 
-    def _computed(self, value: ir.Value, per: int) -> tuple[int, ...] | None:
-        node = value.producer()
-        if node is None or (data := _data(node)) is None:
-            return None
+    def _computed(self, value: ir.Value, per: int) -> tuple[int, ...]:
+        node = needed(value.producer())
+        data = needed(_data(node))
         if node.op_type == "Reshape":
             return self._reshaped(node, data, per)
         shape = self.visit(data, per)
-        if shape is None:
-            return None
         whole: dict[ir.Value, Array] = {}
         for operand in dict.fromkeys(node.inputs[1:]):
             if operand is None:
                 continue
             rows = self._rows_of(node, operand, shape)
-            if rows is None or (rows and self.visit(operand, per * rows) is None):
-                return None
-            if rows == 0:
-                array = self._known.array(operand)
-                if array is None or array.size > _PIECE or operand is data:
-                    return None
-                whole[operand] = array
+            if rows:
+                self.visit(operand, per * rows)
+            else:
+                whole[operand] = needed(self._known.array(operand))
+                expect(whole[operand].size <= _PIECE and operand is not data)
         step = NodeStep(node, kernel_for(node, self._known.imports))
         self.steps.append(_Step(node, step, whole, shape, per))
         return shape
 
-    def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int | None:
-        """Return how many rows use one row of an operand; 0 if not cut, None if unknown."""
-        stored = constant_elements(operand)
-        array = self._known.array(operand) if stored is None else stored
-        if array is None:
-            return None
-        sizes = array.shape
+    def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int:
+        """Return how many rows use one row of an operand; 0 if it is not cut."""
+        sizes = needed(constant_elements(operand) or self._known.array(operand)).shape
         if math.prod(sizes) == 1:
             return 0
         if node.op_type in _ALONG_AXIS:
@@ -193,41 +184,41 @@ class _Compiler:
             if size == 0:
                 return int(len(sizes) == 1 and axis % len(shape) == 0)
             rows = size if axis % len(shape) == 0 else 1
-            return rows if sizes[0] == -(-shape[0] // rows) else None
+            expect(sizes[0] == -(-shape[0] // rows))
+            return rows
         missing = len(shape) - len(sizes)
-        if missing < 0 or any(n not in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)):
-            return None
+        expect(missing >= 0)
+        expect(all(n in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)))
         return int(missing == 0 and sizes[0] > 1)
 
-    def _reshaped(self, node: ir.Node, data: ir.Value, per: int) -> tuple[int, ...] | None:
+    def _reshaped(self, node: ir.Node, data: ir.Value, per: int) -> tuple[int, ...]:
         """Return the shape that a Reshape gives to data whose rows it keeps, divides or joins."""
         sizes, length = self._sizes(node), self._length(data)
-        if not sizes or not length or per * sizes[0] % length:
-            return None
+        expect(sizes and length and per * sizes[0] % length == 0)
         self.multiple = math.lcm(self.multiple, per)
         shape = self.visit(data, per * sizes[0] // length)
-        if shape is None or math.prod(shape) != math.prod(sizes):
-            return None
+        expect(math.prod(shape) == math.prod(sizes))
         self.steps.append(_Step(node, None, {}, sizes, per))
         return sizes
 
-    def _length(self, value: ir.Value) -> int | None:
+    def _length(self, value: ir.Value) -> int:
         """Return the number of rows of a value that is computed row by row."""
-        stream, node = constant_elements(value), value.producer()
-        sizes = None if stream is None else stream.shape
-        if stream is None and node is not None and node.op_type == "Reshape":
+        stream = constant_elements(value)
+        if stream is not None:
+            sizes = stream.shape
+        else:
+            node = needed(value.producer())
+            if node.op_type != "Reshape":
+                return self._length(needed(_data(node)))
             sizes = self._sizes(node)
-        elif stream is None and node is not None and (data := _data(node)) is not None:
-            return self._length(data)
-        return sizes[0] if sizes else None
+        expect(sizes)
+        return sizes[0]
 
-    def _sizes(self, node: ir.Node) -> tuple[int, ...] | None:
-        """Return the sizes that a Reshape gives to a constant; None if they are unknown."""
-        target, stream = input_of(node, 1), _root(node.inputs[0])
-        wanted = None if target is None else self._known.array(target)
-        if stream is None or wanted is None or 0 in wanted:
-            return None
-        sizes = [int(size) for size in wanted]
+    def _sizes(self, node: ir.Node) -> tuple[int, ...]:
+        """Return the sizes that a Reshape gives to a constant."""
+        stream, wanted = needed(_root(node.inputs[0])), self._known.array(needed(input_of(node, 1)))
+        sizes = [int(size) for size in needed(wanted)]
+        expect(0 not in sizes)
         rest = stream.size // max(-math.prod(sizes), 1)
         return tuple(rest if size == -1 else size for size in sizes)
 

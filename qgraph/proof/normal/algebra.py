@@ -39,7 +39,8 @@ import onnx_ir as ir
 
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.proof.normal.rewriter import Rewriter, expect, needed
+from qgraph.proof.matching.operators import expect, needed
+from qgraph.proof.normal.rewriter import Rewriter
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

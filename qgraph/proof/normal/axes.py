@@ -19,9 +19,10 @@ import onnx_ir as ir
 
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of
+from qgraph.proof.matching.operators import expect, needed
 from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, has_elements, static_count, write
-from qgraph.proof.normal.rewriter import Rewriter, Sizes, expect, needed
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 ONE_AXIS = frozenset(
     {"ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "TopK", "Hardmax", "Softmax"}

@@ -27,8 +27,9 @@ from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.normal.movements import is_constant_along, is_single
-from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, Sizes, expect, needed
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 _OTHERS = frozenset(
     {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot"}

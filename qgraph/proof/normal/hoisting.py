@@ -32,7 +32,7 @@ import onnx_ir as ir
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
-from qgraph.proof.matching.operators import is_elementwise
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, is_elementwise, needed
 from qgraph.proof.normal.elementwise import (
     data_of,
     is_along_axis,
@@ -55,7 +55,7 @@ from qgraph.proof.normal.movements import (
     write,
 )
 from qgraph.proof.normal.reading import read
-from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, expect, needed
+from qgraph.proof.normal.rewriter import Rewriter
 from qgraph.proof.regions import run_nodes
 from qgraph.reasons import Undecidable
 

@@ -45,11 +45,17 @@ from qgraph.proof.functions.expression import (
 )
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.search import plateaus
-from qgraph.proof.matching.operators import check_parameters, operands
+from qgraph.proof.matching.operators import (
+    DoesNotApplyError,
+    check_parameters,
+    expect,
+    needed,
+    operands,
+)
 from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import data_of, is_on_elements, keeps_sizes, parameters_of
 from qgraph.proof.normal.movements import are_equal, has_elements
-from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, Sizes, expect, needed
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 from qgraph.proof.regions import run_nodes
 from qgraph.reasons import Undecidable
 

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.normal.movements import (
     Expansion,
     Movement,
@@ -32,7 +33,7 @@ from qgraph.proof.normal.movements import (
     Tiling,
     result_of,
 )
-from qgraph.proof.normal.rewriter import DoesNotApplyError, Rewriter, Sizes, expect, needed
+from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 _MOST_INDICES = 1 << 14
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +29,7 @@ from qgraph.numerics import Array
 from qgraph.ops.composite import region_of
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import KnownValues
+from qgraph.proof.matching.operators import DoesNotApplyError, needed
 from qgraph.proof.matching.zero_signs import distinguished
 
 _PARAMETER_BYTES = 1 << 22
@@ -45,26 +46,6 @@ Sizes: TypeAlias = tuple[Size, ...]
 
 class TooLargeError(Exception):
     """The rules would enlarge the model too much."""
-
-
-class DoesNotApplyError(Exception):
-    """A rule does not apply to a node."""
-
-
-T = TypeVar("T")
-
-
-def expect(condition: object) -> None:
-    """Raise DoesNotApplyError unless a condition holds."""
-    if not condition:
-        raise DoesNotApplyError
-
-
-def needed(value: T | None) -> T:
-    """Return a value that a rule needs; raise DoesNotApplyError if there is none."""
-    if value is None:
-        raise DoesNotApplyError
-    return value
 
 
 @dataclass(frozen=True)
