@@ -183,8 +183,9 @@ def try_all_inputs(shown: Sequence[Shown]) -> list[Shown]:
             if end <= total:
                 outcome = count_all(outcome)
             else:
-                remark = "there are too many functions and channels to try all inputs"
-                outcome = outcome.remarked(remark)
+                before = outcome.verdict.reason
+                reason = f"{before}; there are too many functions and channels to try all inputs"
+                outcome = outcome.restated(reason)
         for index in stopped[key]:
             if outcome.is_counted or tried[index] is shown[index]:
                 done[index] = replace(tried[index], outcome=outcome)

@@ -145,7 +145,8 @@ def count_all(outcome: PairOutcome) -> PairOutcome:
     try:
         finding = enumerate_inputs(*pair.functions, input_shape=pair.shape)
     except Undecidable as end:
-        return outcome.remarked(f"not all inputs could be tried: {end.reason}")
+        reason = f"{outcome.verdict.reason}; not all inputs could be tried: {end.reason}"
+        return outcome.restated(reason)
     return judge(pair, finding)
 
 

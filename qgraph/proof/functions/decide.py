@@ -66,10 +66,9 @@ class PairOutcome:
         """Whether all inputs were compared. If not, numbers of inputs are lower bounds."""
         return self.verdict.method is not Method.NONE
 
-    def remarked(self, remark: str) -> PairOutcome:
-        """Return the outcome with a reason that is extended by a remark."""
-        before = self.verdict.reason
-        reason = restated(before, f"{before}; {remark}")
+    def restated(self, reason: str) -> PairOutcome:
+        """Return the outcome with a reason that says more about the same cause."""
+        reason = restated(self.verdict.reason, reason)
         return replace(self, verdict=replace(self.verdict, reason=reason))
 
     def differs(self, level: Exactness) -> bool:

@@ -202,7 +202,7 @@ class Attained:
         sides = []
         for value, array in zip(node.inputs, self._arrays(node), strict=True):
             if array is None:
-                sides.append(_alike(needed(value and self._found.get(value))))
+                sides.append(_alike(needed(self._found.get(needed(value)))))
             else:
                 ends = array.reshape(-1).astype(np.float64)
                 expect(ends.size == 1)

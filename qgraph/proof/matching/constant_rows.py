@@ -175,7 +175,8 @@ class _Compiler:
 
     def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int:
         """Return how many rows use one row of an operand; 0 if it is not cut."""
-        sizes = needed(constant_elements(operand) or self._known.array(operand)).shape
+        stored = constant_elements(operand)
+        sizes = needed(self._known.array(operand)).shape if stored is None else stored.shape
         if math.prod(sizes) == 1:
             return 0
         if node.op_type in _ALONG_AXIS:
