@@ -27,6 +27,10 @@ from qgraph.transforms.drafts.rebuilding import replace_node
 _SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _BOUND = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
 _DECODER = "DequantizeLinear"
+_COLOURS = 3
+"""Channels of data whose convolutions are slower than those of four."""
+
+_CODES_ARE_PADDED_SINCE = 13
 _AXES_SINCE = 18
 """Opset since which the axes of ReduceMean are an operand."""
 _NORMAL = np.finfo(np.float32).tiny
@@ -41,6 +45,7 @@ class CanonicalForm(Choice):
     FLATTEN = "flatten"
     POINTS = "points"
     FACTORS = "factors"
+    CHANNELS = "channels"
 
 
 @transform("canonical-operators")
@@ -59,7 +64,10 @@ class CanonicalOperators(Transform):
     5. ``factors``: Mul and Div by one constant move before Reshape, Transpose and similar
        operators, next to the MatMul, Gemm or Conv that computes the data and can absorb them.
 
-    Rules 3 to 5 keep every bit. Rules 1 and 2 keep the exact sums; their rounding may differ.
+    6. ``channels``, which ``all`` does not include: Pad gives codes of three channels a fourth one
+       before a Conv, whose weights for it are 0. ONNX Runtime gathers four channels faster.
+
+    Rules 3 to 5 keep every bit. The others keep the exact sums; their rounding may differ.
     """
 
     forms: CanonicalForm = option(CanonicalForm.ALL, help="which of the rules to apply")
@@ -75,7 +83,8 @@ class CanonicalOperators(Transform):
             if rule is None or node.graph is None or node.domain not in LINEAR_DOMAINS:
                 continue
             form, draft_of, verdict = rule
-            if self.forms not in (CanonicalForm.ALL, form):
+            wanted = form if form is CanonicalForm.CHANNELS else CanonicalForm.ALL
+            if self.forms not in (wanted, form):
                 continue
             draft = draft_of(node, graph)
             if draft is None:
@@ -256,6 +265,31 @@ def _factor(node: ir.Node, graph: _Graph) -> Draft | None:
     return draft.giving(scaled)
 
 
+def _channels(node: ir.Node, graph: _Graph) -> Draft | None:
+    data, decoder = (producer_of(value, _DECODER) for value in node.inputs[:2])
+    if data is None or decoder is None or graph.opset < _CODES_ARE_PADDED_SINCE:
+        return None
+    (codes, _, point), (stored, _, zero) = inputs_of(data, 3), inputs_of(decoder, 3)
+    weights, points = constant_expression(stored), constant_expression(point)
+    is_pair = codes is not None and producer_of(codes, "QuantizeLinear") is not None
+    if codes is None or not is_pair or weights is None or weights.dtype != np.int8:
+        return None
+    if weights.shape[1:2] != (_COLOURS,) or node.attributes.get_int("group", 1) != 1:
+        return None
+    zeros = None if zero is None else constant_expression(zero)
+    if points is None or points.size != 1 or (zero is not None and (zeros is None or zeros.any())):
+        return None
+    draft = graph.editor.draft(Region(data.outputs[0], node.outputs[0], (node,)))
+    sizes = np.eye(2 * weights.ndim, dtype=np.int64)[weights.ndim + 1]
+    padded = draft.node("Pad", [codes, sizes, points.reshape(())], dtype=codes.dtype)
+    widened = draft.constant(np.pad(weights, [(0, n) for n in sizes[weights.ndim :]]), "codes")
+    operands = [
+        draft.copy(each, [value, *each.inputs[1:]])
+        for each, value in ((data, padded), (decoder, widened))
+    ]
+    return draft.giving(draft.copy(node, [*operands, *node.inputs[2:]]))
+
+
 def _is_sum(value: ir.Value) -> bool:
     """Return whether a layer computes a value, possibly followed by an Add."""
     node = value.producer()
@@ -274,7 +308,7 @@ def _decodes(value: ir.Value) -> bool:
     return node is not None and node.op_type == _DECODER
 
 
-_NAMED = frozenset({"Gemm", "GlobalAveragePool"})
+_NAMED = frozenset({"Conv", "Gemm", "GlobalAveragePool"})
 """Operators that get the name of the node that they replace."""
 
 _UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT4, ir.DataType.UINT2)
@@ -283,6 +317,7 @@ _BETWEEN = _MOVES | {"GlobalAveragePool", "AveragePool", "MaxPool", "Relu"}
 
 _Rule = Callable[[ir.Node, _Graph], Draft | None]
 _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
+    "Conv": (CanonicalForm.CHANNELS, _channels, Verdict()),
     "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
     "Gemm": (CanonicalForm.GEMM, _factors, Verdict()),
     "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),

@@ -149,6 +149,7 @@ class KernelRule:
         x, w, y, bias, behind, output: conditions.
         fails: ids of conditions that the runtime does not check: it accepts layers that only do
             not meet these, and fails when they run.
+        fourth_channel: whether data of three channels take longer than data of four.
         computes: name of the definition of its arithmetic.
         note: a remark for users.
     """
@@ -172,5 +173,6 @@ class KernelRule:
     behind: BehindRule = BehindRule()
     output: OutputRule = OutputRule()
     fails: Names = ()
+    fourth_channel: bool = False
     computes: str | None = None
     note: str = ""

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.exactness import Exactness
+from qgraph.comparison.prove import prove
+from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.model import load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
@@ -151,3 +152,53 @@ KEPT = (
 @pytest.mark.parametrize("text", KEPT)
 def test_other_forms_stay(text):
     assert not load(ir.from_onnx_text(text)).apply(CanonicalOperators()).modified
+
+
+def stem(*, channels: int = 3, zero: int = 0) -> str:
+    weights = ", ".join(str(5 * n % 13 - 6) for n in range(4 * channels))
+    return f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, {channels}, 5, 5] x) => (float[1, 2, n, m] y)
+        <float s = {{0.1}}, uint8 z = {{3}}, int8[2, {channels}, 1, 2] k = {{{weights}}},
+         float[2] r = {{0.5, 0.25}}, int8[2] e = {{0, {zero}}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            w = DequantizeLinear <axis = 0> (k, r, e)
+            c = Conv <pads = [0, 1, 0, 0]> (d, w)
+            p = QuantizeLinear (c, s, z)
+            y = DequantizeLinear (p, s, z)
+        }}"""
+
+
+COLOURS = CanonicalOperators(forms=CanonicalForm.CHANNELS)
+
+
+@pytest.mark.runtime
+def test_colours_get_a_fourth_channel_of_zeros(check_pass):
+    runtime = pytest.importorskip("onnxruntime")
+    x = np.random.default_rng(0).normal(size=(1, 3, 5, 5)).astype(F) * 9
+    ops = [Q, "Pad", DQ, DQ, "Conv", Q, DQ]
+    model, _ = check_pass(COLOURS, stem(), ops=ops, exactly=ANY, inputs={"x": x})
+    before = load(ir.from_onnx_text(stem()))
+    results = [
+        runtime.InferenceSession(
+            each.to_proto().SerializeToString(), providers=["CPUExecutionProvider"]
+        ).run(["y"], {"x": x})[0]
+        for each in (before, model)
+    ]
+    np.testing.assert_array_equal(*results)
+    regions = prove(before, model, within="1step").regions
+    (bound,) = [region.bound for region in regions if region.bound]
+    assert bound.ideal_shift < 1e-9 < bound.deviation_steps < 0.01
+    (conv,) = model.nodes("Conv")
+    codes = conv.inputs[1].producer().inputs[0]
+    codes.const_value = ir.tensor(np.where(codes.const_value.numpy() == 0, 1, 0).astype(np.int8))
+    changed = prove(before, model, within="9step")
+    assert changed.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED)
+
+
+GROUPS = stem().replace("[1, 3, 5", "[1, 6, 5").replace("pads", "group = 2, pads")
+
+
+@pytest.mark.parametrize("text", [stem(channels=4), stem(zero=1), GROUPS])
+def test_other_channels_stay(text):
+    assert not load(ir.from_onnx_text(text)).apply(COLOURS).modified

@@ -91,6 +91,15 @@ NETWORKS = {
         z = Conv <group = 8> (rd, k_, c) {SIGNED.format("z")}""",
         2,
     ),
+    "colours": (
+        "float[N, 3, 9, 9] x",
+        "float[n, c, h, o] zd",
+        {"w": (8, 3, 3, 3), "b": (8,)},
+        f"""w_ = DequantizeLinear <axis = 0> (w, v)
+        a = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (d, w_, b)
+        z = Mul (a, high) {SIGNED.format("z")}""",
+        1,
+    ),
 }
 
 
@@ -134,6 +143,17 @@ def test_a_network_runs_in_integers(name):
         assert (steps > 0.5).mean() < 0.02
     qgraph.deploy(model, "onnxruntime-cpu")
     assert model.to_proto() == once
+
+
+def test_only_sums_that_change_anyway_get_a_fourth_channel():
+    for operator, added in (("Mul", 1), ("Min", 0)):  # Min with 6 changes no code
+        model = network("colours")
+        conv, last = (node for node in model.graph.node if node.op_type in ("Conv", "Mul"))
+        last.op_type = operator
+        del conv.input[2:]
+        deployed = qgraph.load(model)
+        qgraph.deploy(deployed, "onnxruntime-cpu")
+        assert len(list(deployed.nodes("Pad"))) == added
 
 
 PACKED_BEHIND_CODES = """<ir_version: 8, opset_import: ["": 17, "qonnx.custom_op.general": 1,

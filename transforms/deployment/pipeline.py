@@ -335,6 +335,11 @@ def biases(profile: Profile) -> BiasForm:
     return BiasForm.CODES if not types or types & {"INT32", ANY} else BiasForm.FLOATS
 
 
+def adds_channel(profile: Profile) -> bool:
+    """Return whether data of three channels are faster with a fourth one."""
+    return any(kernel.fourth_channel for kernel in kernels(profile))
+
+
 def negative_factors(profile: Profile) -> NegativeFactor:
     """Return how negative factors of channels are stored."""
     needs = any("positive" in kernel.w.scale for kernel in kernels(profile))

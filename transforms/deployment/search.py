@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qgraph.bound import Bounding
 from qgraph.certificate import RegionVerdict
 from qgraph.effort import require_time
+from qgraph.exactness import Exactness
 from qgraph.graph.scopes import producer_of
 from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
@@ -21,7 +22,7 @@ from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.deployment.attempts import Attempt, stored_as_codes, unchanged
 from qgraph.transforms.deployment.forms import decode_weights, in_pairs, layers_of
-from qgraph.transforms.deployment.pipeline import steps_for
+from qgraph.transforms.deployment.pipeline import adds_channel, steps_for
 from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
 
@@ -45,6 +46,9 @@ _MOST_EXACT = 40
 
 _POINTS = CanonicalOperators(forms=CanonicalForm.POINTS)
 """Passes that keep every bit; they are never omitted."""
+
+_CHANNELS = CanonicalOperators(forms=CanonicalForm.CHANNELS)
+"""Pass that follows changes that are not exact, since it leaves a proof of equal codes a bound."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,8 @@ class _Search:
                 return known
         model = self._reference.clone()
         report = model.apply(*steps)
+        if adds_channel(self._profile) and report.exactness < Exactness.VALUES:
+            report.extend(model.apply(_CHANNELS))
         decoded = {}
         if self._packed is None:
             decoded = decode_weights(model, self._profile, report)

@@ -97,6 +97,19 @@ def of_constant(
     return Quantity.of_constant(value, Combination.constant(meant), factors)
 
 
+def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
+    """Return a constant with its axes changed."""
+    shape = weights.numbers.shape
+
+    def changed(array: Float64) -> Float64:
+        return change(np.broadcast_to(array, shape))
+
+    factors = None
+    if weights.factors is not None:
+        factors = changed(weights.factors[0]), changed(weights.factors[1])
+    return of_constant(changed(weights.numbers), changed(weights.meant.offset), factors)
+
+
 def stored(q: Quantity, name: str) -> Quantity:
     """Round a constant to a type; data, and constants of other types, are returned unchanged."""
     dtype = _TYPES.get(name)

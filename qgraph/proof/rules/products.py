@@ -9,7 +9,7 @@ ONNX Runtime's documentation of its own operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, prod
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
 from qgraph.ops.sums_of_products import RIGHT, Taps, added_up, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.quantity import Operand, Quantity, of_constant, stored
+from qgraph.proof.bounds.quantity import Operand, Quantity, mapped, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.movements import transposed
@@ -155,19 +155,6 @@ def convolved(call: NodeCall, weights: Quantity) -> tuple[Quantity, Taps]:
 def multiplied(weights: Quantity) -> tuple[Quantity, Taps]:
     """Return weights of a MatMul as ``[rows, taps]``, and the layout of its sums."""
     return mapped(weights, np.transpose), RIGHT
-
-
-def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
-    """Return a constant with its axes changed."""
-    shape = weights.numbers.shape
-
-    def changed(array: Float64) -> Float64:
-        return change(np.broadcast_to(array, shape))
-
-    factors = None
-    if weights.factors is not None:
-        factors = changed(weights.factors[0]), changed(weights.factors[1])
-    return of_constant(changed(weights.numbers), changed(weights.meant.offset), factors)
 
 
 def of_rows(bias: Quantity, layout: Taps) -> Quantity:

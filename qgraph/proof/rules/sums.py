@@ -20,7 +20,7 @@ from qgraph.ops.approximation import ZERO, FloatType, largest_of, multiple_of, r
 from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, padded_taps, products
 from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
 from qgraph.proof.bounds.moved_elements import ElementMove, Shape, widened
-from qgraph.proof.bounds.quantity import Operand, Quantity, constant, narrow
+from qgraph.proof.bounds.quantity import Operand, Quantity, constant, mapped, narrow
 from qgraph.proof.bounds.rule import (
     NodeCall,
     bound_rule,
@@ -64,12 +64,14 @@ def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> 
     """Return ideal sums as multiples of atoms, one atom for each term of the data."""
     result = Combination()
     for coefficient, atom in data.terms:
-        padded = padded_taps(layout, atom.attributes) if atom.kind.startswith("moved") else None
+        padding = atom.attributes if atom.kind.startswith("moved") else None
+        own, padding = _without_added_channels(weights, padding)
+        padded = padded_taps(layout, padding)
         if padded is None:
             result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
         else:
             inner = atom.arguments[0].times(coefficient)
-            result = result.plus(_meant(atoms, inner, weights, padded))
+            result = result.plus(_meant(atoms, inner, own, padded))
     if not data.offset.any():
         return result
     array = np.broadcast_to(weights.meant.offset, weights.numbers.shape)
@@ -82,6 +84,19 @@ def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> 
         (), layout.by_row(terms.sum(axis=1)), layout.by_row(np.abs(terms).sum(axis=1))
     )
     return result.plus(added)
+
+
+def _without_added_channels(weights: Quantity, padding: Hashable) -> tuple[Quantity, Hashable]:
+    """Return weights and a padding without channels at the end whose weights are all 0."""
+    match padding:
+        case ("Pad", (_, int() as count, *_) as sizes, tuple() as pads):
+            place = len(sizes) + 1
+            parts = (weights.numbers, np.broadcast_to(weights.meant.offset, weights.numbers.shape))
+            is_added = weights.numbers.shape[1] == count + pads[place] > count
+            if is_added and not any(part[:, count:].any() for part in parts):
+                pads = (*pads[:place], 0, *pads[place + 1 :])
+                return mapped(weights, lambda array: array[:, :count]), ("Pad", sizes, pads)
+    return weights, padding
 
 
 def _of_atom(
