@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import click
 from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.output import Talk, flush_results
+from qgraph.records import dataclass, replace
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, StrPath
 
 if TYPE_CHECKING:

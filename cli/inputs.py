@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +13,7 @@ from qgraph.bound import Against, Bounding, Limit
 from qgraph.cli import options
 from qgraph.cli.output import Talk
 from qgraph.errors import ExecutionError, OptionError
+from qgraph.records import dataclass
 
 if TYPE_CHECKING:
     from qgraph.comparison.check import Inputs

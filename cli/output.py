@@ -12,7 +12,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, Timer
 from types import TracebackType
@@ -22,6 +21,7 @@ import click
 
 from qgraph.effort import watched
 from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError, unexpected
+from qgraph.records import dataclass, field
 from qgraph.reporting.view import Tone
 from qgraph.text import printable, size
 

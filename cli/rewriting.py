@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
 from qgraph.cli.several import output_folder, several_models
+from qgraph.records import dataclass
 from qgraph.reporting.view import Tone
 from qgraph.text import counted
 from qgraph.version import head

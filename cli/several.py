@@ -9,7 +9,6 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from qgraph.cli.output import Talk
 from qgraph.cli.process import without_collector
 from qgraph.cli.tasks import Arguments, Task, handle_all, new_folders
 from qgraph.errors import ModelError, OptionError
+from qgraph.records import dataclass, replace
 from qgraph.storage.places import key_of
 from qgraph.text import counted
 

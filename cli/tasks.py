@@ -13,7 +13,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from qgraph.cli.output import (
 )
 from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, tune
 from qgraph.errors import QGraphError
+from qgraph.records import dataclass, replace
 from qgraph.reporting.view import Tone
 from qgraph.text import counted, json_text
 from qgraph.version import head

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
+from qgraph.records import dataclass
 from qgraph.text import read_json
 
 _Values = tuple[int | str, ...]

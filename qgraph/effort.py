@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from qgraph.errors import OptionError, UndecidedError, require
+from qgraph.records import dataclass
 
 Progress = Callable[[str, int, int], None]
 """Called with the current step, the number of its finished parts, and the number of all parts."""

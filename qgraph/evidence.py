@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from qgraph.records import dataclass
 from qgraph.text import fields_json, read_fields, read_json
 
 

@@ -11,10 +11,10 @@ Ids are never given to another cause, and a cause that is no longer used keeps i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
 from qgraph.errors import OptionError, closest, shown
+from qgraph.records import dataclass
 from qgraph.text import Fields
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph.cli"}
 
 ORDER = (
-    ("errors", "version", "text"),
+    ("errors", "records", "version", "text"),
     ("effort", "reasons"),
     ("exactness", "evidence", "bound", "conditions"),
     ("numerics", "registry", "certificate", "reporting"),

@@ -20,6 +20,7 @@ ALLOWED = {
     "exactness",
     "reports",
     "registry",
+    "records",
     "text",
     "version",
     "bound",

@@ -201,7 +201,8 @@ class Transform(ir.passes.InPlacePass):
         """Run the pass on an onnx_ir model, as the pass managers of onnx_ir do."""
         report, whole = Report(), Model(model)
         decoders = list(whole.nodes("DequantizeLinear"))
-        refused, products = set(versions.refused_pairs(model, decoders)), _coded_products(decoders)
+        refused = set(versions.refused_pairs(model, decoders))
+        products = _coded_products(whole, decoders)
         self.apply(whole, report)
         if report.modified:
             decoders = list(whole.nodes("DequantizeLinear"))
@@ -209,16 +210,16 @@ class Transform(ir.passes.InPlacePass):
             if signed:
                 keep_unsigned(whole, signed, report)
                 decoders = list(whole.nodes("DequantizeLinear"))
-            if (more := _coded_products(decoders) - products) > 0:
+            if (more := _coded_products(whole, decoders) - products) > 0:
                 weights = "1 weight" if more == 1 else f"{more} weights"
                 report.notes.append(f"{ABOUT_RUNTIME}{_rule().reason} ({weights})")
         return TransformResult(model, report.modified, report.under(self.name))
 
 
-def _coded_products(decoders: Iterable[ir.Node]) -> int:
+def _coded_products(model: Model, decoders: Iterable[ir.Node]) -> int:
     """Return the number of weights for whose products ONNX Runtime may quantize the data."""
     nodes = [node for node in decoders if constant_tensor(node.inputs[0]) is not None]
-    if not nodes:
+    if not nodes or next(model.nodes("MatMul"), None) is None:
         return 0
     from qgraph.targets.rules import weight_form
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from qgraph.graph.opset import versions
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
+from qgraph.records import dataclass
 from qgraph.reports import Report
 from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform

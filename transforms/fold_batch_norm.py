@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from qgraph.ops.known_values import KnownValues
 from qgraph.quantizers.quantizer import Quantizer, Ranged
 from qgraph.quantizers.sites import PLAIN, parts, readable_sites
 from qgraph.reasons import NOT_ABSORBED, explained
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import OfDraft, carry_out, label, opset_reason, refused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from qgraph.numerics import Float64
 from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NOT_ABSORBED, explained
+from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, transform
 from qgraph.transforms.drafts.choice import (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from qgraph.model import Model
 from qgraph.ops.operator import Operator, is_defined, operator_of
 from qgraph.quantizers.dialects.dialect import try_out
 from qgraph.reasons import RUNTIME_FAILS, UNREADABLE
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import entry, refused

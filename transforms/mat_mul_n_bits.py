@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.integer.products import refuse_references
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights, is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
+from qgraph.records import dataclass, replace
 from qgraph.reports import Report
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.dialects.parts import CLIPPABLE, clip_codes
 from qgraph.quantizers.quantizer import Unnamed
 from qgraph.reasons import NO_OPERATOR, UNSUITED_RANGE, USED_ELSEWHERE, ExplainedReason
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, carry_out, choose, entry, refused

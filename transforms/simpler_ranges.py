@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.openvino import ENDS
 from qgraph.quantizers.dialects.parts import clip
 from qgraph.reasons import UNSUITED_RANGE
+from qgraph.records import dataclass, replace
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import (

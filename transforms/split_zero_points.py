@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.steps import TO_FLOAT32
 from qgraph.reasons import UNSUPPORTED_TYPE
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import OfDraft, carry_out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from qgraph.quantizers.compare import Comparer
 from qgraph.quantizers.dialects.openvino import ENDS
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import ABOVE_LIMIT, UNSUITED_RANGE
+from qgraph.records import dataclass, replace
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, option, transform
 from qgraph.transforms.drafts.choice import Decision, Figure, entry, readable, refused, settle

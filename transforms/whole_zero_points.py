@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from qgraph.quantizers.dialects.parts import clip_codes
 from qgraph.quantizers.quantizer import Affine, Quantizer, Ranged
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NOT_ABSORBED, UNSUPPORTED_TYPE, explained
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport
 from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import OfDraft, carry_out, label, refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from qgraph.cli.output import DIFFERENT, UNUSABLE, ProgressBar, Talk, print_fail
 from qgraph.cli.several import found_models, jobs_option
 from qgraph.cli.tasks import Task, TaskResult, results_of
 from qgraph.errors import OptionError, QGraphError
+from qgraph.records import dataclass
 
 if TYPE_CHECKING:
     from qgraph.bound import Limit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from qgraph.bound import Bound, Bounding, limit_of
 from qgraph.comparison.metrics import finite
 from qgraph.numerics import Array, Float64
+from qgraph.records import dataclass, replace
 from qgraph.text import amount, counted
 
 _ABOUT_ONE = 1 - 2.0**-40

@@ -13,7 +13,6 @@ start::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,6 +35,7 @@ from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import certify
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
+from qgraph.records import dataclass, field
 
 _FLOAT64 = 2.0**-53
 

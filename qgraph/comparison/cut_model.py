@@ -7,7 +7,6 @@ the movement in both models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from qgraph.proof.bounds.roundings import SHIFTS, RoundedData, unlimited
 from qgraph.proof.bounds.rule import rule_of
 from qgraph.proof.rules import movements
 from qgraph.reasons import NOT_COMPUTED, Undecidable
+from qgraph.records import dataclass, fields
 
 _STRAIGHT = 1e-9
 """Largest relative error of three points on a line."""

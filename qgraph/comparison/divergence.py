@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from qgraph.model import Model
 from qgraph.proof.matching.classes import Class
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
+from qgraph.records import dataclass
 from qgraph.reports import operator_name
 
 logger = logging.getLogger(__name__)

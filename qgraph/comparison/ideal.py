@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
+from qgraph.records import dataclass, field
 
 Kind = type[np.floating[Any]]
 """float32, as definitions are executed, or float64."""

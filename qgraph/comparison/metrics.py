@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64, Mask
+from qgraph.records import dataclass, replace
 
 AT_ONCE = 1 << 17
 """Number of elements of a piece; comparisons need several float64 arrays of this size."""

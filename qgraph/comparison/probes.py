@@ -9,7 +9,6 @@ the threshold are reached. If earlier quantizers leave gaps, they may not be rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
 from qgraph.proof.matching.operators import is_reshape, operands
+from qgraph.records import dataclass, field
 
 _STARTS = 16
 """Number of inputs between which thresholds are searched; fewer if each needs its own run."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import interface, names
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 from qgraph.storage import files as storage
 from qgraph.storage.archive import Arrays, write_arrays
 from qgraph.storage.outputs import Outputs, joined

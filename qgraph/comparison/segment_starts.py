@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from qgraph.numerics import Float64
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.distances import joined
 from qgraph.proof.bounds.roundings import RoundedData
+from qgraph.records import dataclass
 
 Shape = tuple[int, ...]
 

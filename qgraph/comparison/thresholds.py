@@ -6,7 +6,6 @@ Single samples of a model's inputs, run many at once where the model takes any n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from qgraph.model import Model
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import Keys, from_keys, to_keys
 from qgraph.ops.operator import Operator, input_grid, operator_of
+from qgraph.records import dataclass
 
 _NOT_QUANTIZING = frozenset({"DequantizeLinear", "Cast", "Clip"})
 

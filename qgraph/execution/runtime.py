@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from qgraph.graph.constants import overridable
 from qgraph.graph.opset.versions import minimum_ir_version
 from qgraph.graph.scopes import graphs_of, operands
 from qgraph.ops.dispatch import Environment, Imports
+from qgraph.records import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -24,6 +23,7 @@ from qgraph.graph.streaming import FileRange, Sink, width_of
 from qgraph.graph.written import Recorder, WrittenRun
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype, packed_size, unpack
+from qgraph.records import dataclass
 
 PART_BYTES = 1 << 26
 """Approximate number of bytes that a part of a job reads."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +12,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, Minifloat
 from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.values import OpenScale
+from qgraph.records import dataclass, field
 from qgraph.text import fields_json
 
 

@@ -12,7 +12,6 @@ one name in a model have one size, as ONNX defines it. For example::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -21,6 +20,7 @@ from qgraph.graph.inference.dimensions import Dim, symbol
 from qgraph.graph.inference.walk import named
 from qgraph.numerics import Array
 from qgraph.numerics.values import fingerprint
+from qgraph.records import dataclass, field
 
 Pair = tuple[ir.Value, ir.Value]
 """A value of the reference and one of the candidate."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import inputs_of
+from qgraph.records import dataclass
 from qgraph.registry import load_plugins
 
 MICROSOFT = "com.microsoft"

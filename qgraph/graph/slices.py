@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from qgraph.graph.scopes import graphs_of, operands
+from qgraph.records import dataclass
 
 Step = Callable[[ir.Value], Iterable[ir.Value]]
 """Returns the values next to a value; empty at the end of a walk."""

@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import ModelError
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype, unpack
+from qgraph.records import dataclass, replace
 
 PIECE = 1 << 18
 """Default number of elements at a time: 1 MiB of float32 fits in the second-level cache."""

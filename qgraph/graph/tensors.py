@@ -10,7 +10,6 @@ import math
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from qgraph.errors import where
 from qgraph.graph.scopes import Body, graphs_of, owners
 from qgraph.graph.streaming import FileRange, stream_of
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 
 _COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _TENSORS = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}

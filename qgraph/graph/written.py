@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from qgraph.errors import ModelError
 from qgraph.graph.streaming import FileRange
 from qgraph.numerics import Array
+from qgraph.records import dataclass, field
 
 _PIECE_BYTES = 1 << 20
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -42,6 +41,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.on_codes import CodedTensor, coded_tensors
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
 from qgraph.quantizers.sites import sites
+from qgraph.records import dataclass, replace
 
 _DIGITS = 12  # hexadecimal digits of a digest
 

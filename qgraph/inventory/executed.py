@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +35,7 @@ from qgraph.graph.scopes import graphs_of
 from qgraph.inventory.kernels import RunKernel, of_onnxruntime
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.numerics import Float32
+from qgraph.records import dataclass, field
 from qgraph.storage.files import save, to_proto, weight_bytes
 from qgraph.targets.layer import LAYERS
 

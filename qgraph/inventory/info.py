@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from qgraph.quantizers.dialects.layout import layout_of
 from qgraph.quantizers.dialects.qdq_codes import SIGNED, UNSIGNED
 from qgraph.quantizers.on_codes import CodedTensor, coded_pair
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged
+from qgraph.records import dataclass, replace
 from qgraph.reports import operator_name
 
 _SCALE_BYTES = 4

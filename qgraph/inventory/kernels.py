@@ -12,11 +12,11 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgraph.errors import runtime_message
+from qgraph.records import dataclass
 
 if TYPE_CHECKING:
     import onnx_ir as ir

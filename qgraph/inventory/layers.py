@@ -6,7 +6,6 @@ An Einsum of quantized operands is no layer: profiles describe no kernel for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
+from qgraph.records import dataclass, replace
 from qgraph.targets.layer import (
     LAYERS,
     BehindLayer,

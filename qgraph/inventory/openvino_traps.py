@@ -37,7 +37,6 @@ linear. In this list, ``Q`` is QuantizeLinear and DequantizeLinear::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +47,7 @@ from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 
 _MATRIX = 2
 """Axes of a matrix."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from qgraph.numerics.formats import FORMATS, holding
 from qgraph.ops.operator import is_defined
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged, Truncating
+from qgraph.records import dataclass, replace
 from qgraph.targets.layer import LAYERS, CodedOperand, Granularity, ZeroPoint
 from qgraph.targets.rules import type_of_codes
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Quantizer, Ranged, Recipe
 from qgraph.quantizers.sites import sites
+from qgraph.records import dataclass
 from qgraph.reports import operator_name
 from qgraph.storage.archive import common, tensors
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +16,7 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Ranged
 from qgraph.quantizers.weights.level_table import numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
+from qgraph.records import dataclass
 
 _PIECE = 1 << 17
 """Number of elements at a time; smaller weights are quantized at once."""

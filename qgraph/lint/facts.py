@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import onnx_ir as ir
@@ -30,6 +29,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.qonnx import NAMES
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import sites
+from qgraph.records import dataclass
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, ProductAxis
 from qgraph.targets.profile import Profile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +15,7 @@ from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.movement import unmoved
+from qgraph.records import dataclass
 from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8

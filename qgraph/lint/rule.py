@@ -18,7 +18,6 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +26,7 @@ import onnx_ir as ir
 from qgraph.errors import Choice
 from qgraph.graph.scopes import node_name
 from qgraph.reasons import CAUSES, Cause, cause_of
+from qgraph.records import dataclass, field
 from qgraph.registry import Registry
 from qgraph.targets.unmet import UNMET
 

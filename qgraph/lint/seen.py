@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +12,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Quantizer, Ranged
+from qgraph.records import dataclass, field
 
 
 @dataclass(frozen=True)

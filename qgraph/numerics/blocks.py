@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

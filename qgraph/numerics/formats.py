@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from qgraph.numerics import Array
 from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat
+from qgraph.records import dataclass
 
 __all__ = [
     "E8M0",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import ml_dtypes
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from qgraph.numerics import Float32, Int32
 from qgraph.numerics.float32 import look_up, look_up_bytes, representatives
 from qgraph.numerics.rounding import Rounding, round_to_integer
+from qgraph.records import dataclass
 
 Codes = npt.NDArray[np.uint8]
 

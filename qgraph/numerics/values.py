@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Array, Float32, Float64, Mask
+from qgraph.records import dataclass
 
 _PIECE = 1 << 20
 """Elements that are compared at a time."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from qgraph.numerics import Array, Float64
 from qgraph.reasons import OUT_OF_RANGE, Undecidable
+from qgraph.records import dataclass, field, replace
 
 SLACK = 2.0**-44
 """Relative error of float64 numbers that are results of at most 2**8 operations."""

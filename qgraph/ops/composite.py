@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 from qgraph.registry import Registry
 
 Write = Callable[[Draft, ir.Node], Operand | Sequence[Operand]]

@@ -19,7 +19,6 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.inference.dimensions import Dim, Size
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.values import narrowed
+from qgraph.records import dataclass
 
 Sizes = tuple[Dim, ...]
 

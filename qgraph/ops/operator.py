@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops import steps
 from qgraph.ops.steps import Stages
+from qgraph.records import dataclass
 from qgraph.registry import Registry
 
 Definition = Callable[..., Any]

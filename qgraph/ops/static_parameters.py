@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +35,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import compute
 from qgraph.ops.operator import is_defined
+from qgraph.records import dataclass
 
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 """Operators whose elements are elements of their first operand, for Concat of any."""

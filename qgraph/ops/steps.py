@@ -9,7 +9,6 @@ elements share one level, so what becomes of each level can be found without vis
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -24,6 +23,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import cast
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
+from qgraph.records import dataclass
 
 MOST_LEVELS = 1 << 16
 """More levels than these are not listed."""

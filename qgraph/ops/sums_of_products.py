@@ -14,7 +14,6 @@ The prover and the checker of bounds both use this arithmetic, each with its own
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +31,7 @@ from qgraph.ops.approximation import (
     sum_of,
 )
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
+from qgraph.records import dataclass, replace
 
 _WHOLE = 2.0**53
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -37,6 +36,7 @@ from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes
 from qgraph.proof.normal.normalise import NormalForm, normalise
 from qgraph.proof.regions import Decided
 from qgraph.reasons import SIGN_OF_ZERO, Undecidable
+from qgraph.records import dataclass
 
 _Sides = tuple[NormalisedModel, NormalisedModel]
 

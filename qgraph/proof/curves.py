@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from qgraph.proof.functions.level import grade, other_codes
 from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.reasons import Undecidable
+from qgraph.records import dataclass
 
 _MAX_BOXES = 1 << 20
 _MAX_STEPS = 2048

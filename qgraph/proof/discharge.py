@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -28,6 +27,7 @@ from qgraph.reasons import (
     Undecidable,
     explained,
 )
+from qgraph.records import dataclass, replace
 
 _GUESSED = NOT_FORCED("it begins with results of different operators, which may not correspond")
 

@@ -21,7 +21,6 @@ of both models may still show a difference. Otherwise the regions and the models
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +41,7 @@ from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.regions import Decided, cut, decide_cuts
 from qgraph.reasons import NOT_FORCED
+from qgraph.records import dataclass, field, replace
 
 _MOST = 32
 """Maximum number of regions to examine."""

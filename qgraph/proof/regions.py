@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from qgraph.reasons import (
     TYPE_NOT_PROVED,
     Undecidable,
 )
+from qgraph.records import dataclass
 
 _BOXES = 1 << 20
 _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})

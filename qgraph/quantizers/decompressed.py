@@ -15,7 +15,6 @@ constant:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -30,6 +29,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat, holding
 from qgraph.numerics.minifloat import Minifloat
 from qgraph.ops.dispatch import Environment, compute
 from qgraph.quantizers.dialects.layout import Layout, layout_of
+from qgraph.records import dataclass
 
 _LARGEST = {ir.DataType.FLOAT: 1 << 24, ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8}
 """Types of real numbers, and the largest integer up to which each represents all integers."""

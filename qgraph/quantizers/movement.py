@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +35,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
 from qgraph.ops.sums_of_products import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
+from qgraph.records import dataclass
 
 MOVES = RESHAPING | {"Concat", "DepthToSpace", "Expand", "Gather", "Identity", "MaxPool", "Slice"}
 MOVES |= {"SpaceToDepth", "Tile", "Transpose"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -22,6 +21,7 @@ from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array
 from qgraph.ops.integer.products import SIGNATURES
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
+from qgraph.records import dataclass
 
 _RESULTS = {
     "QLinearAdd": (6, 7),

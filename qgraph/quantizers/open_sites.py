@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
 
@@ -19,6 +18,7 @@ from qgraph.proof.functions.lowering import Forms
 from qgraph.proof.functions.pair import scale_of
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine
+from qgraph.records import dataclass, replace
 
 Spell = Callable[[Site], Iterable[Draft]]
 """Writes the drafts of a site."""

@@ -8,7 +8,6 @@ float operations, and every draft is compared with the nodes it replaces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from qgraph.numerics import Float32
 from qgraph.numerics.formats import Minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.reasons import FAULTY_SCALE, ExplainedReason
+from qgraph.records import dataclass, replace
 
 
 class Recipe(StrEnum):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from qgraph.records import dataclass
 from qgraph.reporting.view import (
     Cell,
     Column,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from qgraph.records import dataclass
 from qgraph.text import NONE
 
 MANY = 24

@@ -8,7 +8,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import ExecutionError, UnsupportedError, plain_message, require, unexpected
 from qgraph.graph.tensors import FileRows, read_rows
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 from qgraph.storage.outputs import Outputs, joined
 
 NamedArrays = Mapping[str, npt.ArrayLike | os.PathLike[str]]

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from qgraph.graph.streaming import FileRange, Sink, stream_of
 from qgraph.graph.tensors import FileTensor, Slot, stored_bytes
 from qgraph.graph.written import ReadBack, Recorder, WrittenRun
 from qgraph.numerics.chunks import available_cores
+from qgraph.records import dataclass
 from qgraph.storage.outputs import Output
 from qgraph.storage.reading import mentions
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Container
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import onnx_ir as ir
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.streaming import FileRange, stream_of
 from qgraph.graph.tensors import slots, stored_bytes
+from qgraph.records import dataclass, field
 from qgraph.storage.reading import message, written_ir_version
 
 _CHUNK_BYTES = 1 << 20

@@ -11,10 +11,10 @@ import os
 import stat
 import unicodedata
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from qgraph.errors import OptionError, QGraphError, shown
+from qgraph.records import dataclass
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 

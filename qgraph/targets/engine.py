@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 import onnx_ir as ir
 
 from qgraph.reasons import Cause, ExplainedReason
+from qgraph.records import dataclass, field
 from qgraph.targets import unmet
 from qgraph.targets.kernels import ANY, KernelRule, OperandRule, TypeRule
 from qgraph.targets.layer import CodedOperand, Granularity, Loads, QuantizedLayer, ZeroPoint

@@ -7,9 +7,9 @@ stands for everything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
+from qgraph.records import dataclass, field
 from qgraph.targets.layer import Granularity, Loads, ProductAxis, ZeroPoint
 
 ANY = "any"

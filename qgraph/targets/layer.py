@@ -6,8 +6,9 @@ The readers of models make it, and the engine of targets compares it with a prof
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from qgraph.records import dataclass, field
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators that are layers if their operands are quantized."""

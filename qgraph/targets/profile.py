@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from qgraph.records import dataclass, field, is_dataclass, replace
 from qgraph.targets.kernels import KernelRule, Names
 from qgraph.targets.layer import Loads, ZeroPoint
 from qgraph.targets.rules import LoadRule

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import refused_pairs
 from qgraph.graph.schema import MICROSOFT, code_type, element_type, is_standard
 from qgraph.graph.scopes import all_nodes, inputs_of, node_name, nodes_of, owners
+from qgraph.records import dataclass, field
 from qgraph.targets.layer import Granularity, Loads
 from qgraph.targets.tables import made
 

@@ -11,7 +11,6 @@ of this arithmetic is at most ``depth * 2**-52``.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +20,7 @@ from qgraph.numerics.values import fingerprint
 from qgraph.ops.approximation import Approximation, granules, largest_of, product
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
+from qgraph.records import dataclass, field, replace
 from qgraph.verify import need
 
 ULP = 2.0**-52

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
+from qgraph.records import dataclass
 from qgraph.verify import need
 from qgraph.verify.reading import code_range
 

@@ -9,7 +9,6 @@ class may be equal except for the signs of zeros, as long as no operator disting
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from qgraph.numerics.float32 import to_keys
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values, fingerprint
 from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
+from qgraph.records import dataclass, replace
 from qgraph.verify import FAILURES, confirm, need
 from qgraph.verify.functions import Both, Boxes, Function
 from qgraph.verify.reading import (

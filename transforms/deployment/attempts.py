@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import onnx_ir as ir
@@ -16,6 +15,7 @@ from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import certified
 from qgraph.quantizers.sites import readable_sites
+from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.engine import refused_nodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import onnx_ir as ir
@@ -17,6 +16,7 @@ from qgraph.inventory.operands import OperandReader
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
+from qgraph.records import dataclass, replace
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS, QuantizedLayer

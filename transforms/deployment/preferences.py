@@ -6,7 +6,6 @@ For times, both forms of each distinct layer are measured on this machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -23,6 +22,7 @@ from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
 from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import ExplainedReason
+from qgraph.records import dataclass, field, replace
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -16,6 +15,7 @@ from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import AT_RUN_TIME, id_of
+from qgraph.records import dataclass, replace
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import onnx_ir as ir
@@ -21,6 +20,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.open_sites import Spell, spelled_once
 from qgraph.quantizers.quantizer import unhealthy
 from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReason, explained
+from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
 

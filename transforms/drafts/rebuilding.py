@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -17,6 +16,7 @@ from qgraph.model import Model
 from qgraph.ops.composite import composite_of, region_of
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_EQUAL_FORM, UNREADABLE, explained
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset

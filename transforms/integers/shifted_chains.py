@@ -8,7 +8,6 @@ select the same elements.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +30,7 @@ from qgraph.reasons import (
     USED_ELSEWHERE,
     ExplainedReason,
 )
+from qgraph.records import dataclass
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.drafts.choice import entry, refused
 

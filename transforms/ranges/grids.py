@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from qgraph.proof.functions.search import MAX_BOXES, plateaus
 from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE, ExplainedReason, explained
+from qgraph.records import dataclass, replace
 
 _FAR_LESS = 2.0**-6
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +41,7 @@ from qgraph.quantizers.dialects.parts import (
 from qgraph.quantizers.dialects.qonnx_forms import codes_holding, quant
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE
+from qgraph.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

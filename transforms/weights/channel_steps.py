@@ -7,13 +7,13 @@ are computed in float64 from the constants of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
+from qgraph.records import dataclass, field
 from qgraph.transforms.weights.output_scale import Stuck, title
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
@@ -22,6 +21,7 @@ from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, Losses, Scheme
 from qgraph.quantizers.weights.weight_job import WeightJob
 from qgraph.reasons import UNSUITED_WEIGHT, ExplainedReason
+from qgraph.records import dataclass
 from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import Figure, entry, label
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +21,7 @@ from qgraph.graph.scopes import input_of
 from qgraph.graph.slices import nearest_cut
 from qgraph.numerics import Float32, Float64
 from qgraph.ops.steps import TO_FLOAT32
+from qgraph.records import dataclass, field
 from qgraph.transforms.drafts.rebuilding import carry_over
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from qgraph.ops.kernels.mat_mul_n_bits import Weights
 from qgraph.quantizers.weights.job import CodeWriter
 from qgraph.quantizers.weights.level_table import numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
+from qgraph.records import dataclass
 
 Compute = Callable[[tuple[int, int], Sequence[Sink]], None]
 

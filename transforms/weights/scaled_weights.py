@@ -8,7 +8,6 @@ are drafted, so that other users of the weights keep the old ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +25,7 @@ from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.ops.steps import FLOATS
 from qgraph.reasons import FAULTY_SCALE, UNKNOWN_TYPE
+from qgraph.records import dataclass, field
 from qgraph.transforms.weights.output_scale import Stuck, title
 
 AXIS_SINCE = 13

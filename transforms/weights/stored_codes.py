@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +22,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.quantizers.movement import is_linear
 from qgraph.quantizers.weights.job import NumberRange, Source
 from qgraph.quantizers.weights.piecewise import Parameter
+from qgraph.records import dataclass, replace
 
 _DECODER = "DequantizeLinear"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from qgraph.model import Model
 from qgraph.numerics import Array, Float64
 from qgraph.ops.known_values import KnownValues
 from qgraph.reasons import UNKNOWN_TYPE, UNSUITED_WEIGHT, explained
+from qgraph.records import dataclass
 from qgraph.reports import SiteReport
 from qgraph.transforms.base import selects
 from qgraph.transforms.drafts.choice import label, opset_reason, refused

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ from qgraph.errors import QGraphError
 from qgraph.graph.opset.versions import declare_domains, minimum_ir_version
 from qgraph.model import Model
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 
 Options = Mapping[str, Any]
 

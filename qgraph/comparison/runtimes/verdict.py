@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -44,6 +43,7 @@ from qgraph.graph.scopes import bodies, input_of
 from qgraph.model import Model
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.standardize import standardize
+from qgraph.records import dataclass, replace
 
 Outputs = Mapping[str, Any]
 

@@ -17,7 +17,6 @@ this quantizer read the result of the other model's part on the same data::
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 import numpy as np
@@ -32,6 +31,7 @@ from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
+from qgraph.records import dataclass, field
 from qgraph.targets.layer import LAYERS
 
 Use = tuple[ir.Node, int]

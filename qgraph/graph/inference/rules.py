@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import INT64, Dim, Size, bounds
 from qgraph.numerics import Array
+from qgraph.records import dataclass, field
 
 Shape: TypeAlias = tuple[Dim, ...]
 T = TypeVar("T")

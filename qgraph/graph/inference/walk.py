@@ -12,7 +12,6 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -33,6 +32,7 @@ from qgraph.graph.inference.rules import (
 )
 from qgraph.graph.schema import is_own, versions_of
 from qgraph.graph.scopes import CONTROL, bodies
+from qgraph.records import dataclass, field, replace
 
 _FAMILIES = ("elementwise", "movement", "reshape", "windows")
 """Modules of rules, which register themselves."""

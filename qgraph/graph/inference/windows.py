@@ -16,7 +16,6 @@ Resizing gives each size times its scale, rounded down, or the sizes in the node
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -38,6 +37,7 @@ from qgraph.graph.inference.rules import (
     rule,
 )
 from qgraph.graph.schema import MICROSOFT
+from qgraph.records import dataclass
 
 
 @dataclass(frozen=True)

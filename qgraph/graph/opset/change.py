@@ -15,7 +15,6 @@ A node is raised only if neither can happen, according to its attributes or the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.inference.windows import Axis, rounded_up
 from qgraph.numerics import Array
+from qgraph.records import dataclass
 
 
 @dataclass

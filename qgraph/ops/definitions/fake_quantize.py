@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from qgraph.numerics.float32 import multiply_add
 from qgraph.numerics.primitives import Numpy
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
+from qgraph.records import dataclass
 
 _MOST_LEVELS = 1 << 24
 _LITTLE = 1 << 12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from qgraph.numerics import Array, minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
+from qgraph.records import dataclass
 
 SCHEMA = OpSchema(
     name="FloatQuant",

@@ -6,7 +6,6 @@ BipolarQuant is the sign of a value, times a scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from qgraph.numerics import Array, Mask, chunks, rounding
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
+from qgraph.records import dataclass
 
 SCHEMA = OpSchema(
     name="Quant",

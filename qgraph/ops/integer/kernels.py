@@ -14,7 +14,6 @@ documentation of its own operators; the order of operations was found by running
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -56,6 +55,7 @@ from qgraph.ops.integer.sums import Factor, conv_attributes
 from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
 from qgraph.ops.operator import operator_of
 from qgraph.ops.pieces import cast
+from qgraph.records import dataclass
 
 _OPSET_OF_CONV = 11
 

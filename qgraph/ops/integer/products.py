@@ -15,7 +15,6 @@ writers of these operators share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +28,7 @@ from qgraph.numerics import Array
 from qgraph.ops.integer.codes import float32
 from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum
 from qgraph.ops.pieces import type_of
+from qgraph.records import dataclass
 
 _ONE = np.float32(1)
 

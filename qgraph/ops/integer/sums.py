@@ -10,7 +10,6 @@ in any order, as long as no partial sum leaves the range in which it holds every
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics import Array
 from qgraph.ops.pieces import cast
+from qgraph.records import dataclass
 
 Parameter = Array | ir.Value
 """A constant that broadcasts to what it applies to, or a value that will have one element."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.formats import pack, unpack
 from qgraph.ops import steps
 from qgraph.ops.kernels.standard import Kernel, matmul
+from qgraph.records import dataclass
 
 _WIDTHS = (2, 4, 8)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -23,6 +22,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, rounding
 from qgraph.numerics.rounding import FUNCTIONS, is_rounded_once
+from qgraph.records import dataclass
 
 Kernel = Callable[..., Sequence[Any]]
 """Positional input arrays, None for an absent optional one, to the outputs."""

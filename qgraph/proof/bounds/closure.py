@@ -8,7 +8,6 @@ C[v], and u and v are the only difference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -21,6 +20,7 @@ from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
+from qgraph.records import dataclass
 
 _MOST_CORRESPONDING = 200_000
 

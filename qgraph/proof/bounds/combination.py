@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from qgraph.conditions import Condition
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FEW_NUMBERS, ZERO, largest_of, product, zero
+from qgraph.records import dataclass, field
 
 BORDER = "border"
 """Kind of an atom: the sum of the weights whose data is not padding, for data with an offset."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -24,6 +23,7 @@ from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.quantity import Event, Quantity
+from qgraph.records import dataclass, field
 
 _MOST = 2.0**40
 """Largest number of units of a coefficient or an offset."""

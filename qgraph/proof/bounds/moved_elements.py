@@ -15,7 +15,6 @@ So moved codes equal the rounding of moved data. Both models are compared on the
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from qgraph.proof.bounds.combination import Atom, Atoms, Combination
 from qgraph.proof.bounds.quantity import Pending, Quantity, of_constant
 from qgraph.proof.bounds.roundings import RoundedData, rounding_of
 from qgraph.reasons import AT_RUN_TIME, Undecidable
+from qgraph.records import dataclass, field, replace
 
 Change = Callable[[Float64], Float64]
 """Moves an array that broadcasts to the data; raises :class:`Undecidable` if it cannot."""

@@ -9,7 +9,6 @@ bounded on each piece.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import SLACK, largest_of, product
 from qgraph.proof.bounds.combination import Atom, Combination
 from qgraph.proof.bounds.executed import is_whole
+from qgraph.records import dataclass, field
 
 ELEMENTWISE = frozenset({"clip", "product", "function", "quotient"})
 """Kinds of elementwise atoms."""

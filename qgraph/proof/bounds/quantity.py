@@ -9,7 +9,6 @@ before them, are the events at which two models are compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.approximation import FEW_NUMBERS, ZERO, Approximation
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
+from qgraph.records import dataclass, replace
 
 _TYPES = {"FLOAT16": np.float16, "BFLOAT16": ml_dtypes.bfloat16}
 

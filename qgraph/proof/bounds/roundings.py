@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +21,7 @@ from qgraph.proof.bounds.combination import Atom, Atoms, AxisPart, Combination, 
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.bounds.executed import Finished, Pick, codes_of, compare, program_of, wholes_of
 from qgraph.proof.bounds.quantity import Event, Pending, Quantity
+from qgraph.records import dataclass, field, replace
 
 SHIFTS = {"Floor": -0.5, "Ceil": 0.5}
 """Shift of thresholds of each rounding mode relative to rounding to nearest."""

@@ -14,7 +14,6 @@ product.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ from qgraph.proof.bounds.quantity import Operand, Quantity
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.matching.operators import label
 from qgraph.reasons import AT_RUN_TIME, DO_NOT_FIT, NO_BOUND, Undecidable
+from qgraph.records import dataclass
 from qgraph.registry import Registry
 
 T = TypeVar("T")

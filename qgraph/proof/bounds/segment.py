@@ -13,7 +13,6 @@ follow have no bound either, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from qgraph.proof.bounds.executed import Counted, Finished, Pick, compare, progr
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import RoundedData, limited_codes, limits_apart
 from qgraph.reasons import OVERFLOW, ExplainedReason
+from qgraph.records import dataclass, field
 
 
 @dataclass(frozen=True, eq=False)

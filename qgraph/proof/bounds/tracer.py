@@ -8,7 +8,6 @@ collects them. When an operation uses the codes, ``settle`` returns their atom.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,6 +47,7 @@ from qgraph.proof.bounds.quantity import (
     in_order,
 )
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
+from qgraph.records import dataclass, replace
 
 ENDLESS = np.full((), np.inf)
 

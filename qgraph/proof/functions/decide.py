@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from qgraph.proof.functions.pair import CONSTANTS, FunctionPair, Key
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
 from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, Undecidable, restated
+from qgraph.records import dataclass, replace
 
 
 @dataclass(frozen=True)

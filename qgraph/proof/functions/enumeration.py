@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,6 +34,7 @@ from qgraph.proof.functions.lowering import Constants, Shape, laid_out
 from qgraph.proof.functions.program import PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
 from qgraph.reasons import DO_NOT_FIT, EFFORT, NO_RULE, OUT_OF_TIME, Undecidable
+from qgraph.records import dataclass, replace
 
 _BLOCK = 1 << 17
 _FINITE = 0x7F800000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from qgraph.numerics import Array, Float32, Mask
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.primitives import NUMPY
 from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, TYPE_NOT_PROVED, Undecidable
+from qgraph.records import dataclass
 
 T = TypeVar("T")
 

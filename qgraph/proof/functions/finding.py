@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from qgraph.proof.functions.expression import CONSTANT, Expr, in_order, known
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.proof.functions.search import BoxBatch
 from qgraph.reasons import Undecidable
+from qgraph.records import dataclass, replace
 
 _KEY_BITS = 33
 """Number of bits for the key of any float32 number and its sign."""

@@ -15,7 +15,6 @@ here. An element is *open* if the result is a zero whose sign is undefined for e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from qgraph.numerics.float32 import from_keys, to_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import undefined
 from qgraph.reasons import NO_RULE, Undecidable
+from qgraph.records import dataclass
 
 _ZERO = np.float32(0)
 _MINUS_ZERO = np.float32(-0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -32,6 +31,7 @@ from qgraph.reasons import (
     TYPE_NOT_PROVED,
     Undecidable,
 )
+from qgraph.records import dataclass
 
 Shape = tuple[int | None, ...]
 

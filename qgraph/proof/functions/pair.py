@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -33,6 +32,7 @@ from qgraph.proof.functions.lowering import (
     parameter_array,
 )
 from qgraph.reasons import Undecidable
+from qgraph.records import dataclass
 
 Key: TypeAlias = tuple[object, ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from qgraph.proof.functions.expression import (
 )
 from qgraph.proof.functions.interval import RULES, Interval, apply
 from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, Undecidable
+from qgraph.records import dataclass
 
 Channels = npt.NDArray[np.int64]
 

@@ -17,7 +17,6 @@ of a comparison, which the checker evaluates again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +39,7 @@ from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.interval import Interval, either, settled
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.reasons import EFFORT, OUT_OF_TIME, Undecidable
+from qgraph.records import dataclass
 
 MAX_BOXES = 1 << 27
 """Number of boxes after which a comparison stops undecided."""

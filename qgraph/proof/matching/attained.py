@@ -14,7 +14,6 @@ operators, a run has to show it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from qgraph.proof.matching.operators import (
     is_move,
     needed,
 )
+from qgraph.records import dataclass, replace
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 

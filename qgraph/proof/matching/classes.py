@@ -13,7 +13,6 @@ their classes, and all classes that become equal by congruence are merged too.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -35,6 +34,7 @@ from qgraph.proof.matching.operators import (
     operands,
     rewritten_sum,
 )
+from qgraph.records import dataclass, field
 
 _HASHED_BYTES = 1 << 20
 """Size in bytes above which constants are compared only if a proof needs it."""

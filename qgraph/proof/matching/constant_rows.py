@@ -7,7 +7,6 @@ module shares no code with the passes that store weights, so it can find their m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
+from qgraph.records import dataclass
 
 _ELEMENTWISE = frozenset(
     (

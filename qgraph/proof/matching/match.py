@@ -11,7 +11,6 @@ Each claim depends on earlier claims only.
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
@@ -28,6 +27,7 @@ from qgraph.proof.matching.constant_rows import compare_constants
 from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.matching.operators import is_moving, is_reshape
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
+from qgraph.records import dataclass
 
 _MOST = 64
 """Maximum number of values to search for the two inputs of a region."""

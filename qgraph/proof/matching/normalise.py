@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -41,6 +40,7 @@ from qgraph.proof.matching.composites import (
 )
 from qgraph.proof.matching.operators import is_identity, keeps_shape, new_shape
 from qgraph.proof.matching.sums import with_common_sums
+from qgraph.records import dataclass, field
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import is_random
 from qgraph.ops.operator import is_defined, operator_of
+from qgraph.records import dataclass
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.chunks import available_cores, transpose
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
+from qgraph.records import dataclass, replace
 
 _STRIP_BYTES = 1 << 25
 """Maximum number of packed codes in memory at a time."""

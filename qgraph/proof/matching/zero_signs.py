@@ -25,7 +25,6 @@ considered.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -40,6 +39,7 @@ from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.ops.operator import operator_of
 from qgraph.proof.matching.normalise import live_nodes
 from qgraph.proof.matching.operators import is_moving
+from qgraph.records import dataclass
 
 _DEPTH = 24
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ import onnx_ir as ir
 from qgraph.graph.interface import stated_shape
 from qgraph.numerics import Array
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
+from qgraph.records import dataclass
 
 Written = tuple[str, Sequence[object], dict[str, object]]
 """The operator, other operands and attributes of a movement."""

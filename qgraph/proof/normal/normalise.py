@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -18,6 +17,7 @@ from qgraph.ops.integer.definitions import ELEMENTWISE, write_elementwise
 from qgraph.proof.matching.normalise import NormalisedModel
 from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
 from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
+from qgraph.records import dataclass, replace
 
 
 def shared_operators(models: Sequence[ir.Model]) -> frozenset[OpKey]:

@@ -14,7 +14,6 @@ All are exact, because nothing is computed from the elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -34,6 +33,7 @@ from qgraph.proof.normal.movements import (
     result_of,
 )
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
+from qgraph.records import dataclass
 
 _MOST_INDICES = 1 << 14
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +30,7 @@ from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import KnownValues
 from qgraph.proof.matching.operators import DoesNotApplyError, needed
 from qgraph.proof.matching.zero_signs import distinguished
+from qgraph.records import dataclass, field
 
 _PARAMETER_BYTES = 1 << 22
 """Size up to which constants are moved to the other side of an operator."""

@@ -7,7 +7,6 @@ most :data:`FUNCTION_ERROR`, which is a condition of the bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from math import erf, erfc
 
@@ -22,6 +21,7 @@ from qgraph.proof.bounds.quantity import Operand, Quantity, constant, extreme
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
+from qgraph.records import dataclass, replace
 
 Numbers = Mapping[str, float]
 """Attributes of a function, by name."""

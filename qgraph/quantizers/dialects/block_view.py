@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +12,7 @@ from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.values import narrowed
+from qgraph.records import dataclass
 
 Shape = tuple[int | None, ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -27,6 +26,7 @@ from qgraph.quantizers.dialects.block_view import BlockView, view_of, view_of_bl
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
 from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.quantizers.weights.piecewise import ElementProgram
+from qgraph.records import dataclass, replace
 from qgraph.registry import Registry
 
 

@@ -10,7 +10,6 @@ a separate axis. And a scale may have one entry per element. Both are blocks of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from qgraph.numerics import Array, blocks
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import arrays_of
 from qgraph.quantizers.weights.piecewise import Parameter, reshaped
+from qgraph.records import dataclass, replace
 
 Shape = tuple[int, ...]
 OpenShape = tuple[int | None, ...]

@@ -12,7 +12,6 @@ DequantizeLinear may be stored in a smaller type that decodes to the same float3
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.ops.steps import clamp
 from qgraph.quantizers.dialects.layout import Layout
 from qgraph.quantizers.quantizer import Affine, Ranged, Recipe, Truncating
+from qgraph.records import dataclass, replace
 
 Form = Callable[[Draft, ir.Value], Operand]
 """Appends the decoding of some codes to a draft."""

@@ -9,7 +9,6 @@ model is saved.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -45,6 +44,7 @@ from qgraph.quantizers.quantizer import Affine, Bipolar, Decoding, Floating, Ran
 from qgraph.quantizers.weights.codes_job import LEAST_BYTES, CodesJob, CodesPlan, Coding, tally_of
 from qgraph.quantizers.weights.level_table import LevelTable
 from qgraph.quantizers.weights.piecewise import ElementProgram
+from qgraph.records import dataclass, replace
 from qgraph.reports import operator_name
 
 SIGNED = ("INT2", "INT4", "INT8", "INT16", "INT32")

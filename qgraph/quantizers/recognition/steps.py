@@ -10,7 +10,6 @@ casts to a type and back, and rounding to a minifloat grid are one step each::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -20,6 +19,7 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import Minifloat
 from qgraph.numerics.rounding import Rounding
 from qgraph.proof.functions.expression import Expr
+from qgraph.records import dataclass
 
 SAME_SCALE = 1e-5
 """Relative tolerance within which scales count as the same."""

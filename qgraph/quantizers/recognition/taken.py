@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -31,6 +30,7 @@ from qgraph.quantizers.recognition.steps import (
     require,
     same,
 )
+from qgraph.records import dataclass, field
 
 
 class _StepsTaken:

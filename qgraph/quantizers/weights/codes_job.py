@@ -10,7 +10,6 @@ value with every parameter, it is enough that each element is one of the levels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -28,6 +27,7 @@ from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.job import CodeWriter, flat_parts
 from qgraph.quantizers.weights.level_table import LevelTable, Spread, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
+from qgraph.records import dataclass, fields, is_dataclass
 
 Box = tuple[Sequence[int], Sequence[int]]
 

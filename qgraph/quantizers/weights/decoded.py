@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -28,6 +27,7 @@ from qgraph.quantizers.weights import codes_job, job
 from qgraph.quantizers.weights.job import flat_parts
 from qgraph.quantizers.weights.level_table import aligned, distinct, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
+from qgraph.records import dataclass
 
 _MOST_BITS = 8
 _COMPARED = 1 << 18

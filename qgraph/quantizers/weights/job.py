@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype, pack, unpac
 from qgraph.numerics.minifloat import DTYPES, decode, encode
 from qgraph.quantizers.weights import job
 from qgraph.quantizers.weights.piecewise import Parameter, pieces
+from qgraph.records import dataclass, field
 
 PIECE = 1 << 18
 """Number of elements that are read at a time."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from qgraph.numerics.formats import FORMATS, IntFormat, container, numpy_dtype
 from qgraph.numerics.minifloat import decode, encode
 from qgraph.ops.steps import Stages
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
+from qgraph.records import dataclass
 
 Shape = tuple[int, ...]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from qgraph.ops import steps
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import OPERATORS, operator_of
 from qgraph.ops.steps import Stages
+from qgraph.records import dataclass, replace
 
 Shape = tuple[int, ...]
 

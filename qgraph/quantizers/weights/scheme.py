@@ -6,8 +6,6 @@ scale. Everything is float32 and computed in place, so that a tile stays in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +13,7 @@ from qgraph.errors import Choice
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS, cast, decode, encode, floor_power_of_two
+from qgraph.records import dataclass
 
 Codes = npt.NDArray[np.uint8]
 

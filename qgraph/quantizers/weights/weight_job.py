@@ -8,7 +8,6 @@ search by squared error another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from qgraph.quantizers.weights import job, search
 from qgraph.quantizers.weights import scheme as quantization
 from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, run_now
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
+from qgraph.records import dataclass, field
 
 _TILE = 1 << 16
 """Number of elements of a shared scale whose squared errors are added in float32."""

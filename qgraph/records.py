@@ -1,0 +1,69 @@
+"""Dataclasses that are made in a third of the time.
+
+``dataclasses.dataclass`` compiles up to six functions for each class. A short command loads some
+150 classes, and this took a fifth of its time. Here, classes share all functions but ``__init__``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import field, fields, is_dataclass, replace
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any, TypeVar
+
+__all__ = ["dataclass", "field", "fields", "is_dataclass", "replace"]
+
+T = TypeVar("T", bound=type[Any])
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(
+        cls: T | None = None,
+        /,
+        *,
+        eq: bool = True,
+        frozen: bool = False,
+        repr: bool = True,  # noqa: A002 - as in dataclasses
+        **others: bool,
+    ) -> T | Callable[[T], T]:
+        """Return a class as a dataclass, or a decorator that does; for classes inside qgraph.
+
+        There is one difference to ``dataclasses.dataclass``: only type checkers enforce ``frozen``.
+        So fields are assigned directly, and an object is made three times as fast.
+        """
+
+        def decorated(cls: T) -> T:
+            made = dataclasses.dataclass(eq=False, repr=False, **others)(cls)
+            own = vars(made)
+            if repr and "__repr__" not in own:
+                made.__repr__ = _shown
+            if eq:
+                compared = (each.name for each in fields(made) if each.compare)
+                made._compared = attrgetter("__class__", *compared)
+                if "__eq__" not in own:
+                    made.__eq__ = _is_equal
+                if own.get("__hash__") is None:
+                    made.__hash__ = _hashed if frozen else None
+            return made
+
+        return decorated if cls is None else decorated(cls)
+
+
+@recursive_repr()
+def _shown(record: Any) -> str:
+    names = [each.name for each in fields(record) if each.repr]
+    values = ", ".join(f"{name}={getattr(record, name)!r}" for name in names)
+    return f"{type(record).__qualname__}({values})"
+
+
+def _is_equal(record: Any, other: Any) -> bool:
+    same_class = other.__class__ is record.__class__
+    return record._compared(record) == record._compared(other) if same_class else NotImplemented
+
+
+def _hashed(record: Any) -> int:
+    return hash(record._compared(record))

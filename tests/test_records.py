@@ -1,0 +1,82 @@
+"""Records behave like dataclasses of the standard library, but for being frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from functools import cached_property
+from typing import Any
+
+import pytest
+
+from qgraph import records
+
+MAKERS = (records.dataclass, dataclasses.dataclass)
+OPTIONS = [{}, {"eq": False}, {"frozen": True}, {"frozen": True, "eq": False}, {"repr": False}]
+
+
+def classes(maker: Any, **options: bool) -> list[type]:
+    """Return one class without fields, one with, one derived, and one with methods of its own."""
+
+    @maker(**options)
+    class Empty:
+        pass
+
+    @maker(**options)
+    class Base:
+        a: int
+        label: str = dataclasses.field(default="", compare=False)
+        hidden: list[int] = dataclasses.field(default_factory=list, repr=False, compare=False)
+
+    @maker(**options)
+    class Derived(Base):
+        b: object = None
+
+    @maker(**options)
+    class Own(Base):
+        def __repr__(self) -> str:
+            return "own"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Own)
+
+        @cached_property
+        def double(self) -> int:
+            return 2 * self.a
+
+    return [Empty, Base, Derived, Own]
+
+
+def facts(made: list[type]) -> list[object]:
+    """Return what equality, hashes and texts of objects of all classes are."""
+    empty, base, derived, own = made
+    nan = float("nan")
+    objects = [empty(), empty(), base(1), base(1, "x"), base(2), derived(1), derived(1, b=nan)]
+    objects += [derived(1, b=nan), derived(1, b=[1]), own(1), own(2), base(base(1))]
+    is_hashed = []
+    for each in objects:
+        try:
+            is_hashed.append([hash(each) == hash(x) for x in objects if x == each])
+        except TypeError as error:
+            is_hashed.append(str(error))
+    equal = [[each == other for other in objects] for each in objects]
+    texts = [repr(each).split(" at ")[0] for each in objects]
+    return [is_hashed, equal, texts, dataclasses.replace(base(1), a=3).a, own(4).double]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_records_equal_and_show_like_dataclasses(options):
+    ours, theirs = (facts(classes(maker, **options)) for maker in MAKERS)
+    assert ours == theirs
+
+
+@records.dataclass(frozen=True)
+class Shown:
+    inner: Any = None
+
+
+def test_a_record_that_contains_itself_is_shown_and_records_are_pickled():
+    shown = Shown([])
+    shown.inner.append(shown)
+    assert repr(shown) == "Shown(inner=[...])"
+    assert pickle.loads(pickle.dumps(Shown(3))) == Shown(3)
