@@ -141,6 +141,8 @@ class InputOptions:
 
     def labels_file(self, option: str | None) -> Path | None:
         """Return the file of the labels; None if they are in the archive of the inputs."""
+        if option is not None and not self.files and self.bundle is None:
+            raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
         if option is None or (self.bundle is not None and not Path(option).is_file()):
             return None
         return Path(option)

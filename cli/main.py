@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with guarded_streams() as results:
         status = 0
         try:
-            with interruptible():
-                status = _run(argv)
+            with interruptible() as raised:
+                status = _run(argv, raised)
             results.flush()
         except Interrupted as signal:
             Talk().error(f"interrupted by {signal.name}")
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE if results.is_gone and status == 0 else status
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, raised: Sequence[Interrupted]) -> int:
     talk = Talk()
     try:
         with talk.listening():
@@ -105,6 +105,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     except Exception as error:
+        if raised:  # a library has turned the interruption into this error
+            raise raised[-1] from error
         return print_failure(error, talk).status
     return int(status or 0)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 import time
 import traceback
@@ -202,6 +204,11 @@ def _failure(error: Exception) -> Failure:
     elif isinstance(error, OSError):
         what = f"{error.filename}: {error.strerror}" if error.filename else error
         message = f"{what}. Correct this and run the command again."
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            message = (
+                f"{tempfile.gettempdir()}: a temporary file cannot be written ({error.strerror}). "
+                "Free some space, or set TMPDIR to another folder."
+            )
     else:
         message = (
             f"{_models(error)} could not be handled ({unexpected(error)}). If onnx.checker "

@@ -208,22 +208,29 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[list[Interrupted]]:
     """Raise :class:`Interrupted` in the block when a signal asks the process to end.
 
-    A signal that the caller ignores, as ``nohup`` does, stays ignored. After the first signal the
-    others are ignored, so that the removal of scratch folders is not interrupted. Outside the main
-    thread this function has no effect, because Python handles signals only in the main thread.
+    A signal that the caller ignores, as ``nohup`` does, stays ignored. While the exception passes,
+    further signals are ignored, so that the removal of scratch folders is not interrupted. Yields
+    the list of raised exceptions, since libraries may catch one, as when they are imported. Outside
+    the main thread this function has no effect, because Python handles signals only in the main
+    thread.
     """
+    raised: list[Interrupted] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield raised
         return
     before: dict[int, Any] = {}
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+        error = sys.exc_info()[1]
+        while error is not None:
+            if error in raised:
+                return
+            error = error.__context__
+        raised.append(Interrupted(number))
+        raise raised[-1]
 
     for name in _NAMES:
         number = getattr(signal, name, None)  # some systems lack some of them
@@ -231,7 +238,7 @@ def interruptible() -> Iterator[None]:
         if number is not None and signal.getsignal(number) in usual:
             before[number] = signal.signal(number, stop)
     try:
-        yield
+        yield raised
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

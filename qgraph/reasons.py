@@ -327,8 +327,8 @@ def cause_of(name: str, known: Mapping[str, T]) -> T:
         return known[name.upper()]
     near = closest(name, known) or NO_EQUAL_FORM.id
     raise OptionError(
-        f"There is no id {shown(name)}, expected one from a field 'reason_id' or 'id' of a report, "
-        f"such as {near}. 'qgraph explain' lists all."
+        f"There is no id {shown(name)}, expected one such as {near}, or the name of a rule. "
+        "'qgraph explain' lists all."
     )
 
 

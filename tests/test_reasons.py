@@ -216,7 +216,7 @@ def test_an_unknown_id_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OptionError, match="'QG05', expected"):
         cause_of("QG05", CAUSES)
     assert main(["explain", "QG05"]) == 2
-    assert "reason_id" in capsys.readouterr().err
+    assert "or the name of a rule" in capsys.readouterr().err
 
 
 def test_unchecked_parts_of_certificates_have_an_id() -> None:

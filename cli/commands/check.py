@@ -104,6 +104,8 @@ def command(
 
     views.check()
     options.find_modules([metric] if ":" in metric else [])
+    if max_drop is not None and labels is None:
+        raise click.UsageError("--max-drop needs --labels, to score the models by. Add it.")
     read = (inputs.bundle, *inputs.files.values(), inputs.labels_file(labels))
     targets = (witness, *views.paths)
     with planned(targets, models=(reference, candidate), files=read) as outputs:

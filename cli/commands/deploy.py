@@ -122,8 +122,6 @@ def command(
     from qgraph.transforms.rewriting import described
 
     views.check()
-    if labels is not None and inputs is None:
-        raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
     if tune and prefer == "size":
         raise click.UsageError(
             "--tune optimizes for speed, and --prefer size for size. Use one of them."

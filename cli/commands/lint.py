@@ -141,7 +141,7 @@ class FixOptions:
 fix_options = options.gathered(
     "fixing",
     FixOptions,
-    options.flag("--fix", text="Apply the passes that findings name; needs -o."),
+    options.flag("--fix", text="Apply the passes that findings name; needs -o or --in-place."),
     options.flag("--diff", text="Show what --fix would change; write no model."),
     options.output_option,
     options.flag("--in-place", text="Replace each MODEL."),

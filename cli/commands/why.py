@@ -55,8 +55,6 @@ def command(
 
     views.check()
     options.find_modules([metric] if ":" in metric else [])
-    if labels is not None and not inputs.files and inputs.bundle is None:
-        raise click.UsageError("--labels needs --inputs, the data of the labels. Add it.")
     read = (inputs.bundle, *inputs.files.values(), inputs.labels_file(labels))
     models = (reference, candidate)
     with planned(views.paths, models=models, files=read) as outputs:

@@ -331,9 +331,15 @@ class _Timer:
         limit = seconds_left(LOADING_SECONDS)
         late = threading.Timer(limit, self._process.kill)
         late.start()
-        line = self._answers.readline()
-        is_late = not line and not late.is_alive()
-        late.cancel()
+        try:
+            line = self._answers.readline()
+            is_late = not line and not late.is_alive()
+        except BaseException:  # an interruption: nothing else ends the process
+            self._process.kill()
+            self._close()
+            raise
+        finally:
+            late.cancel()
         if is_late:
             self._close()
             raise QGraphError(

@@ -14,7 +14,7 @@ from qgraph.comparison.divergence import correspondence, excerpt, frontier, valu
 from qgraph.comparison.metrics import OutputComparison, compare
 from qgraph.comparison.report import CheckReport
 from qgraph.effort import is_over
-from qgraph.errors import QGraphError, UndecidedError
+from qgraph.errors import QGraphError, UndecidedError, plain_message
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import interface, names
@@ -73,8 +73,8 @@ class Reduction:
                 together.make_folder(target)
             except OSError as error:
                 raise QGraphError(
-                    f"{target}: cannot be created ({error}), expected a folder. Choose another "
-                    "name."
+                    f"{target}: cannot be created ({plain_message(error)}), expected a folder. "
+                    "Choose another name."
                 ) from error
             storage.save(self.reference, files[0], outputs=together)
             storage.save(self.candidate, files[1], outputs=together)

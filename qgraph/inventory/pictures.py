@@ -31,6 +31,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.sites import sites
 from qgraph.quantizers.standardize import standardize
 from qgraph.reasons import Undecidable
+from qgraph.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -213,8 +214,8 @@ def plot_data(
     chosen = channel if channel is not None else near[1] if near is not None else 0
     if not 0 <= chosen < number:
         raise OptionError(
-            f"channel {chosen} of {node!r}: it has {number}, expected 0 to {number - 1}. Choose "
-            "one of these."
+            f"channel {chosen} of {node!r}: it has {counted(number, 'channel')}, expected 0 to "
+            f"{number - 1}. Choose one of these."
         )
     labels = [node] if compare is None else [node, node]
     spot = None if near is None else near[0]

@@ -316,8 +316,9 @@ def read_baseline(path: Path) -> LintBaseline:
             for e in entries
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"the field {error} is missing" if isinstance(error, KeyError) else error
         raise ModelError(
-            f"{path}: is no baseline ({error}), expected a file that 'qgraph lint "
+            f"{path}: is no baseline ({what}), expected a file that 'qgraph lint "
             "--write-baseline' wrote. Write it again."
         ) from error
     return LintBaseline(counts, path.parent)

@@ -78,6 +78,8 @@ def _after_why(document: Document, first: str, second: str) -> str:
         return f"qgraph prove {first} {second}  # covers every input, not only these"
     if not costs:
         return f"qgraph diff {first} {second}  # shows which quantizers correspond"
+    if costs[0].get("is_weight"):
+        return f"qgraph run {second} --stats  # shows the codes that weights and data use"
     node = shlex.quote(str(costs[0]["node"]))
     return f"qgraph plot {second} --node {node} -o worst.svg  # draws the first one"
 

@@ -254,9 +254,9 @@ def test_runtimes_are_told_apart_from_the_rewrite(qgraph, write):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--labels", "l.npy"], "l.npy: cannot be read"),
-        (["--metric", "top1", "--max-drop", 1], "max_drop is 1.0, expected"),
-        (["--metric", "best", "--max-drop", 0.1], "There is no metric 'best'"),
+        (["--labels", "l.npy"], "--labels needs --inputs"),
+        (["--metric", "top1", "--max-drop", 1], "--max-drop needs --labels"),
+        (["--metric", "best"], "There is no metric 'best'"),
         (["--min-top1", "z:1"], "min_top1 is given for output 'z'"),
         (["--probes", -1], "-1 is not in the range"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -259,6 +260,25 @@ def test_signals_end_a_command_and_leave_nothing(qgraph, files, monkeypatch, nam
     assert found.error == f"error: interrupted by {name}"
     assert everything(files) == before
     assert [signal.getsignal(each) for each in (number, signal.SIGTERM)] == handlers
+
+
+@pytest.mark.parametrize("name", ["SIGINT"])
+def test_a_signal_ends_a_command_although_a_library_catches_it(qgraph, files, monkeypatch, heeded):
+    def caught(*arguments: object, **options: object) -> object:
+        try:
+            signal.raise_signal(heeded)
+        except BaseException as error:
+            raise ImportError("initialization failed") from error
+
+    def caught_once(*arguments: object, **options: object) -> None:
+        with contextlib.suppress(ImportError):
+            caught()
+        signal.raise_signal(heeded)
+
+    for instead in (caught, caught_once):
+        monkeypatch.setattr(library.Model, "apply", instead)
+        found = qgraph(*FOLD)
+        assert (found.status, found.error) == (130, "error: interrupted by SIGINT")
 
 
 def test_an_ignored_signal_stays_ignored(qgraph, files, monkeypatch):

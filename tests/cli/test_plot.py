@@ -119,7 +119,7 @@ def test_a_channel_can_be_chosen(qgraph, moved, tmp_path):
     assert curve["y"] == [2.0 * code for code in range(-8, 8)]
     found = qgraph("plot", moved[0], "--node", "act", "--channel", 3, "-o", tmp_path / "q.svg")
     assert found.status == 2
-    assert "it has 3, expected 0 to 2" in found.error
+    assert "it has 3 channels, expected 0 to 2" in found.error
 
 
 @pytest.mark.parametrize("name", ["y", "act"])

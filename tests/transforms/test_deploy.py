@@ -135,7 +135,7 @@ def test_the_command_writes_model_report_and_certificate(network, tmp_path, caps
     assert properties["qgraph.deploy.target"] == "onnxruntime-cpu"
     assert properties["qgraph.deploy.input"] == document["input"]["sha256"]
     assert main(["prove", "--verify", str(proof), str(network), str(out)]) == 0
-    assert f"prove it again: {document['prove']}\nnext: --inputs" in printed
+    assert f"prove it again: {document['prove']}\nnext: add --inputs" in printed
     assert repeated(document, tmp_path) == ("bounded", 0)
 
     assert main([*command, "--explain", "conv"]) == 0

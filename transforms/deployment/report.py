@@ -288,10 +288,10 @@ def advice(document: Mapping[str, Any]) -> str:
     if options:
         return needed
     if document["accuracy"] is None:
-        return "--inputs DATA.npz --labels NAME shows the accuracy before and after on your data"
+        return "add --inputs DATA.npz --labels NAME to see the accuracy before and after"
     if measured is None and document["executed"]:
-        return "--measure shows the time beside that of the input and of the network in float"
-    return "--certificate FILE keeps the proof, which 'qgraph prove --verify FILE' checks"
+        return "add --measure to see the times of the result, the input and the network in float"
+    return "add --certificate FILE to keep the proof; 'qgraph prove --verify FILE' checks it"
 
 
 @dataclass(frozen=True)
