@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import qgraph
@@ -92,6 +93,15 @@ def test_a_pattern_that_keeps_no_layer_is_an_error(network):
     wanted = r"no layer 'cnov' to keep.*such as conv.* Did you mean 'conv'\?"
     with pytest.raises(OptionError, match=wanted):
         qgraph.deploy(network, "onnxruntime-cpu", keep=["con?", "cnov"])
+
+
+def test_an_opset_that_the_runtime_refuses_is_lowered():
+    head = '<ir_version: 10, opset_import: ["": 99]>'
+    text = f"{head} net (float[N] x) => (float[N] y) {{ y = Neg (x) }}"
+    model = qgraph.load(ir.from_onnx_text(text))
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    assert (model.ir.opset_imports[""], found.refusal) == (21, None)
+    assert "opset lowered from 99 to 21" in found.notes
 
 
 def test_the_next_step_after_wrong_parameters_is_about_them(network):

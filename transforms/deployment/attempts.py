@@ -74,9 +74,12 @@ class Attempt:
 
     @property
     def is_changed(self) -> bool:
-        """Whether a site changed, or initializers became constants that were inputs, too."""
-        inputs = [len(each.ir.graph.inputs) for each in (self.reference, self.model)]
-        return self.report.count(SiteStatus.CHANGED) > 0 or inputs[0] != inputs[1]
+        """Whether a site, the number of inputs, or the opset changed, which may only be lowered."""
+        models = self.reference.ir, self.model.ir
+        inputs = [len(each.graph.inputs) for each in models]
+        opsets = [each.opset_imports.get("", 0) for each in models]
+        is_other = inputs[0] != inputs[1] or opsets[0] > opsets[1]
+        return is_other or self.report.count(SiteStatus.CHANGED) > 0
 
     @property
     def changing(self) -> set[str]:
