@@ -255,41 +255,35 @@ def _powers(scale: Float32, count: int) -> Float32:
         return exp(exponents, np.float32)
 
 
-def q_linear_global_average_pool(node: ir.Node) -> Kernel:
-    """``m = s_x / (s_y * n)`` for ``n`` elements of each channel."""
-    last = node.attributes.get_int("channels_last", 0)
-
-    def run(x: Array, s_x: Array, z_x: Array, s_y: Array, z_y: Array) -> Sequence[Array]:
-        axes = tuple(range(1, x.ndim - 1) if last else range(2, x.ndim))
-        return [_average_of_all(x, axes, s_x, z_x, s_y, z_y)]
-
-    return run
-
-
 def q_linear_average_pool(node: ir.Node) -> Kernel:
     """``code = saturate(round_half_even(sum(r) / n / s_y + z_y))`` with ``r = s_x * (x - z_x)``.
 
     The real numbers of a window are added in float32, in row order; padding adds nothing. ``n`` is
     the number of elements in the window, with ``count_include_pad`` always that of the whole
-    window. A window that is the whole image is averaged as in
-    :func:`q_linear_global_average_pool`, which is rounded otherwise.
+    window. A window that is the whole image, as in QLinearGlobalAveragePool, is averaged and
+    rounded otherwise: its codes are summed, and ``m = s_x / (s_y * n)``.
     """
-    last = node.attributes.get_int("channels_last", 0)
+    last, is_global = node.attributes.get_int("channels_last", 0), "Global" in node.op_type
     kernel = node.attributes.get_ints("kernel_shape", [])
 
     def run(
         x: Array, s_x: Array, z_x: Array | None, s_y: Array, z_y: Array | None = None
     ) -> Sequence[Array]:
         x = np.moveaxis(x, -1, 1) if last else x
-        windows = Windows.of(node, x.shape[2:], kernel)
-        if _is_whole(windows, x.shape[2:]):
-            y = _average_of_all(x, tuple(range(2, x.ndim)), s_x, z_x, s_y, z_y)
-            return [np.moveaxis(y, 1, -1) if last else y]
-        average = windows.sums(decoded(x, s_x, z_x)) / counts(node, windows, x.shape[2:])
-        z = zero_of(z_y, x)
-        with np.errstate(all="ignore"):
-            steps: Float32 = average.astype(np.float32) / float32(single(s_y))
-            y = saturated(steps + z.astype(np.float32), z)
+        z, sizes = zero_of(z_y, x), x.shape[2:]
+        windows = None if is_global else Windows.of(node, sizes, kernel)
+        if windows is None or _is_whole(windows, sizes):
+            zero = None if z_x is None else single(z_x)
+            axes = tuple(range(2, x.ndim))
+            acc = shifted(x, zero, np.int32).sum(axis=axes, keepdims=True, dtype=np.int32)
+            count = np.float32(x.size // max(acc.size, 1))
+            m = float32(single(s_x)) / (float32(single(s_y)) * count)
+            y = requantize(acc, m, z)
+        else:
+            average = windows.sums(decoded(x, s_x, z_x)) / counts(node, windows, sizes)
+            with np.errstate(all="ignore"):
+                steps: Float32 = average.astype(np.float32) / float32(single(s_y))
+                y = saturated(steps + z.astype(np.float32), z)
         return [np.moveaxis(y, 1, -1) if last else y]
 
     return run
@@ -310,14 +304,3 @@ def counts(node: ir.Node, windows: Windows, sizes: Sequence[int]) -> Float32:
 
 def _is_whole(windows: Windows, sizes: Sequence[int]) -> bool:
     return windows.kernel == tuple(sizes) and not any(windows.before) and not any(windows.after)
-
-
-def _average_of_all(
-    x: Array, axes: tuple[int, ...], s_x: Array, z_x: Array | None, s_y: Array, z_y: Array | None
-) -> Array:
-    acc = shifted(x, None if z_x is None else single(z_x), np.int32).sum(
-        axis=axes, keepdims=True, dtype=np.int32
-    )
-    count = np.float32(x.size // max(acc.size, 1))
-    m = float32(single(s_x)) / (float32(single(s_y)) * count)
-    return requantize(acc, m, zero_of(z_y, x))

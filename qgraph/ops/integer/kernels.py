@@ -30,7 +30,6 @@ from qgraph.ops.integer.codes import (
     int32,
     q_linear_average_pool,
     q_linear_concat,
-    q_linear_global_average_pool,
     q_linear_leaky_relu,
     q_linear_sigmoid,
     q_linear_softmax,
@@ -60,33 +59,15 @@ from qgraph.records import dataclass
 _OPSET_OF_CONV = 11
 
 
-def q_linear_mul(node: ir.Node) -> Kernel:
-    """``code = saturate(round_half_even(float32(acc) * m + z_y))``: the zero point comes first."""
+def _pair(node: ir.Node) -> Kernel:
+    """Return the kernel of a product or a sum of two tensors of codes, less rounding the results.
 
-    def run(
-        a: Array,
-        s_a: Array,
-        z_a: Array | None,
-        b: Array,
-        s_b: Array,
-        z_b: Array | None,
-        s_y: Array,
-        z_y: Array | None = None,
-    ) -> Sequence[Array]:
-        left, right = shifted(a, z_a, np.int32), shifted(b, z_b, np.int32)
-        m, z = ratio(single(s_a), single(s_b), single(s_y)), zero_of(z_y, a)
-        product = (left * right).astype(np.float32)
-        return [saturated(product * m + z.astype(np.float32), z)]
-
-    return run
-
-
-def q_linear_add(node: ir.Node) -> Kernel:
-    """``y = fma(a, r_a, fma(b, r_b, z_y - fma(z_a, r_a, z_b * r_b)))`` with ``r = s / s_y``.
-
-    Fused operations, rounded once, are what ONNX Runtime uses on processors that have them; others
-    differ by a step for some codes near a tie. Then ``code = saturate(round_half_even(y))``.
+    A product is ``float32(acc) * m + z_y``: the zero point comes before rounding. A sum is
+    ``fma(a, r_a, fma(b, r_b, z_y - fma(z_a, r_a, z_b * r_b)))`` with ``r = s / s_y``. Fused
+    operations, rounded once, are what ONNX Runtime uses on processors that have them; others differ
+    by a step for some codes near a tie.
     """
+    operation = OPERATIONS[OpKey.of(node)]
 
     def run(
         a: Array,
@@ -98,15 +79,27 @@ def q_linear_add(node: ir.Node) -> Kernel:
         s_y: Array,
         z_y: Array | None = None,
     ) -> Sequence[Array]:
-        z, unit = zero_of(z_y, a), float32(single(s_y))
-        of_a, of_b = float32(single(s_a)) / unit, float32(single(s_b)) / unit
+        z = zero_of(z_y, a)
+        if operation == "Mul":
+            product = (shifted(a, z_a, np.int32) * shifted(b, z_b, np.int32)).astype(np.float32)
+            m = ratio(single(s_a), single(s_b), single(s_y))
+            return [saturated(product * m + z.astype(np.float32), z)]
+        scales = (float32(single(scale)) for scale in (s_a, s_b, s_y))
+        zeros = (np.zeros(()) if zero is None else single(zero) for zero in (z_a, z_b))
+        r_a, r_b, start = _terms(*scales, *zeros, z)
         left, right = (shifted(x, None, np.float32) for x in (a, b))
-        none = np.zeros((), np.float32)
-        zero_a, zero_b = (none if x is None else single(x).astype(np.float32) for x in (z_a, z_b))
-        fixed = z.astype(np.float32) - multiply_add(zero_a, of_a, zero_b * of_b)
-        return [saturated(multiply_add(left, of_a, multiply_add(right, of_b, fixed)), z)]
+        return [saturated(multiply_add(left, r_a, multiply_add(right, r_b, start)), z)]
 
     return run
+
+
+def _terms(
+    s_a: Array, s_b: Array, s_y: Array, z_a: Array, z_b: Array, z_y: Array
+) -> tuple[Array, Array, Float32]:
+    """Return the factors of both codes, and what is added to the sum, in steps of the result."""
+    r_a, r_b = s_a / s_y, s_b / s_y
+    own, other = (zero.astype(np.float32) for zero in (z_a, z_b))
+    return r_a, r_b, z_y.astype(np.float32) - multiply_add(own, r_a, other * r_b)
 
 
 def code_kernel(node: ir.Node) -> Kernel:
@@ -197,12 +190,12 @@ def _to_int32(total: Float64) -> Int32:
 
 _BUILDERS: dict[OpKey, Callable[[ir.Node], Kernel]] = {
     **dict.fromkeys(SIGNATURES, _product),
-    OpKey(MICROSOFT, "QLinearAdd"): q_linear_add,
+    OpKey(MICROSOFT, "QLinearAdd"): _pair,
     OpKey(MICROSOFT, "QLinearAveragePool"): q_linear_average_pool,
     OpKey(MICROSOFT, "QLinearConcat"): q_linear_concat,
-    OpKey(MICROSOFT, "QLinearGlobalAveragePool"): q_linear_global_average_pool,
+    OpKey(MICROSOFT, "QLinearGlobalAveragePool"): q_linear_average_pool,
     OpKey(MICROSOFT, "QLinearLeakyRelu"): q_linear_leaky_relu,
-    OpKey(MICROSOFT, "QLinearMul"): q_linear_mul,
+    OpKey(MICROSOFT, "QLinearMul"): _pair,
     OpKey(MICROSOFT, "QLinearSigmoid"): q_linear_sigmoid,
     OpKey(MICROSOFT, "QLinearSoftmax"): q_linear_softmax,
     OpKey(MICROSOFT, "QLinearWhere"): q_linear_where,
@@ -332,11 +325,8 @@ class Pair:
 
     @property
     def _terms(self) -> tuple[Array, Array, Float32]:
-        """The factors of both codes, and what is added to the sum, in steps of the result."""
         (s_a, z_a), (s_b, z_b) = self.a.stored_parameters, self.b.stored_parameters
-        r_a, r_b = s_a / self.scale, s_b / self.scale
-        own, other = (zero.astype(np.float32) for zero in (z_a, z_b))
-        return r_a, r_b, self.zero.astype(np.float32) - multiply_add(own, r_a, other * r_b)
+        return _terms(s_a, s_b, self.scale, z_a, z_b, self.zero)
 
 
 def _fused(draft: Draft, codes: ir.Value, factor: Array, added: Operand) -> ir.Value:
