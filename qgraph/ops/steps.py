@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -160,12 +160,16 @@ def floor_power_of_two(op: Any, v: Any) -> Any:
     return op.Cast(power, to=ir.DataType.FLOAT)
 
 
-class Stages(Protocol):
-    """The float operations of a quantizer, in place; one after the other they are its kernel."""
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The float operations of a quantizer, in place; one after the other they are its kernel.
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """Parameters of all stages; they broadcast to the data."""
+    Attributes:
+        arrays: parameters of all stages, which broadcast to the data; the first one is the scale,
+            unless :meth:`place` says otherwise.
+    """
+
+    arrays: tuple[Array, ...]
 
     @property
     def by_upper_half(self) -> bool:
@@ -174,16 +178,20 @@ class Stages(Protocol):
         See :mod:`qgraph.numerics.float32`; no parameter that varies plays a part. Otherwise levels
         are whole numbers.
         """
+        return False
 
     @property
     def shift(self) -> int | None:
         """Which of the parameters, added to places, gives places in codes; None for none."""
+        return None
 
     def place(self, y: Array, x: Array, *arrays: Array) -> None:
         """Write where ``x`` lies, in units of the levels, neither rounded nor clipped."""
+        np.divide(x, arrays[0], out=y)
 
     def level(self, y: Array, *arrays: Array) -> None:
         """Replace places by levels."""
+        raise NotImplementedError
 
     def value(self, y: Array, *arrays: Array) -> None:
         """Replace levels by real values."""
@@ -193,6 +201,7 @@ class Stages(Protocol):
 
         None if they cannot be listed.
         """
+        raise NotImplementedError
 
 
 def grid_levels(level: Callable[[Array], None]) -> Array | None:
@@ -220,22 +229,15 @@ def fill(stages: Stages, shape: tuple[int, ...], x: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class _Whole:
+class _Whole(Stages):
     """Codes of an integer type; parameters are scale, zero point, and the ends less that."""
 
-    arrays: tuple[Array, ...]
     ends: tuple[int, int]
-
-    by_upper_half: ClassVar[bool] = False
 
     @property
     def shift(self) -> int | None:
         """The zero point, which is added after rounding."""
         return 1 if self.arrays[1].any() else None
-
-    def place(self, y: Array, x: Array, *arrays: Array) -> None:
-        """Divide by the scale."""
-        np.divide(x, arrays[0], out=y)
 
     def level(self, y: Array, *arrays: Array) -> None:
         """Round, clamp and add the zero point."""
@@ -245,35 +247,23 @@ class _Whole:
         np.minimum(y, hi, out=y)
         np.add(y, z, out=y)
 
-    def value(self, y: Array, *arrays: Array) -> None:
-        """Do nothing: the result is the code."""
-
     def levels(self) -> Array:
         """Return all codes."""
         return np.arange(self.ends[0], self.ends[1] + 1, dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
-class _Rounded:
+class _Rounded(Stages):
     """Numbers of a minifloat; the only parameter is the scale."""
 
-    arrays: tuple[Array, ...]
     kind: str
     saturate: bool
 
     by_upper_half: ClassVar[bool] = True
-    shift: ClassVar[int | None] = None
-
-    def place(self, y: Array, x: Array, *arrays: Array) -> None:
-        """Divide by the scale."""
-        np.divide(x, arrays[0], out=y)
 
     def level(self, y: Array, *arrays: Array) -> None:
         """Round to the format."""
         y[...] = cast(y, self.kind, self.saturate)
-
-    def value(self, y: Array, *arrays: Array) -> None:
-        """Do nothing: the result is the number of the code."""
 
     def levels(self) -> Array | None:
         """Return all numbers of the format."""

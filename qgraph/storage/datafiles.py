@@ -50,45 +50,6 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of weights that have been read so far, and of all that are to be."""
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """A data file that was written and read back.
-
-    Attributes:
-        path: where it is, in a scratch folder.
-        name: that it is to have beside the model file.
-        tensors: that it holds, densely packed in this order.
-        start: bytes before the first of them.
-        sha256: of all its bytes.
-    """
-
-    path: Path
-    name: str
-    tensors: Sequence[ir.TensorProtocol]
-    start: int
-    sha256: str
-
-    def external(self, folder: Path) -> dict[int, ir.TensorProtocol]:
-        """Return for the ``id`` of each tensor the one that reads from the file in ``folder``."""
-        fresh: dict[int, ir.TensorProtocol] = {}
-        offset = self.start
-        for tensor in self.tensors:
-            size = stored_bytes(tensor)
-            fresh[id(tensor)] = FileTensor(
-                self.name,
-                offset,
-                size,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=tensor.name or "",
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-                base_dir=Path(os.path.abspath(folder)),
-            )
-            offset += size
-        return fresh
-
-
 def choose(places: Sequence[Slot], *, wanted: bool | None, threshold: int) -> list[Slot]:
     """Choose the tensors that go to data files, of at least ``threshold`` bytes.
 
@@ -122,11 +83,12 @@ def write(
     deferred: Sequence[DeferredTensor],
     output: Output,
     shard_bytes: int | None,
+    folder: Path,
     *,
     safetensors: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> tuple[list[DataFile], dict[int, FileRange]]:
+) -> tuple[dict[int, ir.TensorProtocol], dict[str, str], dict[int, FileRange]]:
     """Write data files into the scratch folder of a model, read them back, and reserve names.
 
     Weights that are still to be computed are computed here, piece by piece.
@@ -136,12 +98,14 @@ def write(
         deferred: tensors that are to be computed and go to no data file.
         output: the model file.
         shard_bytes: upper limit of one file; a larger tensor gets a file of its own.
+        folder: where the data files will be, beside the model file.
         safetensors: let each file begin with the head of that format.
         executor: runs the parts of big tensors; threads of this process if None.
         progress: called with the number of bytes read, and the total.
 
     Returns:
-        The data files, and for the ``id`` of each tensor of ``deferred`` where its bytes are.
+        For the ``id`` of each tensor in a data file the one that reads it from there, the SHA-256
+        of each data file by name, and for each tensor of ``deferred`` where its bytes are.
 
     Raises:
         ModelError: a file does not hold what was written.
@@ -194,13 +158,30 @@ def write(
             carry_out(away, executor, tell)
         sums = back.digests()
     names = _reserve(output, list(layout), SAFETENSORS if safetensors else DATA)
-    files = []
+    fresh: dict[int, ir.TensorProtocol] = {}
     for (path, tensors), name in zip(layout.items(), names, strict=True):
-        target = path.with_name(name)
         if safetensors:
-            _expect_head(target)
-        files.append(DataFile(target, name, tensors, len(heads[path]), sums[os.path.abspath(path)]))
-    return files, kept
+            _expect_head(path.with_name(name))
+        fresh |= {id(each): _external(each, folder, name, places[id(each)]) for each in tensors}
+    hashes = (sums[os.path.abspath(path)] for path in layout)
+    return fresh, dict(zip(names, hashes, strict=True)), kept
+
+
+def _external(
+    tensor: ir.TensorProtocol, folder: Path, name: str, place: FileRange
+) -> ir.TensorProtocol:
+    """Return the tensor that reads what ``tensor`` is from a data file."""
+    return FileTensor(
+        name,
+        place.offset,
+        place.length,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=tensor.name or "",
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+        base_dir=Path(os.path.abspath(folder)),
+    )
 
 
 def _lay_out(

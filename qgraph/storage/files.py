@@ -210,18 +210,18 @@ def save(
             for slot in places
             if isinstance(slot.tensor, DeferredTensor) and id(slot.tensor) not in outside
         ]
-        files, computed = datafiles.write(
+        fresh, hashes, computed = datafiles.write(
             chosen,
             inside,
             output,
             shard_bytes,
+            path.parent,
             safetensors=safetensors,
             executor=executor,
             progress=progress,
         )
-        fresh = {key: t for file in files for key, t in file.external(path.parent).items()}
         fresh |= inlined(places, fresh, computed, lazy=bool(retirement.candidates))
-        write_model(model, fresh, output.file, {file.name: file.sha256 for file in files})
+        write_model(model, fresh, output.file, hashes)
         _expect_readable(output.file)
         output.afterwards(lambda: retirement.carry_out(model, fresh))
 

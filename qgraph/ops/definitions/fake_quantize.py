@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -226,19 +226,15 @@ def _multiply_add(a: Array, b: Array, c: Array, *, fused: bool) -> Float32:
 
 
 @dataclass(frozen=True, eq=False)
-class RangeStages:
+class RangeStages(steps.Stages):
     """The operations of FakeQuantize.
 
     Parameters are input low, input width, input high, output low, output height and output high.
     Where ``low + height`` is not ``high``, data above the range has a level of its own.
     """
 
-    arrays: tuple[Array, ...]
     last: int
     has_top: bool
-
-    by_upper_half: ClassVar[bool] = False
-    shift: ClassVar[int | None] = None
 
     @classmethod
     def of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -73,15 +73,12 @@ def define(
 
 
 @dataclass(frozen=True, eq=False)
-class FloatStages:
+class FloatStages(steps.Stages):
     """The operations of FloatQuant; parameters are scale, mantissa bits, lowest exponent, limit."""
 
-    arrays: tuple[Array, ...]
     has_inf: bool
     saturation: bool
     rounding_mode: Rounding
-
-    shift: ClassVar[int | None] = None
 
     @classmethod
     def of(
@@ -127,10 +124,6 @@ class FloatStages:
             and m.item() <= _MOST_MANTISSA_BITS
             and lowest.item() - m.item() > _FINEST_STEP
         )
-
-    def place(self, y: Array, x: Array, *arrays: Array) -> None:
-        """Divide by the scale."""
-        np.divide(x, arrays[0], out=y)
 
     def level(self, y: Array, *arrays: Array) -> None:
         """Round to the grid, then clamp."""

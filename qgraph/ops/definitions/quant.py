@@ -6,7 +6,7 @@ BipolarQuant is the sign of a value, times a scale.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -53,15 +53,11 @@ def define(
 
 
 @dataclass(frozen=True, eq=False)
-class QuantStages:
+class QuantStages(steps.Stages):
     """The operations of Quant; parameters are scale, zero point, lo, hi, and which are bipolar."""
 
-    arrays: tuple[Array, ...]
     rounding_mode: Rounding
     has_bipolar: bool
-
-    by_upper_half: ClassVar[bool] = False
-    shift: ClassVar[int | None] = None
 
     @classmethod
     def of(
@@ -188,17 +184,12 @@ def define_bipolar(op: Any, x: Any, scale: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class BipolarStages:
+class BipolarStages(steps.Stages):
     """The operations of BipolarQuant; parameters are the magnitude of the scale, and the scale.
 
     Data is divided by a scale that is at most 1, so that none becomes zero. Places are then in
     units of the scale, as those of other quantizers are.
     """
-
-    arrays: tuple[Array, ...]
-
-    by_upper_half: ClassVar[bool] = False
-    shift: ClassVar[int | None] = None
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], scale: Array) -> BipolarStages | None:
@@ -206,10 +197,6 @@ class BipolarStages:
         s = np.asarray(scale).astype(dtype, copy=False)
         magnitude = np.abs(s)
         return cls((magnitude, s)) if (magnitude <= 1).all() else None
-
-    def place(self, y: Array, x: Array, *arrays: Array) -> None:
-        """Divide by the magnitude of the scale, which keeps the sign of ``x``."""
-        np.divide(x, arrays[0], out=y)
 
     def level(self, y: Array, *arrays: Array) -> None:
         """Replace places by their signs."""

@@ -13,7 +13,7 @@ documentation of its own operators; the order of operations was found by running
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -84,9 +84,10 @@ def _pair(node: ir.Node) -> Kernel:
             product = (shifted(a, z_a, np.int32) * shifted(b, z_b, np.int32)).astype(np.float32)
             m = ratio(single(s_a), single(s_b), single(s_y))
             return [saturated(product * m + z.astype(np.float32), z)]
-        scales = (float32(single(scale)) for scale in (s_a, s_b, s_y))
-        zeros = (np.zeros(()) if zero is None else single(zero) for zero in (z_a, z_b))
-        r_a, r_b, start = _terms(*scales, *zeros, z)
+        unit = float32(single(s_y))
+        scales = float32(single(s_a)) / unit, float32(single(s_b)) / unit
+        zeros = [np.zeros(()) if zero is None else single(zero) for zero in (z_a, z_b)]
+        r_a, r_b, start = _terms(*scales, zeros, z)
         left, right = (shifted(x, None, np.float32) for x in (a, b))
         return [saturated(multiply_add(left, r_a, multiply_add(right, r_b, start)), z)]
 
@@ -94,11 +95,10 @@ def _pair(node: ir.Node) -> Kernel:
 
 
 def _terms(
-    s_a: Array, s_b: Array, s_y: Array, z_a: Array, z_b: Array, z_y: Array
+    r_a: Array, r_b: Array, zeros: Iterable[Array], z_y: Array
 ) -> tuple[Array, Array, Float32]:
     """Return the factors of both codes, and what is added to the sum, in steps of the result."""
-    r_a, r_b = s_a / s_y, s_b / s_y
-    own, other = (zero.astype(np.float32) for zero in (z_a, z_b))
+    own, other = (zero.astype(np.float32) for zero in zeros)
     return r_a, r_b, z_y.astype(np.float32) - multiply_add(own, r_a, other * r_b)
 
 
@@ -326,7 +326,7 @@ class Pair:
     @property
     def _terms(self) -> tuple[Array, Array, Float32]:
         (s_a, z_a), (s_b, z_b) = self.a.stored_parameters, self.b.stored_parameters
-        return _terms(s_a, s_b, self.scale, z_a, z_b, self.zero)
+        return _terms(s_a / self.scale, s_b / self.scale, (z_a, z_b), self.zero)
 
 
 def _fused(draft: Draft, codes: ir.Value, factor: Array, added: Operand) -> ir.Value:

@@ -24,8 +24,8 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat, container
 from qgraph.numerics.minifloat import encode
 from qgraph.quantizers.weights import job
-from qgraph.quantizers.weights.job import CodeWriter, flat_parts
-from qgraph.quantizers.weights.level_table import LevelTable, Spread, numbers_of
+from qgraph.quantizers.weights.job import CodeWriter, Scratch, flat_parts
+from qgraph.quantizers.weights.level_table import LevelTable, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 from qgraph.records import dataclass, fields, is_dataclass
 
@@ -160,23 +160,23 @@ class CodesPlan:
         start, stop = span
         table = [] if self.table is None else [self.table.shape]
         shapes = sorted({*self.quantize.shapes, *self.dequantize.shapes, self.shape, *table})
-        buffer, spread = np.empty(min(job.PIECE, stop - start), self.weight.dtype), Spread()
+        buffer, scratch = np.empty(min(job.PIECE, stop - start), self.weight.dtype), Scratch()
         tally = _no_elements(self.coding.bits)
         writer = CodeWriter(sinks[0], self.coding.kind, start, self.label)
         for first, last in pieces(shapes, start, stop, job.PIECE):
             data = self.weight.read(first, last, buffer[: last - first])
-            codes = self._by_table(data, first, tally, spread)
+            codes = self._by_table(data, first, tally, scratch)
             is_proved = codes is not None
             if codes is None:
                 codes = self._by_element(self.weight.read(first, last, data), first, tally)
             writer.write(codes, is_last=last == stop, checks=not is_proved)
         return tally
 
-    def _by_table(self, data: Array, start: int, tally: Tally, spread: Spread) -> Array | None:
+    def _by_table(self, data: Array, start: int, tally: Tally, scratch: Scratch) -> Array | None:
         """Return codes of proved levels and overwrite ``data``; None if not possible."""
         if self.table is None:
             return None
-        read = self.table.read(data, start, spread)
+        read = self.table.read(data, start, scratch)
         if read is None:
             return None
         codes, clipped = read

@@ -25,13 +25,11 @@ from qgraph.numerics.values import compare_values
 from qgraph.ops.known_values import CHOOSING
 from qgraph.quantizers.weights import codes_job, job
 from qgraph.quantizers.weights.job import flat_parts
-from qgraph.quantizers.weights.level_table import aligned, distinct, numbers_of
+from qgraph.quantizers.weights.level_table import aligned, batches, distinct, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, pieces
 from qgraph.records import dataclass
 
 _MOST_BITS = 8
-_COMPARED = 1 << 18
-"""Values at a time."""
 _TIMES = 8
 """Maximum number of values compared for each code; 8 bits in blocks of 32 need as many."""
 
@@ -112,28 +110,26 @@ class DecodedCodes:
         flat, entries = distinct(laid[1], most)
         if entries > _TIMES * most:
             return None
-        step = max(_COMPARED // numbers.size, 1)
         level = Exactness.BITS
         if any(node.op_type in CHOOSING and not node.domain for node in nodes):
             level = Exactness.VALUES  # which zero these operators give is left open
-        for start in range(0, entries, step):
-            arrays = iter([a[start : start + step] if a.ndim else a for a in flat])
+        for part, width in batches(flat, entries, numbers.size):
+            arrays = iter(part)
             decoded, *own = [list(islice(arrays, len(each))) for each in parameters]
-            values = self._spread(self.decode.apply(numbers, decoded), entries - start, step)
+            values = self.decode.apply(numbers, decoded)
             data = numbers
             for each, its in zip(programs[1:], own, strict=True):
                 data = values if each is self.decode else each.apply(data, its)
-            results = self._spread(data, entries - start, step)
+            shape = numbers.size, width
+            values, results = (
+                np.ascontiguousarray(np.broadcast_to(each, shape)) for each in (values, data)
+            )
             if values.dtype != np.float32 or results.dtype != np.float32:
                 return None
             level = min(level, Exactness.of(compare_values(values, results)))
             if level < Exactness.VALUES:
                 return None
         return level
-
-    def _spread(self, values: Array, left: int, step: int) -> Array:
-        shape = values.shape[0], min(left, step)
-        return np.ascontiguousarray(np.broadcast_to(values, shape))
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,6 +60,23 @@ def run_now(job: Job, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
     return [sink.data for sink in sinks]
 
 
+class Scratch:
+    """Memory for intermediate results, used again for each piece."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[object, Array] = {}
+
+    def of(
+        self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32, use: object = None
+    ) -> Array:
+        """Return an array with unset elements, in the memory of the last one for this ``use``."""
+        count = math.prod(shape)
+        buffer = self._buffers.get(use)
+        if buffer is None or buffer.size < count:
+            buffer = self._buffers[use] = np.empty(count, dtype)
+        return buffer[:count].reshape(shape)
+
+
 class CodeWriter:
     """Packs consecutive codes and writes them to a sink.
 

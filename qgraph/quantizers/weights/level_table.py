@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from qgraph.numerics.float32 import look_up, representatives
 from qgraph.numerics.formats import FORMATS, IntFormat, container, numpy_dtype
 from qgraph.numerics.minifloat import decode, encode
 from qgraph.ops.steps import Stages
+from qgraph.quantizers.weights.job import Scratch
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
 from qgraph.records import dataclass
 
@@ -97,7 +98,7 @@ class LevelTable:
             codes = encode(inputs, type_name).view(np.uint8)
         return cls(shape, stages, stages.arrays, type_name, ends, codes)
 
-    def read(self, data: Array, start: int, spread: Spread) -> tuple[Array, int] | None:
+    def read(self, data: Array, start: int, scratch: Scratch) -> tuple[Array, int] | None:
         """Return the codes of flat ``data``, which is overwritten, and how many were clipped.
 
         The ``[n]`` elements from ``start`` on are a box of :attr:`shape`. None if one is NaN, which
@@ -107,7 +108,8 @@ class LevelTable:
         y = data.reshape(sizes)
         with np.errstate(all="ignore"):
             arrays = [
-                spread(i, cut_box(a, corner, sizes), sizes) for i, a in enumerate(self.arrays)
+                _spread(cut_box(array, corner, sizes), sizes, scratch, use)
+                for use, array in enumerate(self.arrays)
             ]
             self.stages.place(y, y, *arrays)
             shift = self.stages.shift
@@ -148,10 +150,7 @@ class LevelTable:
         numbers = numbers_of(codes, self.kind)[:, None]
         keeps_zeros = self.stages.by_upper_half and getattr(form, "has_negative_zero", False)
         first, last = len(self.arrays), len(self.arrays) + len(rest[1])
-        step = max(_COMPARED // levels.size, 1)
-        for start in range(0, entries, step):
-            part = [a[start : start + step] if a.ndim else a for a in flat]
-            width = min(step, entries - start)
+        for part, width in batches(flat, entries, levels.size):
             values = np.empty((levels.size, width), np.float32)
             values[...] = levels[:, None]
             with np.errstate(all="ignore"):
@@ -178,23 +177,13 @@ def _equal(wanted: Array, decoded: Array, shape: Shape, *, keeps_zeros: bool) ->
     return bool((one == other).all())
 
 
-class Spread:
-    """Buffer in which parameters of short runs are expanded to each element."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[int, Array] = {}
-
-    def __call__(self, index: int, array: Array, sizes: Sequence[int]) -> Array:
-        """Return ``array`` so that it broadcasts to ``sizes`` in long runs."""
-        if array.ndim == 0 or array.shape[-1] == sizes[-1] or sizes[-1] >= _SHORT:
-            return array
-        count = math.prod(sizes)
-        buffer = self._arrays.get(index)
-        if buffer is None or buffer.size < count:
-            buffer = self._arrays[index] = np.empty(count, array.dtype)
-        laid = buffer[:count].reshape(sizes)
-        np.copyto(laid, array)
-        return laid
+def _spread(array: Array, sizes: Sequence[int], scratch: Scratch, use: int) -> Array:
+    """Return ``array`` so that it broadcasts to ``sizes`` in long runs."""
+    if array.ndim == 0 or array.shape[-1] == sizes[-1] or sizes[-1] >= _SHORT:
+        return array
+    laid = scratch.of(sizes, array.dtype, use)
+    np.copyto(laid, array)
+    return laid
 
 
 def numbers_of(codes: Array, type_name: str) -> Array:
@@ -235,6 +224,17 @@ def distinct(arrays: Sequence[Array], most: int) -> tuple[list[Array], int]:
     return flat, max((array.size for array in flat), default=1)
 
 
+def batches(flat: Sequence[Array], entries: int, times: int) -> Iterator[tuple[list[Array], int]]:
+    """Yield the ``entries`` of flat parameters, and how many, as few as are compared at once.
+
+    Each takes part in the computation of ``times`` values.
+    """
+    step = max(_COMPARED // times, 1)
+    for start in range(0, entries, step):
+        part = [array[start : start + step] if array.ndim else array for array in flat]
+        yield part, min(step, entries - start)
+
+
 def _viewed(parameter: Parameter) -> tuple[Shape, Array] | None:
     """Return a shape of the data, and the parameter as an array that broadcasts to it.
 
@@ -243,11 +243,9 @@ def _viewed(parameter: Parameter) -> tuple[Shape, Array] | None:
     array, shape, axis = parameter.array, parameter.shape, parameter.axis
     if array.size == 1:
         return shape, array.reshape(())
-    if axis is None:
-        return shape, array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     size = parameter.block_size
-    if size == 0:
-        return shape, array.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    if axis is None or size == 0:
+        return shape, array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     if shape[axis] % size:
         return None
     view = (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])

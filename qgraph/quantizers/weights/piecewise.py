@@ -45,7 +45,7 @@ class Parameter:
         held: its values, or a tensor that is computed when they are needed; without an axis they
             broadcast to the data.
         shape: of the data.
-        axis: along which a one-dimensional ``array`` lies, or in which its blocks lie.
+        axis: along which a one-dimensional ``held`` lies, or in which its blocks lie.
         block_size: elements of the data along ``axis`` for each entry; 0 when not blocked.
     """
 
@@ -56,25 +56,20 @@ class Parameter:
 
     @property
     def array(self) -> Array:
-        """The values; those of quantizers along an axis are float32."""
-        if isinstance(self.held, np.ndarray | np.generic):  # not LazyTensor, which takes long
-            return self.held
-        array = self.held.numpy()
-        return array if self.axis is None else as_float32(array)
+        """The values, along their axes; those of quantizers along an axis are float32."""
+        array = self.held
+        if not isinstance(array, np.ndarray | np.generic):  # not LazyTensor, which takes long
+            array = array.numpy() if self.axis is None else as_float32(array.numpy())
+        if self.axis is None or self.block_size or array.size == 1:
+            return array
+        return array.reshape([-1 if axis == self.axis else 1 for axis in range(len(self.shape))])
 
     def at(self, corner: Sequence[int], sizes: Sequence[int]) -> Array:
         """Return the values for a box of the data, so that they broadcast to it."""
         array = self.array
         if array.size == 1:
             return array.reshape(())
-        if self.axis is None:
-            cut = cut_box(array, corner, sizes)
-        elif self.block_size == 0:
-            start, length = corner[self.axis], sizes[self.axis]
-            cut = array[start : start + length]
-            cut = cut.reshape([-1 if axis == self.axis else 1 for axis in range(len(sizes))])
-        else:
-            cut = self._blocks(array, corner, sizes)
+        cut = (self._blocks if self.block_size else cut_box)(array, corner, sizes)
         if cut.size > 1 and sizes and sizes[-1] < _SHORT:
             return np.array(np.broadcast_to(cut, sizes))
         return cut

@@ -213,39 +213,47 @@ def _stored(scale: Float32, scheme: Scheme, unit: np.float32) -> Float32:
     return np.where(scale > 0, scale, ONE)
 
 
-def quantize(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes) -> int:
+def quantize(
+    w: Float32, chosen: Parameters, scheme: Scheme, y: Float32, codes: Codes | None = None
+) -> int:
     """Write codes, and their decoded values into ``y``; return the number of clipped weights.
 
     integers    code = clip(round_half_even(w / scale) + zero_point)
     minifloats  code = the nearest one to w / scale, saturating
     y = (code - zero_point) * scale                        rounded to the type of the result
 
-    ``y`` and ``codes`` have the shape of ``w``, and the chosen parameters broadcast to it.
+    ``y`` and ``codes`` have the shape of ``w``, and the chosen parameters broadcast to it. Without
+    ``codes``, ``y`` is in float32, and nothing is counted.
     """
     form, clipped = FORMATS[scheme.codes], 0
+    counts = scheme.may_clip and codes is not None
     np.divide(w, chosen.scale, out=y)
     if isinstance(form, IntFormat):
         np.rint(y, out=y)
+        # Adding and subtracting takes half the time of limits that vary.
         if chosen.zero_point is not None:
             np.add(y, chosen.zero_point, out=y)
         lo, hi = np.float32(form.lo), np.float32(form.hi)
-        if scheme.may_clip:
+        if counts:
             clipped = int(np.count_nonzero(y < lo)) + int(np.count_nonzero(y > hi))
         np.clip(y, lo, hi, out=y)
-        container = codes.view(np.int8) if form.signed else codes
-        np.copyto(container, y, casting="unsafe")
+        if codes is not None:
+            np.copyto(codes.view(np.int8) if form.signed else codes, y, casting="unsafe")
         if chosen.zero_point is not None:
             np.subtract(y, chosen.zero_point, out=y)
     else:
-        if scheme.may_clip:
+        if counts:
             # Up to half a step more is rounded to the largest number, not clipped.
             top = np.float32(form.hi + MINIFLOATS[scheme.codes].step_below(form.hi) / 2)
             clipped = int(np.count_nonzero(y > top)) + int(np.count_nonzero(y < -top))
-        encoded = encode(y, scheme.codes)
-        codes[...] = encoded.view(np.uint8)
-        decode(encoded, y)
+        if codes is None:
+            cast(y, scheme.codes, out=y)
+        else:
+            encoded = encode(y, scheme.codes)
+            codes[...] = encoded.view(np.uint8)
+            decode(encoded, y)
     np.multiply(y, chosen.scale, out=y)
-    if scheme.result != "FLOAT":
+    if codes is not None and scheme.result != "FLOAT":
         np.copyto(y, y.astype(numpy_dtype(scheme.result)), casting="unsafe")
     return clipped
 

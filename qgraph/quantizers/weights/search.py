@@ -19,7 +19,7 @@ import numpy as np
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.chunks import find_numba
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.numerics.minifloat import MINIFLOATS, cast
+from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.quantizers.weights.scheme import (
     E8M0,
     ONE,
@@ -28,6 +28,7 @@ from qgraph.quantizers.weights.scheme import (
     Scheme,
     extremes,
     parameters,
+    quantize,
     spanned,
 )
 
@@ -118,7 +119,8 @@ def noise(
     )
     loops, form = _loops(scheme.codes), FORMATS[scheme.codes]
     if loops is None:
-        _errors(w, chosen, scheme, y)
+        quantize(w, chosen, scheme, y)
+        np.subtract(y, w, out=y)
     else:
         tile, scale, point = _laid_out(w, chosen, by_columns)
         out = np.empty_like(scale) if by_columns else y.reshape(tile.shape)
@@ -132,28 +134,6 @@ def noise(
     np.square(y, out=y)
     added: Float32 = np.sum(y, axis=axes, keepdims=True)
     return added
-
-
-def _errors(w: Float32, chosen: Parameters, scheme: Scheme, y: Float32) -> None:
-    """Write the errors of decoded codes.
-
-    integers    (clip(round_half_even(w / scale) + zero_point) - zero_point) * scale - w
-    minifloats  cast(w / scale) * scale - w
-    """
-    form = FORMATS[scheme.codes]
-    np.divide(w, chosen.scale, out=y)
-    if isinstance(form, IntFormat):
-        np.rint(y, out=y)
-        # Adding and subtracting takes half the time of limits that vary.
-        if chosen.zero_point is not None:
-            np.add(y, chosen.zero_point, out=y)
-        np.clip(y, np.float32(form.lo), np.float32(form.hi), out=y)
-        if chosen.zero_point is not None:
-            np.subtract(y, chosen.zero_point, out=y)
-    else:
-        cast(y, scheme.codes, out=y)
-    np.multiply(y, chosen.scale, out=y)
-    np.subtract(y, w, out=y)
 
 
 def best(

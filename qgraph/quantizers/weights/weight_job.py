@@ -19,7 +19,7 @@ from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.weights import job, search
 from qgraph.quantizers.weights import scheme as quantization
-from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, run_now
+from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, Scratch, run_now
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
 from qgraph.records import dataclass, field
 
@@ -122,7 +122,7 @@ class _WeightQuantizer:
         codes = CodeWriter(sinks[0], self.scheme.codes, groups.offset(box))
         first_scale = (box.top * groups.count + box.first // groups.size) * groups.inner
         parameters = _ParameterWriter(sinks, self.scheme, self.unit, first_scale)
-        scratch = _Scratch()
+        scratch = Scratch()
         for piece, w in self._read(box, job.PIECE):
             flat = w.reshape(-1)
             losses.signal += float(np.dot(flat, flat))
@@ -137,7 +137,7 @@ class _WeightQuantizer:
                 parameters.write(chosen, is_last=is_last)
             else:
                 shared = self.shared.cut(self._slice(piece))
-                losses.add(_tile(w, shared, self.scheme, narrow, scratch.of(w)))
+                losses.add(_tile(w, shared, self.scheme, narrow, scratch.of(w.shape)))
             codes.write(narrow, is_last=is_last)
         if losses.finite and is_first:
             if self.shared is not None:
@@ -147,7 +147,7 @@ class _WeightQuantizer:
         return losses
 
     def _quantize_groups(
-        self, w: Float32, codes: Array, losses: Losses, scratch: _Scratch
+        self, w: Float32, codes: Array, losses: Losses, scratch: Scratch
     ) -> Parameters:
         """Write the codes of whole groups; return their scales and zero points."""
         rows, length, inner = w.shape
@@ -164,7 +164,7 @@ class _WeightQuantizer:
         coded = np.empty(blocks.shape, np.uint8) if whole is not w else codes.reshape(blocks.shape)
         for cut in _tiles(blocks.shape):
             tile = blocks[cut]
-            y = scratch.of(tile)
+            y = scratch.of(tile.shape)
             chosen = search.best(tile, self.scheme, (2,), self.unit, y)
             scale[cut] = chosen.scale
             if zero_point is not None and chosen.zero_point is not None:
@@ -232,15 +232,14 @@ class _WeightQuantizer:
 
     def _read(self, box: Box, size: int) -> Iterator[tuple[Box, Float32]]:
         """Yield pieces of a box as float32; the next piece takes over the memory of the last."""
-        raw, buffer = np.empty(0, self.stream.dtype), np.empty(0, np.float32)
+        scratch = Scratch()
         for piece in self.groups.pieces(box, size):
             count, start = self.groups.size_of(piece), self.groups.offset(piece)
-            if raw.size < count:
-                raw, buffer = np.empty(count, raw.dtype), np.empty(count, np.float32)
-            w = self.stream.read(start, start + count, raw[:count])
+            w = self.stream.read(start, start + count, scratch.of([count], self.stream.dtype))
             if w.dtype != np.float32:
-                np.copyto(buffer[:count], w)
-                w = buffer[:count]
+                wide = scratch.of([count], use="float32")
+                np.copyto(wide, w)
+                w = wide
             shape = piece.bottom - piece.top, piece.last - piece.first, self.groups.inner
             yield piece, w.reshape(shape)
 
@@ -273,19 +272,6 @@ def scale_codes(scale: Float32, scheme: Scheme, unit: np.float32) -> Array:
     """Return scales in their storage type, which represents each of them exactly."""
     counted = scale / unit if scheme.scales == quantization.E4M3 else scale
     return counted.astype(numpy_dtype(scheme.scales), copy=False)
-
-
-class _Scratch:
-    """Memory for intermediate results, reused for each tile."""
-
-    def __init__(self) -> None:
-        self._buffer = np.empty(0, np.float32)
-
-    def of(self, w: Float32) -> Float32:
-        """Return an array in the shape of ``w``."""
-        if self._buffer.size < w.size:
-            self._buffer = np.empty(w.size, np.float32)
-        return self._buffer[: w.size].reshape(w.shape)
 
 
 def _tile(w: Float32, chosen: Parameters, scheme: Scheme, codes: Array, y: Float32) -> Losses:
