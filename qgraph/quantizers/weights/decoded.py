@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -67,8 +68,8 @@ class DecodedCodes:
         source = self.codes.stored
         if not isinstance(source, DeferredTensor):
             return flat_parts(self.codes, self.compute)
-        decoding = _Decoding(self.codes.kind, self.decode, source.place)
-        return [Part(decoding.compute, part, part.reads) for part in source.job.parts()]
+        work = partial(_decode_part, self.codes.kind, self.decode, source.place)
+        return [Part(work, part, part.reads) for part in source.job.parts()]
 
     def conclude(self, results: Sequence[Any]) -> None:
         """Let the job that computes the codes check them; the values need no check."""
@@ -155,22 +156,10 @@ class _ValueSink:
         self.target.write(4 * start, np.ascontiguousarray(self.decode(numbers, start)))
 
 
-@dataclass(frozen=True, eq=False)
-class _Decoding:
-    """Decodes the codes that the parts of another job write.
-
-    Attributes:
-        kind: ONNX type of the codes.
-        decode: computes their values.
-        index: which tensor of the job has the codes.
-    """
-
-    kind: str
-    decode: ElementProgram
-    index: int
-
-    def compute(self, part: Part, sinks: Sequence[Sink]) -> Any:
-        """Run a part, write the values of its codes, and return its result."""
-        its_sinks: list[Sink] = [NoSink() for _ in range(MOST_TENSORS)]
-        its_sinks[self.index] = _ValueSink(self.kind, self.decode.loaded(), sinks[0])
-        return part(its_sinks)
+def _decode_part(
+    kind: str, decode: ElementProgram, index: int, part: Part, sinks: Sequence[Sink]
+) -> Any:
+    """Run a part of another job, write the values of its tensor ``index``, return its result."""
+    its_sinks: list[Sink] = [NoSink() for _ in range(MOST_TENSORS)]
+    its_sinks[index] = _ValueSink(kind, decode.loaded(), sinks[0])
+    return part(its_sinks)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import PART_BYTES, Job, MemorySink, Part
@@ -89,7 +90,7 @@ class CodeWriter:
 
     def __init__(self, sink: Sink, type_name: str, start: int, label: str = "codes") -> None:
         self._sink, self._label = sink, label
-        self._bits = FORMATS[type_name].bits
+        self._bits = ir.DataType[type_name].bitwidth
         self._byte = start * self._bits // 8
         self._rest = np.empty(0, np.uint8)
 

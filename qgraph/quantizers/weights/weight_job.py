@@ -253,16 +253,15 @@ class _ParameterWriter:
     """
 
     def __init__(self, sinks: Sequence[Sink], scheme: Scheme, unit: np.float32, start: int) -> None:
-        self._scheme, self._unit, self._sink = scheme, unit, sinks[1]
-        self._start = start
+        self._scheme, self._unit = scheme, unit
+        self._scales = CodeWriter(sinks[1], scheme.scales, start)
         has_points = scheme.has_zero_point
         self._points = CodeWriter(sinks[2], scheme.codes, start) if has_points else None
 
     def write(self, chosen: Parameters, *, is_last: bool) -> None:
         """Write scales and zero points."""
         stored = scale_codes(chosen.scale.reshape(-1), self._scheme, self._unit)
-        self._sink.write(self._start * stored.itemsize, stored)
-        self._start += stored.size
+        self._scales.write(stored, is_last=is_last)
         if self._points is not None and chosen.zero_point is not None:
             numbers = chosen.zero_point.reshape(-1).astype(np.int16).astype(np.uint8)
             self._points.write(numbers, is_last=is_last)
