@@ -26,6 +26,7 @@ from qgraph.graph.inference.rules import (
     Unknown,
     common_type,
     given,
+    known_sizes,
     place_of,
     places_of,
     require,
@@ -139,10 +140,8 @@ def _concatenated(operands: Sequence[Fact], axis: int) -> Fact:
 
 def _blank(shape: Shape | None) -> Items | None:
     """Return unknown elements for a shape, None unless it is a known and small one."""
-    sizes = [size for size in shape or () if isinstance(size, int)]
-    if shape is None or len(sizes) < len(shape) or np.prod(sizes, dtype=object) > MOST_ITEMS:
-        return None
-    return np.full(sizes, None, object)
+    sizes = known_sizes(shape)
+    return None if sizes is None else np.full(sizes, None, object)
 
 
 @rule("Split")
@@ -291,10 +290,7 @@ def _laid(x: Fact, sizes: Sequence[Dim]) -> Fact:
 
 def _like(x: Fact, sizes: Sequence[Dim] | None, move: Callable[[Items, list[int]], Items]) -> Fact:
     """Return the fact of moved data, with its elements where all sizes are known."""
-    items = x.items
-    numbers = [size for size in sizes or () if isinstance(size, int)]
-    if items is None or sizes is None or len(numbers) < len(sizes):
+    numbers = None if x.items is None else known_sizes(sizes)
+    if x.items is None or numbers is None:
         return Fact(x.dtype, sizes)
-    if np.prod(numbers, dtype=object) > MOST_ITEMS:
-        return Fact(x.dtype, sizes)
-    return Fact(x.dtype, sizes, move(items, numbers))
+    return Fact(x.dtype, sizes, move(x.items, numbers))

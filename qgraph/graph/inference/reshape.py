@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from qgraph.graph.inference.rules import (
     as_items,
     common_type,
     given,
+    known_sizes,
     of_items,
     of_tensor,
     places_of,
@@ -303,13 +305,10 @@ def constant_of_shape(call: Call) -> list[Fact]:
     filled = of_tensor(
         ir.tensor(np.zeros(1, np.float32)) if attribute is None else attribute.as_tensor()
     )
-    sizes = [size for size in wanted if isinstance(size, int)]
-    items = filled.items
-    if items is None or len(sizes) < len(wanted) or np.prod(sizes, dtype=object) > MOST_ITEMS:
+    sizes, items = known_sizes(wanted), filled.items
+    if items is None or sizes is None:
         return [Fact(filled.dtype, wanted)]
-    number = items.reshape(-1)[0]
-    count = int(np.prod(sizes, dtype=np.int64))
-    return [of_items(filled.dtype, as_items([number] * count, sizes))]
+    return [of_items(filled.dtype, as_items([items.reshape(-1)[0]] * math.prod(sizes), sizes))]
 
 
 @rule("Range")

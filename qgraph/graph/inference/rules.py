@@ -135,6 +135,13 @@ def as_items(elements: Sequence[Any], shape: Sequence[int] | None = None) -> Ite
     return items if shape is None else items.reshape(tuple(shape))
 
 
+def known_sizes(shape: Sequence[Dim] | None) -> list[int] | None:
+    """Return a shape of which all sizes are known, and so few elements that these may be, too."""
+    sizes = [size for size in shape or () if isinstance(size, int)]
+    is_known = shape is not None and len(sizes) == len(shape)
+    return sizes if is_known and math.prod(sizes) <= MOST_ITEMS else None
+
+
 def joined(a: Fact, b: Fact) -> Fact:
     """Return the facts that hold for both of two values."""
     dtype = a.dtype if a.dtype == b.dtype else None

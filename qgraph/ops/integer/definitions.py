@@ -345,8 +345,7 @@ def _writer(node: ir.Node) -> _Writer | None:
 
 def _write_packed(draft: Draft, node: ir.Node) -> Operand:
     """Write a MatMulNBits as a MatMul with its weights, then Add with its bias."""
-    inputs: list[ir.Value | None] = [*node.inputs, *[None] * (6 - len(node.inputs))]
-    x, *_, order, bias = inputs
+    x, *_, order, bias = inputs = inputs_of(node, 6)
     codes, scales, points = (constant_elements(value) for value in inputs[1:4])
     if codes is None or scales is None or (points is None and inputs[3] is not None):
         raise OperatorError(f"{where(node)}: its weights are not constant")
