@@ -133,10 +133,9 @@ def _are_apart(a: Any, b: Any, *, is_exact: bool, same_sums: bool) -> bool:
         return False
     if a.shape != b.shape:
         return True
-    x, y = a.astype(np.float64), b.astype(np.float64)
     if is_exact:
-        numbers = ~(np.isnan(x) | np.isnan(y))
-        return bool((x != y)[numbers].any())
+        return _differs(a, b, bits=False)
+    x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(all="ignore"):
         size = np.abs(x[np.isfinite(x)]).max(initial=0.0)
         apart = (np.abs(x - y) > _BEYOND_ROUNDING * size) & np.isfinite(x) & np.isfinite(y)
@@ -151,13 +150,8 @@ def are_small(models: Iterable[ir.Model]) -> bool:
 
 def _is_small(model: ir.Model) -> bool:
     graph = model.graph
-    size = sum(
-        value.const_value.nbytes
-        for value in graph.initializers.values()
-        if value.const_value is not None
-    )
     bounded = not any(node.op_type in _UNBOUNDED for node in graph)
-    return bounded and size <= _MOST_BYTES and len(graph) <= _MOST_NODES
+    return bounded and _bytes(model) <= _MOST_BYTES and len(graph) <= _MOST_NODES
 
 
 _SCALES = 1.0, 2.0**6, 2.0**12

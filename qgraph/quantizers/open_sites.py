@@ -18,7 +18,7 @@ from qgraph.proof.functions.lowering import Forms
 from qgraph.proof.functions.pair import scale_of
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine
-from qgraph.records import dataclass, replace
+from qgraph.records import replace
 
 Spell = Callable[[Site], Iterable[Draft]]
 """Writes the drafts of a site."""
@@ -48,21 +48,8 @@ def open_scale(nodes: Iterable[ir.Node]) -> tuple[Float32 | None, dict[ir.Value,
     return scale, marks
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A site whose scale is left open.
-
-    Attributes:
-        form: equal for sites that are equal up to the scale.
-        scale: the scale that is left open.
-    """
-
-    form: Hashable
-    scale: Float32
-
-
-def opened(site: Site, forms: Forms) -> Opened | None:
-    """Return the form of a site with an open scale; None if it has no single float32 scale."""
+def opened(site: Site, forms: Forms) -> Hashable:
+    """Return the form of a site, equal for all scales; None if it has no single float32 scale."""
     meaning = site.meaning
     if not isinstance(meaning, Affine) or meaning.decoding is not None or site.weight is not None:
         return None
@@ -78,7 +65,7 @@ def opened(site: Site, forms: Forms) -> Opened | None:
     others = [(array.shape, array.tobytes()) for array in arrays]
     types = site.x.dtype, site.y.dtype, str(site.x.shape)
     kind = site.dialect, meaning.rounding, meaning.recipe
-    return Opened((nodes, site.shape, types, kind, *others), meaning.scale)
+    return nodes, site.shape, types, kind, *others
 
 
 def spelled_once(
@@ -87,9 +74,9 @@ def spelled_once(
     """Return the drafts of sites; those that do not depend on the scale are written once."""
     alike: dict[Hashable, list[tuple[int, Float32]]] = {}
     for index, (site, _) in enumerate(sites):
-        known = opened(site, forms)
-        if known is not None:
-            alike.setdefault(known.form, []).append((index, known.scale))
+        form, meaning = opened(site, forms), site.meaning
+        if form is not None and isinstance(meaning, Affine):
+            alike.setdefault(form, []).append((index, meaning.scale))
     drafts = [each for _, each in sites]
     for group in alike.values():
         if len(group) > 1:

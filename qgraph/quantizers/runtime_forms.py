@@ -142,8 +142,7 @@ def offered(
     for site in sites:
         own = offers(site, numbers, editor)
         starts = (*with_relu(site), site)
-        known = [opened(start, forms) for start in starts]
-        key = tuple([None if each is None else each.form for each in known])
+        key = tuple([opened(start, forms) for start in starts])
         if isinstance(site.meaning, Affine) and None not in key:
             places = tuple([start.x in numbers for start in starts])
             templates = alike.get((key, places))

@@ -18,8 +18,6 @@ from qgraph.graph.tensors import slots, stored_bytes
 from qgraph.records import dataclass, field
 from qgraph.storage.reading import message, written_ir_version
 
-_CHUNK_BYTES = 1 << 20
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -54,8 +52,7 @@ class Origin:
         try:
             for file, _ in self.data:
                 with file.open("rb") as stream:
-                    while chunk := stream.read(_CHUNK_BYTES):
-                        digest.update(chunk)
+                    hashlib.file_digest(stream, lambda: digest)
         except OSError:
             return None
         return str(digest.hexdigest()) if self.has_same_data() else None

@@ -106,8 +106,7 @@ def pair(quantize: str, dequantize: str) -> str:
 
 def forms_of(*quantizers: str) -> list[object]:
     forms = Forms()
-    known = [opened(site, forms) for site in found(*quantizers)]
-    return [None if each is None else each.form for each in known]
+    return [opened(site, forms) for site in found(*quantizers)]
 
 
 def test_quantizers_that_differ_in_their_scale_have_one_form() -> None:
