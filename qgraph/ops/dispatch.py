@@ -7,7 +7,7 @@ all other operators.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,6 +141,15 @@ def compute(node: ir.Node, imports: Imports, environment: Environment) -> Any:
     with np.errstate(all="ignore"):
         step.run(environment)
     return environment[node.outputs[0]]
+
+
+def computed(node: ir.Node, imports: Imports, operands: Iterable[Any]) -> Any:
+    """Return the first output of ``node`` for its operands; None if :func:`compute` raises."""
+    known = zip(node.inputs, operands, strict=True)
+    try:
+        return compute(node, imports, {value: x for value, x in known if value is not None})
+    except QGraphError:
+        return None
 
 
 def evaluate(nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, data: Array) -> Array:

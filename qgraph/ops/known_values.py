@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
+from qgraph.errors import QGraphError
 from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, input_of, is_control, nodes_of
@@ -190,7 +190,7 @@ class KnownValues:
             kernel = kernel_for(node, self.imports)
             with np.errstate(all="ignore"):
                 NodeStep(node, kernel).run(results)
-        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
+        except QGraphError:
             return None
         array = results.get(value)
         if not isinstance(array, np.ndarray):

@@ -19,12 +19,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.graph.constants import constant, constant_tensor, freeze_inputs, overridable
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN
@@ -33,7 +31,7 @@ from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import nodes_of, producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.dispatch import compute
+from qgraph.ops.dispatch import computed
 from qgraph.ops.operator import is_defined
 from qgraph.records import dataclass
 
@@ -165,11 +163,8 @@ class _Sizes:
         present = [operand for operand in operands if operand is not None]
         if len(present) < sum(v is not None for v in node.inputs) or not present:
             return None
-        try:
-            with np.errstate(all="ignore"):
-                return self._computed(node, operands, any(b.sized for b in present))
-        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
-            return None
+        with np.errstate(all="ignore"):
+            return self._computed(node, operands, any(b.sized for b in present))
 
     def _of_shape(self, node: ir.Node) -> _Bounds | None:
         data = node.inputs[0]
@@ -206,8 +201,10 @@ class _Sizes:
             return None
         if not _is_safe(node, pairs):
             return None
-        results = [self._run(node, arrays) for arrays in choices]
-        low, high = results[0], results[0]
+        results = [computed(node, self._imports, arrays) for arrays in choices]
+        if any(result is None for result in results):
+            return None
+        low, high = np.asarray(results[0]), np.asarray(results[0])
         for result in results[1:]:
             low, high = np.minimum(low, result), np.maximum(high, result)
         if node.op_type == "Log":
@@ -215,14 +212,6 @@ class _Sizes:
         if low.dtype.kind == "f" and not (np.isfinite(low) & np.isfinite(high)).all():
             return None
         return _Bounds(low, low if len(results) == 1 and node.op_type != "Log" else high, sized)
-
-    def _run(self, node: ir.Node, arrays: Sequence[Array | None]) -> Array:
-        values: dict[ir.Value, Any] = {
-            value: array
-            for value, array in zip(node.inputs, arrays, strict=True)
-            if value is not None
-        }
-        return np.asarray(compute(node, self._imports, values))
 
 
 def _margin(logarithm: Array) -> Array:
@@ -363,8 +352,6 @@ class _Finder:
         values = {value: operand(value) for value in node.inputs if value is not None}
         if node.domain or any(array is None for array in values.values()):
             return None
-        try:
-            with np.errstate(all="ignore"):
-                return np.asarray(compute(node, self._imports, values))
-        except (ExecutionError, ModelError, OperatorError, UnsupportedError):
-            return None
+        operands = [None if value is None else values[value] for value in node.inputs]
+        result = computed(node, self._imports, operands)
+        return None if result is None else np.asarray(result)
