@@ -183,10 +183,12 @@ class Failure(NamedTuple):
 
 
 def print_failure(error: Exception, talk: Talk) -> Failure:
-    """Print an error, and return it with its exit status."""
+    """Print an error, and return it with its exit status; of several models, it names the model."""
     if talk.debug:
         traceback.print_exc()
     failure = _failure(error)
+    if talk.subject not in failure.message:
+        failure = failure._replace(message=f"{talk.subject}: {failure.message}")
     talk.error(failure.message, *failure.notes)
     return failure
 
