@@ -109,7 +109,7 @@ class AloneNodes:
         if not is_runtime_operator(node):
             raise error
         self._counts[node.op_type] += 1
-        return _AloneKernel(node, imports, runtime)
+        return _alone_kernel(node, imports, runtime)
 
     def tell(self) -> None:
         """Log which operators run in ONNX Runtime."""
@@ -120,35 +120,30 @@ class AloneNodes:
             )
 
 
-class _AloneKernel:
-    def __init__(self, node: ir.Node, imports: Imports, runtime: ModuleType) -> None:
-        self._node = node
-        versions = dict(imports)
-        if node.domain:
-            versions[""] = min(versions.get("", _OPSET), _OPSET)
-        self._imports = versions
-        self._runtime = runtime
-        self._sessions: dict[tuple[Any, ...], Session] = {}
+def _alone_kernel(node: ir.Node, imports: Imports, runtime: ModuleType) -> Kernel:
+    versions = dict(imports)
+    if node.domain:
+        versions[""] = min(versions.get("", _OPSET), _OPSET)
+    outputs = [value for value in node.outputs if value.name != ""]
+    sessions: dict[tuple[Any, ...], Session] = {}
 
-    def __call__(self, *arrays: Any) -> list[Any]:
-        node = self._node
+    def run(*arrays: Any) -> list[Any]:
         environment = {
             value: np.asarray(array)
             for value, array in zip(node.inputs, arrays, strict=True)
             if value is not None
         }
         feeds = {value: a.dtype for value, a in environment.items() if not is_fixed(value)}
-        outputs = [value for value in node.outputs if value.name != ""]
         key = tuple(feeds.values())
-        session = self._sessions.get(key)
-        if session is None:
+        if key not in sessions:
             constants = [value for value in free_values([node]) if value not in feeds]
-            session = Session(
-                self._runtime, _IR_VERSION, [node], self._imports, feeds, constants, outputs
+            sessions[key] = Session(
+                runtime, _IR_VERSION, [node], versions, feeds, constants, outputs
             )
-            self._sessions[key] = session
-        results = session.run(environment)
+        results = sessions[key].run(environment)
         return [results[value] for value in outputs]
+
+    return run
 
 
 class Backend(Choice):

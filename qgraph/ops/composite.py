@@ -149,24 +149,27 @@ def write_out(
         draft.commit(sweep=False)
 
 
-class CompositeKernel:
-    """Computes a node by its graph, which is written for each form (type and shape) of its inputs.
+class _Written(NamedTuple):
+    inputs: list[ir.Value | None]
+    draft: Draft
+    steps: list[Run]
+
+
+def composite_kernel(
+    node: ir.Node, entry: Composite, prepare: Callable[[ir.Node], Run]
+) -> Callable[..., list[Any]]:
+    """Return what computes a node by its graph, written for each form (type and shape) of inputs.
 
     ``prepare`` returns a function that computes a standard node and stores its outputs.
     """
+    written: dict[tuple[Any, ...], _Written] = {}
 
-    def __init__(self, node: ir.Node, entry: Composite, prepare: Callable[[ir.Node], Run]) -> None:
-        self._node = node
-        self._entry = entry
-        self._prepare = prepare
-        self._written: dict[tuple[Any, ...], _Written] = {}
-
-    def __call__(self, *arrays: Any) -> list[Any]:
-        """Return the outputs for the arrays of the inputs."""
+    def run(*arrays: Any) -> list[Any]:
         form = tuple(None if a is None else (a.dtype, a.shape) for a in arrays)
-        if form not in self._written:
-            self._written = {form: self._write(arrays)}
-        inputs, draft, steps = self._written[form]
+        if form not in written:
+            written.clear()
+            written[form] = _written_for(node, entry, prepare, arrays)
+        inputs, draft, steps = written[form]
         values: dict[ir.Value, Any] = {
             value: array for value, array in zip(inputs, arrays, strict=True) if value is not None
         }
@@ -176,33 +179,30 @@ class CompositeKernel:
             step(values)
         return [values[value] for value in (draft.y, *draft.others.values())]
 
-    def _write(self, arrays: Sequence[Any]) -> _Written:
-        inputs = [
-            None if value is None else _of_form(value, array)
-            for value, array in zip(self._node.inputs, arrays, strict=True)
-        ]
-        node = ir.Node(
-            self._node.domain,
-            self._node.op_type,
-            inputs,
-            self._node.attributes.values(),
-            num_outputs=len(self._node.outputs),
-            name=self._node.name,
-        )
-        node.outputs[0].name = self._node.outputs[0].name
-        graph = ir.Graph([], [], nodes=[], name="node")
-        draft = Draft(Editor(ir.Model(graph, ir_version=10)), region_of(node))
-        draft.giving(self._entry.write(draft, node))
-        values = [value for new in draft.nodes for value in (*new.inputs, *new.outputs)]
-        for index, value in enumerate(dict.fromkeys(value for value in values if value)):
-            value.name = f"v{index}"
-        return _Written(inputs, draft, [self._prepare(new) for new in draft.nodes])
+    return run
 
 
-class _Written(NamedTuple):
-    inputs: list[ir.Value | None]
-    draft: Draft
-    steps: list[Run]
+def _written_for(
+    node: ir.Node, entry: Composite, prepare: Callable[[ir.Node], Run], arrays: Sequence[Any]
+) -> _Written:
+    pairs = zip(node.inputs, arrays, strict=True)
+    inputs = [None if value is None else _of_form(value, array) for value, array in pairs]
+    image = ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        node.attributes.values(),
+        num_outputs=len(node.outputs),
+        name=node.name,
+    )
+    image.outputs[0].name = node.outputs[0].name
+    graph = ir.Graph([], [], nodes=[], name="node")
+    draft = Draft(Editor(ir.Model(graph, ir_version=10)), region_of(image))
+    draft.giving(entry.write(draft, image))
+    values = [value for new in draft.nodes for value in (*new.inputs, *new.outputs)]
+    for index, value in enumerate(dict.fromkeys(value for value in values if value)):
+        value.name = f"v{index}"
+    return _Written(inputs, draft, [prepare(new) for new in draft.nodes])
 
 
 def _of_form(value: ir.Value, array: Array) -> ir.Value:

@@ -19,7 +19,7 @@ from qgraph.graph.constants import array_of
 from qgraph.graph.schema import MICROSOFT
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.composite import CompositeKernel, composite_of
+from qgraph.ops.composite import composite_kernel, composite_of
 from qgraph.ops.integer.kernels import integer_kernel
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
 from qgraph.ops.kernels.standard import Kernel, kernel_of
@@ -50,12 +50,12 @@ def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
     """
     operator = operator_of(node)
     if operator is not None:
-        return _Quantizer(node, operator)
+        return _quantizer(node, operator)
     if is_mat_mul_n_bits(node):
         return mat_mul_n_bits(node)
     composite = composite_of(node)
     if composite is not None:
-        return CompositeKernel(node, composite, _step)
+        return composite_kernel(node, composite, _step)
     version = imports.get(node.domain)
     fast = integer_kernel(node) or (None if version is None else kernel_of(node, version))
     return fast or reference_kernel(node, imports)
@@ -66,26 +66,21 @@ def _step(node: ir.Node) -> Callable[[Environment], None]:
     return NodeStep(node, kernel_for(node, {"": _OPSET_OF_DEFINITIONS})).run
 
 
-class _Quantizer:
-    """The kernel of a quantizer; it warns once if a scale is zero, infinite or NaN."""
+def _quantizer(node: ir.Node, operator: Operator) -> Kernel:
+    """Return the kernel of a quantizer; it warns once if a scale is zero, infinite or NaN."""
+    scales = [index for index, name in enumerate(operator.schema.inputs) if "scale" in name]
+    warned = False
 
-    def __init__(self, node: ir.Node, operator: Operator) -> None:
-        self._node = node
-        self._operator = operator
-        self._warned = False
-
-    def __call__(self, *arrays: Any) -> list[Any]:
-        if not self._warned and any(map(_is_odd, self._scales(arrays))):
-            self._warned = True
+    def run(*arrays: Any) -> list[Any]:
+        nonlocal warned
+        if not warned and any(_is_odd(arrays[i]) for i in scales if i < len(arrays)):
+            warned = True
             logger.warning(
-                "%s: a scale is zero, infinite or NaN; computed by IEEE arithmetic",
-                where(self._node),
+                "%s: a scale is zero, infinite or NaN; computed by IEEE arithmetic", where(node)
             )
-        return [self._operator.run(self._node, arrays)]
+        return [operator.run(node, arrays)]
 
-    def _scales(self, arrays: Sequence[Any]) -> list[Any]:
-        named = zip(self._operator.schema.inputs, arrays, strict=False)
-        return [array for name, array in named if "scale" in name]
+    return run
 
 
 def _is_odd(scale: Array | None) -> bool:
@@ -231,7 +226,7 @@ def reference_kernel(node: ir.Node, opset_imports: Mapping[str, int]) -> Kernel:
             f"{where(node)}: opset 13 removed the mode tf_half_pixel_for_nn, expected half_pixel. "
             "Export it with another mode, or install ONNX Runtime, which computes it."
         )
-    return _Evaluator(node, version)
+    return _evaluator(node, version)
 
 
 def has_removed_mode(node: ir.Node) -> bool:
@@ -240,48 +235,44 @@ def has_removed_mode(node: ir.Node) -> bool:
     return node.op_type == "Resize" and not node.domain and mode == "tf_half_pixel_for_nn"
 
 
-class _Evaluator:
-    """A model of one node, evaluated by onnx's reference implementation.
+def _evaluator(node: ir.Node, version: int) -> Kernel:
+    """Return a kernel that runs a model of one node in onnx's reference implementation.
 
-    It is built for each new set of input types, because functions of onnx depend on the types.
+    The model is built for each set of input types, because functions of onnx depend on the types.
     """
+    names = [value.name if value else "" for value in node.inputs]
+    built: dict[tuple[Any, ...], ReferenceEvaluator] = {}
 
-    def __init__(self, node: ir.Node, version: int) -> None:
-        self._node = node
-        self._version = version
-        self._names = [value.name if value else "" for value in node.inputs]
-        self._built: dict[tuple[Any, ...], ReferenceEvaluator] = {}
-
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def run(*arrays: Any) -> list[Any]:
         kinds = tuple(_kind(array) for array in arrays)
-        if kinds not in self._built:
-            self._built[kinds] = self._build(kinds)
-        feeds = {name: x for name, x in zip(self._names, arrays, strict=True) if name}
-        return list(self._built[kinds].run(None, feeds))
+        if kinds not in built:
+            built[kinds] = _built(node, version, dict(zip(names, kinds, strict=True)))
+        feeds = {name: x for name, x in zip(names, arrays, strict=True) if name}
+        return list(built[kinds].run(None, feeds))
 
-    def _build(self, kinds: tuple[Any, ...]) -> ReferenceEvaluator:
-        from onnx.reference import ReferenceEvaluator
+    return run
 
-        node = self._node
-        graph = onnx.GraphProto(name="node", node=[ir.serde.serialize_node(node)])
-        for name, array_type in dict(zip(self._names, kinds, strict=True)).items():
-            if name:
-                entry = graph.input.add(name=name)
-                if array_type is not None:
-                    entry.type.tensor_type.elem_type = ir.DataType.from_numpy(array_type[0]).value
-                    for _ in range(array_type[1]):
-                        entry.type.tensor_type.shape.dim.add()
-        graph.output.extend(onnx.ValueInfoProto(name=y.name) for y in node.outputs if y.name)
-        imports = [onnx.OperatorSetIdProto(domain=node.domain, version=self._version)]
-        try:
-            return ReferenceEvaluator(
-                onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
-            )
-        except (NotImplementedError, RuntimeError) as error:
-            raise UnsupportedError(
-                f"{where(node)}: neither qgraph nor onnx's reference has an implementation of "
-                f"{node.op_type} at opset {self._version}. Run the model with backend 'ort'."
-            ) from error
+
+def _built(node: ir.Node, version: int, kinds: Mapping[str | None, Any]) -> ReferenceEvaluator:
+    from onnx.reference import ReferenceEvaluator
+
+    graph = onnx.GraphProto(name="node", node=[ir.serde.serialize_node(node)])
+    for name, array_type in kinds.items():
+        if name:
+            entry = graph.input.add(name=name)
+            if array_type is not None:
+                entry.type.tensor_type.elem_type = ir.DataType.from_numpy(array_type[0]).value
+                for _ in range(array_type[1]):
+                    entry.type.tensor_type.shape.dim.add()
+    graph.output.extend(onnx.ValueInfoProto(name=y.name) for y in node.outputs if y.name)
+    imports = [onnx.OperatorSetIdProto(domain=node.domain, version=version)]
+    try:
+        return ReferenceEvaluator(onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports))
+    except (NotImplementedError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"{where(node)}: neither qgraph nor onnx's reference has an implementation of "
+            f"{node.op_type} at opset {version}. Run the model with backend 'ort'."
+        ) from error
 
 
 def _kind(array: Any) -> tuple[np.dtype[Any], int] | None:
@@ -295,7 +286,7 @@ def _flattening(node: ir.Node, version: int) -> Kernel:
     row_wise = ir.Node(
         "", node.op_type, [ir.val("x")], [ir.AttrInt64("axis", -1)], outputs=[ir.val("y")]
     )
-    evaluator = _Evaluator(row_wise, version)
+    evaluator = _evaluator(row_wise, version)
 
     def run(x: Any) -> list[Any]:
         split = axis if axis >= 0 else axis + x.ndim
