@@ -118,10 +118,10 @@ def rewrite(
         if prove:
             tell("proving", 0, 0)
             # The provers, and networkx with them, are loaded only where they are needed.
-            from qgraph.execution.demonstration import ModelRuns
+            from qgraph.execution import demonstration
             from qgraph.proof.certify import certify
 
-            proof = certify(original, model.ir, keep_inputs=keep_inputs, runs=ModelRuns())
+            proof = certify(original, model.ir, keep_inputs=keep_inputs, runs=demonstration)
             proof.certificate.raise_if_not_proved()
         tell(f"writing {out.name}", 0, 0)
         threshold = writing.size_threshold

@@ -23,7 +23,7 @@ from qgraph.errors import (
     plain_message,
 )
 from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
-from qgraph.execution.demonstration import ModelRuns
+from qgraph.execution import demonstration
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
 from qgraph.graph.interface import names
@@ -93,7 +93,7 @@ def prove(
         exact=exact,
         keep_inputs=keep_inputs,
         evidence=evidence,
-        runs=ModelRuns(),
+        runs=demonstration,
     )
     if not keep_inputs:
         certificate = with_seen(certificate, (models[0].ir, models[1].ir))

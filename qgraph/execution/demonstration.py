@@ -337,10 +337,3 @@ def _differs(ours: Any, theirs: Any, *, bits: bool) -> bool:
             (np.signbit(x) != np.signbit(y)) & ~no_number[0]
         )
     return bool(differs.any())
-
-
-class ModelRuns:
-    """Runs models in NumPy for proofs."""
-
-    demonstrate = staticmethod(demonstrate)
-    reaches = staticmethod(reaches)

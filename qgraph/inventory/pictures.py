@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from qgraph.errors import OptionError, QGraphError, UnsupportedError, require
-from qgraph.execution.demonstration import ModelRuns
+from qgraph.execution import demonstration
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
 from qgraph.graph.interface import fixed_sizes
@@ -173,7 +173,7 @@ def illustrated(
 
 
 def _certificate(reference: ir.Model, candidate: ir.Model) -> dict[str, Any]:
-    return certify(reference, candidate, runs=ModelRuns()).certificate.to_json()
+    return certify(reference, candidate, runs=demonstration).certificate.to_json()
 
 
 def _attempt(make: Callable[[], T], otherwise: T) -> T:

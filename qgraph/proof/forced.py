@@ -51,7 +51,7 @@ _REGIONS_RUN = 4
 
 
 class Runner(Protocol):
-    """Runs two models, see :class:`qgraph.execution.demonstration.ModelRuns`."""
+    """Runs two models, as the module :mod:`qgraph.execution.demonstration` does."""
 
     def demonstrate(
         self,

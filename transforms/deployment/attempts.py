@@ -10,7 +10,7 @@ import onnx_ir as ir
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.exactness import Exactness, ProofVerdict
-from qgraph.execution.demonstration import ModelRuns
+from qgraph.execution import demonstration
 from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import certified
@@ -62,7 +62,7 @@ class Attempt:
             exact=Exactness.VALUES,
             keep_inputs=False,
             evidence=True,
-            runs=ModelRuns(),
+            runs=demonstration,
         )[1]
 
     @property
