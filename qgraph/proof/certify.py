@@ -25,7 +25,7 @@ from qgraph.graph.slices import between
 from qgraph.ops.integer import definitions
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs
-from qgraph.proof.forced import Established, Runner, adds_bias, establish
+from qgraph.proof.forced import Established, Runner, adds_bias, establish, left_open
 from qgraph.proof.functions.decide import PairOutcome
 from qgraph.proof.functions.pair import Key
 from qgraph.proof.functions.search import boxes
@@ -215,7 +215,7 @@ def _concluded(
     matching, shown, form = attempt
     if any(s.larger for s in shown) and not any(s.is_open for s in shown):
         shown = try_all_inputs(shown)
-    established: Established = matching, list(shown), None
+    established: Established = matching, left_open(shown, level), None
     if (counts := known.at_least is None) or not _failed(shown, level):
         established = _established(matching, shown, level, known, runs)
     matching, shown, example = established

@@ -20,7 +20,7 @@ of both models may still show a difference. Otherwise the regions and the models
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -340,8 +340,17 @@ def establish(
         )
         if example is not None:
             return matching, list(shown), example
-    left = {s.claim: _left_open(s, search.hiding.get(s.claim.values, ())) for s in differing}
-    return matching, [left.get(s.claim, s) for s in shown], None
+    return matching, left_open(shown, level, search.hiding), None
+
+
+def left_open(
+    shown: Sequence[Shown], level: Exactness, hiding: Mapping[Pair, Sequence[str]] = {}
+) -> list[Shown]:
+    """Return regions that differ as undecided, with the later operators that may hide it."""
+    return [
+        _left_open(s, hiding.get(s.claim.values, ())) if s.outcome.differs(level) else s
+        for s in shown
+    ]
 
 
 def comparable(outputs: Iterable[Pair]) -> list[tuple[ir.Value, ir.Value, bool]]:
