@@ -14,7 +14,8 @@ A Reshape to a shape that is computed is moved before functions with single numb
 Every movement is written in one form; a Split becomes one Gather for each part. Concat and Pad are
 exchanged with elementwise functions:
 
-    Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis
+    Concat(f(a), f(b))   -> f(Concat(a, b))        the same parameters, constant along the axis;
+                                                   also of Where
     f(M(Pad(x, v)))      -> M(Pad(f(x), f(v)))     f with single numbers as parameters, movements M
     f(Gather(c, i))      -> Gather(f(c), i)        the same, of a constant c
     f(M(Gather(c, i)))   -> M(Gather(f(c), i))     the same, with movements M
@@ -195,30 +196,38 @@ def hoist_concat(graph: Rewriter, node: ir.Node) -> ir.Value:
     try:
         data = common_function(graph, makers)
     except DoesNotApplyError:
-        return _join_guards(graph, node, makers)
+        return _join_choices(graph, node, makers)
     axis, first = node.attributes["axis"].as_int() % len(sizes), makers[0]
     parameters = parameters_of(graph, first, len(sizes))
     expect(all(array.shape[axis] == 1 for array in parameters.values()))
     expect(all(value is None or graph.known.has(value) for value in first.inputs[1:]))
     expect(may_move(graph, first, node.outputs[0]))
-    whole = graph.node(node, "Concat", data, {"axis": axis}, dtype=data[0].dtype, sizes=sizes)
-    return graph.copy(first, node, [whole, *first.inputs[1:]], sizes)
+    return graph.copy(first, node, [_joined(graph, node, data), *first.inputs[1:]], sizes)
 
 
-def _join_guards(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> ir.Value:
-    """Concatenate the data of ``Where(IsNaN(x), c, x)`` for one number c, not its results."""
-    expect(all(maker.op_type == "Where" for maker in makers))
-    guards = [needed(producer_of(maker.inputs[0], "IsNaN")) for maker in makers]
-    for guard, maker in zip(guards, makers, strict=True):
-        expect(guard.inputs[0] is maker.inputs[2])
-        expect(are_equal_constants(graph, maker.inputs[1], makers[0].inputs[1]))
-    filler, data = graph.array(makers[0].inputs[1]), [maker.inputs[2] for maker in makers]
-    expect(needed(filler).ndim == 0)
-    axis, dtype = {"axis": node.attributes["axis"].as_int()}, node.outputs[0].dtype
-    sizes = stated_shape(node.outputs[0])
-    x = graph.node(node, "Concat", data, axis, dtype=dtype, sizes=sizes)
-    is_nan = graph.copy(guards[0], node, [x], sizes)
-    return graph.copy(makers[0], node, [is_nan, makers[0].inputs[1], x], sizes)
+def _join_choices(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> ir.Value:
+    """Concatenate the operands of Where, of the size of their results or equal numbers."""
+    expect(all(maker.op_type == "Where" and not maker.domain for maker in makers))
+    chosen: list[ir.Value] = []
+    for operands in zip(*(maker.inputs for maker in makers), strict=True):
+        data, filler = [needed(value) for value in operands], graph.array(operands[0])
+        if filler is not None and filler.ndim == 0:
+            expect(all(are_equal_constants(graph, data[0], other) for other in data))
+            chosen.append(data[0])
+        else:
+            expect(all(keeps_sizes(graph, *pair) for pair in zip(makers, data, strict=True)))
+            chosen.append(_joined(graph, node, data))
+    return graph.copy(makers[0], node, chosen, stated_shape(node.outputs[0]))
+
+
+def _joined(graph: Rewriter, node: ir.Node, data: list[ir.Value]) -> ir.Value:
+    """Return other data after a Concat, from an existing node or a new one before it."""
+    axis, sizes = node.attributes["axis"].as_int(), stated_shape(node.outputs[0])
+    key = "Concat", axis, tuple(data), graph.is_delicate(node)
+    whole = graph.shared(key)
+    if whole is None:
+        whole = graph.node(node, "Concat", data, {"axis": axis}, dtype=data[0].dtype, sizes=sizes)
+    return graph.share(key, whole)
 
 
 def sink_pad(graph: Rewriter, node: ir.Node) -> ir.Value:
