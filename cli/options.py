@@ -211,7 +211,7 @@ def table_options(*more: str) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         for option in (
-            click.option("--wide", is_flag=True, help="Print tables whole.", **hidden),
+            click.option("--wide", is_flag=True, help="Print tables at full width.", **hidden),
             click.option(
                 "--json", "as_json", is_flag=True, help="Short for --format json.", **hidden
             ),

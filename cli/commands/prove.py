@@ -93,9 +93,9 @@ def command(
     If sums are rounded in another order or scales differ, the difference is bounded: by how much
     codes can differ if the codes before them are equal.
 
-    Exit status: 0 proved, or bounded within the limits; 1 different, or bounded beyond the limits
-    or without a limit; 4 undecided. With --verify: that of the confirmed verdict, or 1 if a
-    statement of the certificate is refuted.
+    Exit status: 0 proved, or bounded within the limits; 1 different, or bounded beyond the limits,
+    or bounded and no limit is given; 4 undecided. With --verify: that of the confirmed verdict, or
+    1 if a statement of the certificate is refuted.
     """
     from qgraph.comparison.prove import prove
     from qgraph.reporting.pages import page_of

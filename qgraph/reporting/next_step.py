@@ -96,7 +96,10 @@ def _after_bench(document: Document, _: str) -> str:
     target = _TARGETS.get(str(document["runtime"]).split(" ")[0])
     is_float = not any(each.get("integer_nodes") for each in document["models"])
     if target is not None and first.get("float_nodes") and is_float:
-        return _deploy(model, target, [str(each["path"]) for each in document["models"]])
+        taken = [each["path"] for each in document["models"]]
+        names = (f"deployed{number or ''}.onnx" for number in itertools.count())
+        out = next(name for name in names if name not in taken)
+        return f"qgraph deploy {model} -o {out} --target {target}  # for integer kernels"
     if not others:
         return f"qgraph info {model}  # shows the quantizers"
     second = shlex.quote(str(others[0]["path"]))
@@ -109,14 +112,8 @@ def _after_lint(document: Document, model: str) -> str:
         return f"qgraph explain {ids[0]}  # what it means and what to do"
     if document["target"] is None:
         return "qgraph targets  # names for --target, with which lint finds more"
-    return _deploy(model, shlex.quote(str(document["target"])), shlex.split(model))
-
-
-def _deploy(model: str, target: str, read: Sequence[str]) -> str:
-    """Return the command that deploys a model to a file that is none of those that were read."""
-    names = (f"deployed{number or ''}.onnx" for number in itertools.count())
-    out = next(name for name in names if name not in read)
-    return f"qgraph deploy {model} -o {out} --target {target}  # for integer kernels"
+    target = shlex.quote(str(document["target"]))
+    return f"qgraph deploy {model} --target {target} --dry-run  # shows the kernel of each layer"
 
 
 def _after_targets(document: Document, name: str) -> str:

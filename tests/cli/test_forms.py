@@ -247,7 +247,7 @@ EXECUTED = {"path": "a b.onnx", "integer_nodes": 0, "float_nodes": 3}
         ),
         (
             {"command": "lint", "models": [], "target": "x y"},
-            ["deploy", "a.onnx", "-o", "deployed.onnx", "--target", "x y"],
+            ["deploy", "a.onnx", "--target", "x y", "--dry-run"],
         ),
         ({"command": "why", "quantizers": [], "sqnr_db": 3.0}, ["diff", "a.onnx", "b.onnx"]),
         ({"command": "lock"}, ["lock", "a.onnx", "--check", "b.onnx"]),
