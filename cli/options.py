@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib
 import inspect
 import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from qgraph.cli.output import Talk
+from qgraph.cli.process import load_modules
 from qgraph.errors import OptionError, meant, word
 from qgraph.exactness import Exactness
 
@@ -252,30 +252,6 @@ timeout_option = click.option(
 )
 
 
-def find_modules(names: Sequence[str]) -> None:
-    """Let modules of the current folder be imported, as Python itself does for a script."""
-    if names and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
-def load_modules(names: Sequence[str]) -> None:
-    """Import modules of plugins; those in the current folder are found too.
-
-    Raises:
-        OptionError: one cannot be imported.
-    """
-    find_modules(names)
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # a plugin may raise any exception
-            raise OptionError(
-                f"The plugin {name!r} cannot be imported ({type(error).__name__}: {error}), "
-                "expected the name of a Python module, such as my_passes for ./my_passes.py. "
-                "Correct the name, or the module."
-            ) from error
-
-
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     talk = ctx.ensure_object(Talk)
     match param.name:
@@ -353,3 +329,48 @@ opset_option = number_option(
 def limit_option(name: str, text: str) -> Decorator:
     """Return the option of a tolerance; the command gets it as pairs of name and number."""
     return repeated(name, metavar="[NAME:]NUMBER", text=text, type=limit)
+
+
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def offering(kind: str) -> Complete:
+    """Return the shell completion of dialects, passes, targets, ids, rules, nodes or tensors."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            offered = (name for name in _names(kind, ctx) if name.startswith(incomplete))
+            return sorted(filter(str.isprintable, offered))  # shells read one name a line
+        except Exception:  # a message would end up among the words of the user
+            return []
+
+    return complete
+
+
+def _names(kind: str, ctx: click.Context) -> Iterable[str]:
+    if kind == "dialects":
+        from qgraph.quantizers.dialects.dialect import DIALECTS
+
+        return DIALECTS.names()
+    if kind == "passes":
+        from qgraph.transforms import TRANSFORMS
+
+        return TRANSFORMS.names()
+    if kind == "targets":
+        from qgraph.targets.reader import target_names
+
+        return target_names()
+    if kind in ("ids", "rules"):
+        from qgraph.lint.rule import RULES
+        from qgraph.reasons import CAUSES
+        from qgraph.targets.unmet import UNMET
+
+        return [*RULES.names(), *(() if kind == "rules" else (*CAUSES, *UNMET))]
+    from qgraph.model import load
+
+    # An option that still lacks its value keeps click from reading the arguments before it.
+    model = load(Path(next(word for word in ctx.args if not word.startswith("-"))))
+    if kind == "nodes":
+        return [node.name for node in model.nodes() if node.name]
+    values = chain(model.ir.graph.inputs, *(node.outputs for node in model.ir.graph))
+    return [value.name for value in values if value.name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from importlib.util import LazyLoader
 from types import FrameType, ModuleType
 from typing import Any, TextIO
 
-from qgraph.errors import QGraphError
+from qgraph.errors import OptionError, QGraphError
 from qgraph.text import without_commands
 
 _LAZY = frozenset(
@@ -84,6 +85,30 @@ def without_collector() -> Iterator[None]:
     finally:
         if is_enabled:
             gc.enable()
+
+
+def find_modules(names: Sequence[str]) -> None:
+    """Let modules of the current folder be imported, as Python itself does for a script."""
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def load_modules(names: Sequence[str]) -> None:
+    """Import modules of plugins; those in the current folder are found too.
+
+    Raises:
+        OptionError: one cannot be imported.
+    """
+    find_modules(names)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # a plugin may raise any exception
+            raise OptionError(
+                f"The plugin {name!r} cannot be imported ({type(error).__name__}: {error}), "
+                "expected the name of a Python module, such as my_passes for ./my_passes.py. "
+                "Correct the name, or the module."
+            ) from error
 
 
 class Guarded:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qgraph.cli import options
 from qgraph.cli.output import (
     DIFFERENT,
     UNDECIDED,
@@ -29,7 +28,7 @@ from qgraph.cli.output import (
     show,
     show_paragraph,
 )
-from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, tune
+from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, load_modules, tune
 from qgraph.errors import QGraphError
 from qgraph.records import dataclass, replace
 from qgraph.reporting.view import Tone
@@ -237,7 +236,7 @@ def _handled_apart(task: Task) -> TaskResult:
     result = TaskResult(task.model, UNUSABLE)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), interruptible():
-            options.load_modules(task.talk.plugins)
+            load_modules(task.talk.plugins)
             if task.title:
                 show(task.title)
             with task.talk.listening():

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from qgraph.transforms.fold_batch_norm import FoldBatchNorm
     from qgraph.transforms.fold_constants import FoldConstants
     from qgraph.transforms.fuse_output_scale import FuseOutputScale
-    from qgraph.transforms.keep_roundings import KeepRoundings
     from qgraph.transforms.lowered_operators import (
         LowerIntegerOperators,
         LowerMicrosoft,
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
         SeparateWeights,
         WidenFloats,
     )
-    from qgraph.transforms.simpler_ranges import DropRounding, SplitFakeQuantize
-    from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
-    from qgraph.transforms.split_zero_points import SplitZeroPoints
+    from qgraph.transforms.simpler_ranges import DropRounding, KeepRoundings, SplitFakeQuantize
+    from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
     from qgraph.transforms.tune_ranges import TuneRanges
     from qgraph.transforms.whole_zero_points import WholeZeroPoints
 
@@ -108,7 +106,8 @@ _SHARED = {
     "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),
     "rewriting": ("Writing", "rewrite"),
     "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights", "WidenFloats"),
-    "simpler_ranges": ("DropRounding", "SplitFakeQuantize"),
+    "simpler_ranges": ("DropRounding", "KeepRoundings", "SplitFakeQuantize"),
+    "split_layers": ("SplitLeakyRelu", "SplitZeroPoints"),
 }
 """Names in modules with other names."""
 

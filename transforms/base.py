@@ -242,12 +242,18 @@ C = TypeVar("C", bound=type[Transform])
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def transform(name: str) -> Callable[[C], C]:
-    """Return a decorator that makes a class a frozen dataclass and registers it as a pass."""
+def transform(
+    name: str, *, preserves: Exactness | None = None, bounded: bool = False
+) -> Callable[[C], C]:
+    """Return a decorator that makes a class a frozen dataclass and registers it as a pass.
+
+    What the pass guarantees may be stated here, or by attributes of the class.
+    """
 
     def register(cls: C) -> C:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        cls.name = name
+        cls.name, cls.bounded = name, bounded or cls.bounded
+        cls.preserves = preserves or cls.preserves
         TRANSFORMS.add(name)(cls)
         return cls
 
@@ -285,7 +291,7 @@ def selects(patterns: str, name: str) -> bool:
     They have ``*`` and ``?``, and are joined by ``|``. If all begin with ``!``, they select every
     other name.
     """
-    listed = re.split(r"\|(?!\])", patterns)
+    listed = re.split(r"\s*\|(?!\])\s*", patterns.strip())
     wanted = [pattern for pattern in listed if not pattern.startswith("!")] or ["*"]
     unwanted = [pattern[1:] for pattern in listed if pattern.startswith("!")]
     fits = functools.partial(fnmatchcase, name)

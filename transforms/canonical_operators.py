@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import Choice
-from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.exactness import Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
@@ -22,9 +21,9 @@ from qgraph.records import dataclass
 from qgraph.reports import Report
 from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, transform
+from qgraph.transforms.drafts.choice import SAME
 from qgraph.transforms.drafts.rebuilding import replace_node
 
-_SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _BOUND = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
 _DECODER = "DequantizeLinear"
 _COLOURS = 3
@@ -71,8 +70,6 @@ class CanonicalOperators(Transform):
     """
 
     forms: CanonicalForm = option(CanonicalForm.ALL, help="which of the rules to apply")
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def apply(self, model: Model, report: Report) -> None:
         """Apply each rule to each node that it matches."""
@@ -322,9 +319,9 @@ _RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
     "Gemm": (CanonicalForm.GEMM, _factors, Verdict()),
     "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),
     "AveragePool": (CanonicalForm.POOL, _window, Verdict()),
-    "Flatten": (CanonicalForm.FLATTEN, _flatten, _SAME),
-    "Mul": (CanonicalForm.FACTORS, _factor, _SAME),
-    "Div": (CanonicalForm.FACTORS, _factor, _SAME),
-    "QuantizeLinear": (CanonicalForm.POINTS, _point, _SAME),
-    _DECODER: (CanonicalForm.POINTS, _point, _SAME),
+    "Flatten": (CanonicalForm.FLATTEN, _flatten, SAME),
+    "Mul": (CanonicalForm.FACTORS, _factor, SAME),
+    "Div": (CanonicalForm.FACTORS, _factor, SAME),
+    "QuantizeLinear": (CanonicalForm.POINTS, _point, SAME),
+    _DECODER: (CanonicalForm.POINTS, _point, SAME),
 }

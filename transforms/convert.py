@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -50,7 +49,7 @@ _BLOCKS_SINCE = 21
 Offers = list[tuple[Site, Iterator[Draft]]]
 
 
-@transform("convert")
+@transform("convert", preserves=Exactness.VALUES)
 class ConvertDialect(Transform):
     """Convert all quantizers to another dialect.
 
@@ -79,8 +78,6 @@ class ConvertDialect(Transform):
     )
 
     values: str = option("*", help="patterns of names of results of quantizers to convert")
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Choose a draft for each site, raise the opset once if needed, and replace the sites."""
@@ -217,7 +214,7 @@ class ConvertDialect(Transform):
         return plugin_site, plugin_drafts(plugin_site, target.name, editor) if is_computed else ()
 
 
-@transform("fold-weights")
+@transform("fold-weights", preserves=Exactness.VALUES)
 class FoldWeights(Transform):
     """Store weights as packed codes, decoded by a DequantizeLinear.
 
@@ -231,8 +228,6 @@ class FoldWeights(Transform):
         Scales.FLOAT,
         help="float32, or smallest: E8M0, FLOAT8E4M3FN, float16 or bfloat16 if no scale changes",
     )
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every quantizer whose input is constant; the float values are removed."""

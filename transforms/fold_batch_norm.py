@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts, infer
@@ -34,7 +32,7 @@ _NORM = "BatchNormalization"
 _NOT_EQUAL = "sums are rounded elsewhere, which 'qgraph prove --within' bounds"
 
 
-@transform("fold-batch-norm")
+@transform("fold-batch-norm", bounded=True)
 class FoldBatchNorm(Transform):
     """Fold BatchNormalization into the weights and the bias before it.
 
@@ -63,9 +61,6 @@ class FoldBatchNorm(Transform):
     )
     nodes: str = option("*", help="names of operators to fold into, such as *conv*|!conv1")
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Fold every chain that can be folded; report each of them and each BatchNormalization."""

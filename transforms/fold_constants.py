@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -31,7 +30,7 @@ from qgraph.reasons import UNSUITED_WEIGHT
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.layer import LAYERS
 from qgraph.transforms.base import Transform, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, label, refused
+from qgraph.transforms.drafts.choice import SAME, STORED, entry, label, refused
 from qgraph.transforms.drafts.rebuilding import Rebuild, read_all, rebuild
 from qgraph.transforms.weights.output_scale import Stuck, title
 from qgraph.transforms.weights.scaled_weights import present
@@ -40,11 +39,9 @@ from qgraph.transforms.weights.weighted_sums import OPERATORS
 _DECODER = "DequantizeLinear"
 _MOVES = RESHAPING | {"Identity", "Transpose"}
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-_STORED = Verdict(Exactness.BITS, Method.CONSTANT)
-_MOVED = Verdict(Exactness.BITS, Method.CONGRUENCE)
 
 
-@transform("fold-constants")
+@transform("fold-constants", preserves=Exactness.BITS)
 class FoldConstants(Transform):
     """Compute constant operators between stored codes and the operators that use them.
 
@@ -71,8 +68,6 @@ class FoldConstants(Transform):
     recurrent: bool = option(False, help="decode constant operands of LSTM, GRU and RNN")
     layers: str = option("", help="patterns of names of layers whose weights are decoded")
 
-    preserves: ClassVar[Exactness] = Exactness.BITS
-
     def apply(self, model: Model, report: Report) -> None:
         """Store values computed from constants, then move the decoding of constants."""
         editor = Editor(model.ir)
@@ -83,12 +78,12 @@ class FoldConstants(Transform):
                 numbers = known.array(node.outputs[0])
                 if numbers is not None and not node.outputs[0].is_graph_output():
                     store(editor, node.outputs[0], numbers)
-                    report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_STORED))
+                    report.sites.append(entry(node, SiteStatus.CHANGED, verdict=STORED))
             for value in list(dict.fromkeys(_computed(nodes, known))):
                 array, maker = known.array(value), value.producer()
                 if array is not None and maker is not None:
                     store(editor, value, array)
-                    report.sites.append(entry(maker, SiteStatus.CHANGED, verdict=_STORED))
+                    report.sites.append(entry(maker, SiteStatus.CHANGED, verdict=STORED))
         facts = dict(infer(model.ir))
         for node in list(model.nodes()):
             decode = _moved_decoder(node)
@@ -96,7 +91,7 @@ class FoldConstants(Transform):
                 continue
             try:
                 _put_before(node, decode, facts, editor)
-                report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_MOVED))
+                report.sites.append(entry(node, SiteStatus.CHANGED, verdict=SAME))
             except Stuck as stuck:
                 report.sites.append(refused(node, UNSUITED_WEIGHT(stuck.reason)))
 

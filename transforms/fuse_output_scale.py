@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from qgraph.transforms.weights.output_scale import Scaling, Stuck, is_power, sca
 _ALONE = "; leave it, or write it without the operators before it with -p convert{to=onnx}"
 
 
-@transform("fuse-output-scale")
+@transform("fuse-output-scale", preserves=Exactness.VALUES)
 class FuseOutputScale(Transform):
     """Fuse the scale of quantize-only FakeQuantize into the weights before it.
 
@@ -68,8 +67,6 @@ class FuseOutputScale(Transform):
         "without a proof for the sums before the quantizer"
     )
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Fuse every quantizer that can be fused."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Container
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import Choice, where
-from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset import versions
@@ -31,12 +31,13 @@ from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR, UNKNOWN_TYPE
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.drafts.choice import SAME, entry
 from qgraph.transforms.drafts.rebuilding import (
     Found,
-    Kept,
     Rebuild,
     inferred_operands,
     lower_composites,
+    no_operator,
     read_all,
     rebuild,
 )
@@ -51,7 +52,7 @@ from qgraph.transforms.integers.products import (
 from qgraph.transforms.integers.tables import lower_function
 
 
-@transform("lower-vendor-operators")
+@transform("lower-vendor-operators", preserves=Exactness.BITS)
 class LowerVendorOperators(Transform):
     """Write operators of ONNX Runtime, QONNX, Quark and TensorRT in standard operators.
 
@@ -63,15 +64,12 @@ class LowerVendorOperators(Transform):
 
     opset: int | None = opset_option()
 
-    preserves: ClassVar[Exactness] = Exactness.BITS
-
     def apply(self, model: Model, report: Report) -> None:
         """Raise the opset once as far as needed, and replace every operator that has a graph."""
         lower_composites(model, report, ceiling(model.ir, self.opset))
 
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-_SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _OPSET_OF_AXES, _OPSET_OF_HALVES, _OPSET_OF_BLOCKS = 13, 19, 21
 _OPSET_OF_NARROW = 21
 _CODES_OF_MICROSOFT = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4", "INT32")
@@ -79,7 +77,7 @@ _ONLY_STANDARD = ("block_size", "saturate", "precision")
 """Attributes that com.microsoft does not have."""
 
 
-@transform("lower-microsoft")
+@transform("lower-microsoft", preserves=Exactness.BITS)
 class LowerMicrosoft(Transform):
     """Write QuantizeLinear and DequantizeLinear of com.microsoft in the standard domain.
 
@@ -87,8 +85,6 @@ class LowerMicrosoft(Transform):
     """
 
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Find the nodes, raise the opset once if needed, and replace them."""
@@ -99,7 +95,7 @@ class LowerMicrosoft(Transform):
             rebuild(model, results, Exactness.BITS, report, limit=limit)
 
 
-@transform("raise-microsoft")
+@transform("raise-microsoft", preserves=Exactness.BITS)
 class RaiseMicrosoft(Transform):
     """Write QuantizeLinear and DequantizeLinear with codes of 16 and 4 bits in com.microsoft.
 
@@ -112,8 +108,6 @@ class RaiseMicrosoft(Transform):
 
     opset: int | None = option(None, help="opset to lower the standard operators to afterwards")
     all: bool = option(False, help="also write codes of 8 bits in com.microsoft")
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace the nodes, then lower the opset."""
@@ -133,16 +127,16 @@ class RaiseMicrosoft(Transform):
             text = "the type of its codes is unknown; run shape inference"
             return Refusal(node, UNKNOWN_TYPE(f"{where(node)}: {text}"))
         if codes.name not in _CODES_OF_MICROSOFT:
-            return _refused(
+            return no_operator(
                 node,
                 f"com.microsoft has no codes of type {codes.name}; keep it in the standard domain, "
                 f"which has them since opset {QDQ_SINCE.get(codes.name, 21)}",
             )
         if not self.all and QDQ_SINCE[codes.name] < _OPSET_OF_NARROW:
             reason = f"codes of type {codes.name} are standard below opset {_OPSET_OF_NARROW}"
-            return Kept(node, reason)
+            return entry(node, SiteStatus.KEPT, reason)
         if node in inner:
-            return _refused(
+            return no_operator(
                 node,
                 "it is in a function, in which ONNX infers no types behind operators of "
                 "com.microsoft; inline the functions first, as onnx.inliner does",
@@ -152,7 +146,7 @@ class RaiseMicrosoft(Transform):
             way = "keep it in the standard domain"
             if others[0] == "block_size":
                 way += ", or give each row one scale first with -p repack{blocks=rows}"
-            return _refused(node, f"com.microsoft has no attribute {others[0]!r}; {way}")
+            return no_operator(node, f"com.microsoft has no attribute {others[0]!r}; {way}")
         zero = None
         if (
             input_of(node, 2) is None
@@ -165,11 +159,7 @@ class RaiseMicrosoft(Transform):
                 text += "unknown before run time; make the scale a constant"
                 return Refusal(node, f"{where(node)}: {text}")
             zero = np.zeros(scale.shape, codes.numpy())
-        return Rebuild(node, (node,), _SAME, _moved(node, MICROSOFT, zero))
-
-
-def _refused(node: ir.Node, reason: str) -> Refusal:
-    return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
+        return Rebuild(node, (node,), SAME, _moved(node, MICROSOFT, zero))
 
 
 def _lowered(node: ir.Node) -> Found:
@@ -180,7 +170,7 @@ def _lowered(node: ir.Node) -> Found:
             what = f"{codes.name}, which the standard domain does not have; leave it as it is"
         cause = UNKNOWN_TYPE if codes is None else NO_OPERATOR
         return Refusal(node, cause(f"{where(node)}: the type of its codes is {what}"))
-    return Rebuild(node, (node,), _SAME, _moved(node, ""), _opset(node, codes))
+    return Rebuild(node, (node,), SAME, _moved(node, ""), _opset(node, codes))
 
 
 def _moved(
@@ -242,7 +232,7 @@ _WHY_NONE = (
 """A remark on DynamicQuantizeLSTM, which has no form."""
 
 
-@transform("lower-integer-operators")
+@transform("lower-integer-operators", preserves=Exactness.VALUES)
 class LowerIntegerOperators(Transform):
     """Write QLinearConv, QLinearMatMul, QGemm and similar operators in standard operators.
 
@@ -263,8 +253,6 @@ class LowerIntegerOperators(Transform):
         help="exact: in exact integer sums; qdq: DequantizeLinear, float operators, QuantizeLinear",
     )
     exact: Exactness = option(Exactness.VALUES, help="minimum level of equality to accept")
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Read and replace operators on codes until no more can be replaced.
@@ -315,7 +303,7 @@ def _is_refused(product: Product) -> bool:
     return signed and has_add
 
 
-@transform("raise-integer-operators")
+@transform("raise-integer-operators", preserves=Exactness.VALUES)
 class RaiseIntegerOperators(Transform):
     """Write products of decoded codes as QLinearMatMul and QLinearConv.
 
@@ -333,8 +321,6 @@ class RaiseIntegerOperators(Transform):
         False, help="write Gemm, Add and Mul too, in operators of com.microsoft such as QGemm"
     )
     exact: Exactness = option(Exactness.VALUES, help="minimum level of equality to accept")
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Find products and replace them."""

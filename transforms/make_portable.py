@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnxscript import build_function
 
 from qgraph.errors import OperatorError
-from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.schema import OpKey
@@ -26,7 +26,7 @@ from qgraph.reasons import RUNTIME_FAILS, UNREADABLE
 from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform
-from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.drafts.choice import SAME, entry, refused
 from qgraph.transforms.drafts.versions import raise_versions, restore_versions
 
 _IR_OF_DEFAULTS = 9
@@ -40,13 +40,11 @@ _OPSET_OF_E8M0 = 24
 # Powers of two whose products reach from 2**-127, one factor or none of each, up to 2**127.
 _HALVINGS = (127, 64, 32, 16, 8, 4, 2, 1)
 
-_AS_DEFINED = Verdict(Exactness.BITS, Method.CONGRUENCE)
-"""A body is the definition; tests, not proofs, show that runtimes compute the same bits."""
 
 Functions = dict[ir.OperatorIdentifier, ir.Function]
 
 
-@transform("make-portable")
+@transform("make-portable", preserves=Exactness.BITS)
 class MakePortable(Transform):
     """Add a function body in standard operators for every quantizer.
 
@@ -63,8 +61,6 @@ class MakePortable(Transform):
     ONNX Runtime computes the bits of the definition with one exception: a FakeQuantize whose output
     range ends at -0 gives +0 there.
     """
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Read every quantizer, raise the versions once, and write the functions."""
@@ -94,7 +90,7 @@ class MakePortable(Transform):
                         report.sites.append(entry(node, SiteStatus.KEPT, reason))
                         continue
                     form = f"function {node.op_type} {name}".strip()
-                    changed = entry(node, SiteStatus.CHANGED, spelling=form, verdict=_AS_DEFINED)
+                    changed = entry(node, SiteStatus.CHANGED, spelling=form, verdict=SAME)
                     report.sites.append(changed)
             others = [call.node for call in members if call.nested and name != ""]
             report.sites += [refused(node, RUNTIME_FAILS(_NESTED)) for node in others]
@@ -352,7 +348,7 @@ class _Portable:
         return power
 
 
-@transform("strip-functions")
+@transform("strip-functions", preserves=Exactness.BITS)
 class StripFunctions(Transform):
     """Remove the function bodies that make-portable wrote.
 
@@ -364,14 +360,12 @@ class StripFunctions(Transform):
     initializers are removed from the graph inputs.
     """
 
-    preserves: ClassVar[Exactness] = Exactness.BITS
-
     def apply(self, model: Model, report: Report) -> None:
         """Remove the functions, free their nodes of overloads, restore the versions."""
         removed, calls = _take_back(model)
         for node in model.nodes():
             if node in calls:
-                report.sites.append(entry(node, SiteStatus.CHANGED, verdict=_AS_DEFINED))
+                report.sites.append(entry(node, SiteStatus.CHANGED, verdict=SAME))
             elif node.op_identifier() in model.ir.functions and is_defined(node):
                 reason = "its function is the model's own"
                 report.sites.append(entry(node, SiteStatus.KEPT, reason))

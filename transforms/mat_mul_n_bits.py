@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -40,7 +39,7 @@ _OPSET_OF_BLOCKS, _OPSET_OF_AXES = 21, 13
 _REAL = ir.DataType.FLOAT
 
 
-@transform("lower-mat-mul-n-bits")
+@transform("lower-mat-mul-n-bits", preserves=Exactness.BITS)
 class LowerMatMulNBits(Transform):
     """Write MatMulNBits as DequantizeLinear and MatMul.
 
@@ -61,8 +60,6 @@ class LowerMatMulNBits(Transform):
 
     signed: bool = option(False, help="store signed codes, such as INT4 for UINT4")
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Read every MatMulNBits, raise the opset once if needed, and replace the nodes."""
@@ -242,7 +239,7 @@ _WIDTHS = (2, 4, 8)
 _SCALES = ("FLOAT", "FLOAT16", "BFLOAT16")
 
 
-@transform("raise-mat-mul-n-bits")
+@transform("raise-mat-mul-n-bits", preserves=Exactness.VALUES)
 class RaiseMatMulNBits(Transform):
     """Write MatMul and Gemm with packed weights as MatMulNBits.
 
@@ -261,8 +258,6 @@ class RaiseMatMulNBits(Transform):
         0, help="type to which runtimes may round the data: 0 unspecified, 1 float32, 4 int8"
     )
     exact: Exactness = exact_option()
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def check_options(self) -> None:
         """Raise an OptionError if options contradict each other."""

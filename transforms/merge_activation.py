@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -44,7 +43,7 @@ class ActivationForm(Choice):
     UNITS = "units"
 
 
-@transform("merge-activation")
+@transform("merge-activation", preserves=Exactness.VALUES)
 class MergeActivation(Transform):
     """Limit the codes of a quantizer instead of its data.
 
@@ -68,8 +67,6 @@ class MergeActivation(Transform):
     )
     exact: Exactness = exact_option()
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Draft the limits of each quantizer, compare, and replace."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
@@ -45,8 +43,6 @@ class MoveChannelScales(Transform):
     Values change by roundings. A pair is left unchanged if an operator before or after it cannot
     absorb the factors.
     """
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def apply(self, model: Model, report: Report) -> None:
         """Move the scales of each pair that has several, and report it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import onnx_ir as ir
 
@@ -29,17 +27,16 @@ from qgraph.quantizers.movement import (
 from qgraph.reasons import USED_ELSEWHERE
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, refused
+from qgraph.transforms.drafts.choice import SAME, entry, refused
 from qgraph.transforms.drafts.rebuilding import replace_node
 from qgraph.transforms.weights.output_scale import title
 
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
-_SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 _MAXIMA = Verdict(Exactness.VALUES, Method.CONGRUENCE, reason="NaN may not be kept")
 _TRIED = Verdict(Exactness.BITS, Method.EXHAUSTIVE)
 
 
-@transform("move-quantizers")
+@transform("move-quantizers", preserves=Exactness.VALUES)
 class MoveQuantizers(Transform):
     """Apply data movement to codes instead of real values.
 
@@ -62,8 +59,6 @@ class MoveQuantizers(Transform):
     units: bool = option(False, help="encode and decode again behind data movement")
     dedicated: bool = option(False, help="copy each DequantizeLinear for each operator behind it")
     operators: str = option("*", help="patterns of operators, such as Pad|Resize")
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Dequantize later, quantize earlier, and drop quantizers that only repeat codes."""
@@ -136,7 +131,7 @@ class _Mover:
         draft = self._editor.draft(Region(ir.Value(name=""), y, (*decoders, node)))
         moved = draft.copy(node, operands, dtype=code_type(first))
         self._facts[moved] = self._facts.get(y, UNKNOWN)
-        self._commit(draft, _linear(draft, first, moved, axis), node, _SAME)
+        self._commit(draft, _linear(draft, first, moved, axis), node, SAME)
 
     def _decode_parts(self, node: ir.Node) -> None:
         """Split codes instead of decoded values."""
@@ -162,7 +157,7 @@ class _Mover:
             decoded.append(_linear(draft, decode, codes, axis))
             self._facts[codes] = self._facts[decoded[-1]] = self._facts.get(old, UNKNOWN)
         draft.others = dict(zip(rest, decoded[1:], strict=True))
-        self._commit(draft, decoded[0], node, _SAME)
+        self._commit(draft, decoded[0], node, SAME)
 
     def _later_axis(self, node: ir.Node, decode: ir.Node) -> int | bool | None:
         """Return the axis of the parameters after a movement; False if there is no such axis."""
@@ -205,7 +200,7 @@ class _Mover:
                 self._facts[codes[-1]] = self._facts.get(part, UNKNOWN)
         operands: list[Operand | None] = [*codes, *node.inputs[len(parts) :]]
         moved = draft.copy(node, operands, dtype=code_type(encode))
-        self._commit(draft, moved, encode, _MAXIMA if node.op_type == "MaxPool" else _SAME)
+        self._commit(draft, moved, encode, _MAXIMA if node.op_type == "MaxPool" else SAME)
         for each in codes:
             if (maker := each.producer()) is not None:
                 self.encode_earlier(maker)
@@ -236,7 +231,7 @@ class _Mover:
                 twin.type, twin.shape = y.type, y.shape
                 decode.graph.insert_after(decode, node)
                 use.node.replace_input_with(use.idx, twin)
-                self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=_SAME))
+                self._report.sites.append(entry(decode, SiteStatus.CHANGED, verdict=SAME))
 
     def _takes(self, node: ir.Node, dtype: ir.DataType | None) -> bool:
         """Return whether an operator accepts codes of a type, or may if the type is unknown."""

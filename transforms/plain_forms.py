@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -66,7 +65,7 @@ class PairDialect(Choice):
     QONNX = "qonnx"
 
 
-@transform("plain-pairs")
+@transform("plain-pairs", preserves=Exactness.NEAR)
 class PlainPairs(Transform):
     """Write quantizers in Q/DQ with float operators around as plain pairs.
 
@@ -94,8 +93,6 @@ class PlainPairs(Transform):
         Exactness.NEAR, help="minimum level: near accepts thresholds that move by ulps, counted"
     )
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.NEAR
 
     def apply(self, model: Model, report: Report) -> None:
         """Compare the plain form of each quantizer with it, and replace it."""
@@ -147,7 +144,7 @@ def _has_zero_point(node: ir.Node, constants: Mapping[ir.Value, Array]) -> bool:
 _ORDER = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
 
 
-@transform("split-gemm")
+@transform("split-gemm", bounded=True)
 class SplitGemm(Transform):
     """Write Gemm as MatMul and Add, for compilers that have no Gemm.
 
@@ -156,9 +153,6 @@ class SplitGemm(Transform):
 
     The exact sums do not change; their rounding may. Other factors, and ``transA``, are refused.
     """
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Split each Gemm, and report it."""
@@ -202,7 +196,7 @@ _DECODER = "DequantizeLinear"
 _LEAST_RANK = 3
 
 
-@transform("lower-pointwise")
+@transform("lower-pointwise", bounded=True)
 class LowerPointwise(Transform):
     """Write 1 x 1 convolutions as MatMul if their result is read in float.
 
@@ -217,9 +211,6 @@ class LowerPointwise(Transform):
     """
 
     nodes: str = option("*", help="patterns of names of the convolutions, separated by |")
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Write each such convolution as a product, and report it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +42,7 @@ _ROUNDINGS = 2.0**-22
 """Relative difference of the scale of a bias and the product of scales, which exporters round."""
 
 
-@transform("quantize-bias")
+@transform("quantize-bias", bounded=True)
 class QuantizeBias(Transform):
     """Store biases of quantized layers as int32 codes.
 
@@ -63,9 +62,6 @@ class QuantizeBias(Transform):
 
     nodes: str = option("*", help="names of operators, such as *conv*|!conv1")
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace every bias whose codes fit, and report each layer with a bias."""

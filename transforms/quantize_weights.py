@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+
+import onnx_ir as ir
 
 from qgraph.errors import Choice, OptionError, member
-from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
@@ -15,13 +15,12 @@ from qgraph.quantizers.weights.job import Groups
 from qgraph.quantizers.weights.scheme import E4M3, E8M0, ScaleSearch, Scheme
 from qgraph.reasons import UNSUITED_WEIGHT, USED_ELSEWHERE, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, opset_option, option, transform
+from qgraph.transforms.base import Transform, opset_option, option, selects, transform
 from qgraph.transforms.drafts.choice import entry, label, opset_reason, raised, refused
 from qgraph.transforms.weights.float_weights import (
     FloatWeight,
     Places,
     UseKind,
-    Wanted,
     WeightPlan,
     WeightUse,
     float_weights,
@@ -119,8 +118,6 @@ class QuantizeWeights(Transform):
     min_elements: int = option(1024, help="leave smaller weights unchanged")
     opset: int | None = opset_option()
 
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-
     def check_options(self) -> None:
         """Raise an OptionError if options contradict each other."""
         self._check_blocks()
@@ -132,7 +129,8 @@ class QuantizeWeights(Transform):
             )
         if self.min_elements < 0:
             raise OptionError(f"min_elements is {self.min_elements}, expected 0 or more.")
-        kinds = [member(UseKind, name, "types") for name in _alternatives(self.types)]
+        names = filter(None, map(str.strip, self.types.split("|")))
+        kinds = [member(UseKind, name, "types") for name in names]
         object.__setattr__(self, "types", "|".join(kinds))
 
     def _check_blocks(self) -> None:
@@ -166,18 +164,19 @@ class QuantizeWeights(Transform):
 
     def _plan(self, model: Model) -> Iterator[WeightPlan | SiteReport]:
         limit = opset.ceiling(model.ir, self.opset)
-        wanted = Wanted(
-            [UseKind(name) for name in _alternatives(self.types)],
-            _alternatives(self.nodes),
-            _alternatives(self.exclude or ""),
-        )
-        for weight in float_weights(model, wanted):
+        for weight in float_weights(model, self._wants):
             if weight.tensor.size < max(self.min_elements, 1):
                 reason = f"fewer than {self.min_elements} elements"
                 yield entry(weight.first_node, SiteStatus.KEPT, reason)
                 continue
             plan = self._plan_of(weight, limit)
             yield plan if isinstance(plan, WeightPlan) else refused(weight.first_node, plan)
+
+    def _wants(self, node: ir.Node) -> bool:
+        name = label(node)
+        is_wanted = not node.domain and node.op_type in self.types.split("|")
+        is_excluded = bool(self.exclude) and selects(str(self.exclude), name)
+        return is_wanted and selects(self.nodes, name) and not is_excluded
 
     def _obstacle(self, weight: FloatWeight) -> ExplainedReason | None:
         if not weight.uses:
@@ -264,7 +263,3 @@ def _shared_axes(use: WeightUse, way: WeightGranularity) -> object:
         WeightGranularity.AXIS: use.channel,
         WeightGranularity.BLOCK: (use.reduced, use.channel),
     }[way]
-
-
-def _alternatives(text: str) -> list[str]:
-    return [part.strip() for part in text.split("|") if part.strip()]

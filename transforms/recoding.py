@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 
@@ -67,7 +66,7 @@ class Blocks(Choice):
     ROWS = "rows"
 
 
-@transform("repack")
+@transform("repack", preserves=Exactness.VALUES)
 class Repack(Transform):
     """Store codes in the smallest type that can represent them.
 
@@ -101,8 +100,6 @@ class Repack(Transform):
         "*", help="patterns of names of operators whose weights are stored anew, joined by |"
     )
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Choose a type for each constant, raise the opset once, and replace the nodes."""
@@ -180,7 +177,7 @@ class CodeSign(Choice):
     KEEP = "keep"
 
 
-@transform("shift-zero-points")
+@transform("shift-zero-points", preserves=Exactness.BITS)
 class ShiftZeroPoints(Transform):
     """Shift codes of 8 bits between signed and unsigned types, with equal values.
 
@@ -200,8 +197,6 @@ class ShiftZeroPoints(Transform):
     symmetric: bool = option(True, help="shift codes of data with zero point 0 too")
     products: bool = option(False, help="make first factors of products of data int8")
     centre: bool = option(False, help="make zero points of data 0 where codes fit")
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Shift the codes of data, then those of weights."""
@@ -226,7 +221,7 @@ class ShiftZeroPoints(Transform):
 _KIND = "INT8"
 
 
-@transform("symmetric-weights")
+@transform("symmetric-weights", preserves=Exactness.BITS)
 class SymmetricWeights(Transform):
     """Store weights as signed codes without zero points.
 
@@ -238,8 +233,6 @@ class SymmetricWeights(Transform):
 
     narrow: bool = option(False, help="leave weights with code -128, which some runtimes refuse")
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Subtract the zero points of each weight whose codes then fit."""
@@ -267,7 +260,7 @@ _PRODUCTS = "Conv*|Gemm|MatMul"
 _MOST = int(FORMATS[_KIND].hi)
 
 
-@transform("widen-codes")
+@transform("widen-codes", preserves=Exactness.BITS)
 class WidenCodes(Transform):
     """Multiply weight codes of few bits by a power of two, and divide their scales by it.
 
@@ -283,8 +276,6 @@ class WidenCodes(Transform):
     limit: int = option(64, help="largest absolute code, 1 to 127")
     nodes: str = option("*", help="patterns of names of operators whose weights are widened")
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def check_options(self) -> None:
         """Raise an OptionError if no code of 8 bits has the size of the limit."""

@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import array_of, constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
@@ -34,17 +34,16 @@ from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NO_OPERATOR
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, selects, transform
-from qgraph.transforms.drafts.choice import entry, label, refused
-from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
+from qgraph.transforms.drafts.choice import STORED, entry, label, refused
+from qgraph.transforms.drafts.rebuilding import carry_over, replace_node, wrap_operand
 
-_SAME = Verdict(Exactness.BITS, Method.CONSTANT)
 _INFINITE = FAULTY_SCALE(
     "results of the quantizer of its operand may be infinite, and a Max would change them; "
     "export finite scales"
 )
 
 
-@transform("float-products")
+@transform("float-products", preserves=Exactness.BITS)
 class FloatProducts(Transform):
     """Prevent a runtime from multiplying two operands of data as codes.
 
@@ -62,31 +61,31 @@ class FloatProducts(Transform):
     nodes: str = option("*", help="names of operators, such as *attention*|!*MatMul_1")
     data: bool = option(False, help="whether layers with weights get a Max before their data")
 
-    preserves: ClassVar[Exactness] = Exactness.BITS
-
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before the second operand of each product, and report it."""
         editor = Editor(model.ir)
         einsums = [] if self.data else quantized_einsums(model.ir)
         finite = {site.y for site in readable_sites(model.ir) if _is_finite(site)}
+        index, limit = 0 if self.data else 1, functools.partial(_limit, editor, report)
         for node in [*_products(model, has_weights=self.data), *einsums]:
             if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
                 continue
-            operands: list[Operand | None] = list(node.inputs)
-            index = 0 if self.data else 1
             y = node.inputs[index]
-            if y is None:
-                continue
-            if unmoved(y) not in finite:
+            if y is not None and unmoved(y) not in finite:
                 report.sites.append(refused(node, _INFINITE))
-                continue
-            dtype = y.dtype or only_float_type(model.ir) or ir.DataType.FLOAT
-            lowest = np.asarray(dtype.min, dtype.numpy())
-            draft = editor.draft(Region(y, node.outputs[0], (node,)))
-            limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=dtype)
-            operands[index] = limited
-            draft.giving(draft.copy(node, operands))
-            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+            elif y is not None:
+                dtype = y.dtype or only_float_type(model.ir) or ir.DataType.FLOAT
+                limit(node, index, np.asarray(dtype.min, dtype.numpy()))
+
+
+def _limit(editor: Editor, report: Report, node: ir.Node, index: int, lowest: Array) -> None:
+    """Insert a Max with the lowest number before an operand."""
+    dtype = ir.DataType.from_numpy(lowest.dtype)
+
+    def write(draft: Draft) -> ir.Value:
+        return draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=dtype)
+
+    wrap_operand(node, index, write, editor, report)
 
 
 def _is_finite(site: Site) -> bool:
@@ -114,7 +113,7 @@ def _products(model: Model, *, has_weights: bool) -> list[ir.Node]:
     ]
 
 
-@transform("float-sums")
+@transform("float-sums", preserves=Exactness.BITS)
 class FloatSums(Transform):
     """Prevent a runtime from adding codes over the middle one of three axes.
 
@@ -125,20 +124,13 @@ class FloatSums(Transform):
     the first matrix are wrong.
     """
 
-    preserves: ClassVar[Exactness] = Exactness.BITS
-
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before each sum over rows, and report it."""
         editor = Editor(model.ir)
         for each in row_sums_of(model.ir):
-            node, x, lowest = each.node, each.node.inputs[0], _lowest(each.decoder)
-            if x is None or lowest is None:
-                continue
-            draft = editor.draft(Region(x, node.outputs[0], (node,)))
-            limited = draft.node("Max", [draft.x, draft.constant(lowest, "lowest")], dtype=x.dtype)
-            operands = [limited, *node.inputs[1:]]
-            draft.giving(draft.copy(node, operands))
-            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+            lowest = _lowest(each.decoder)
+            if each.node.inputs[0] is not None and lowest is not None:
+                _limit(editor, report, each.node, 0, lowest)
 
 
 def _lowest(decoder: ir.Node) -> Array | None:
@@ -161,7 +153,7 @@ _UNKNOWN = NO_EQUAL_FORM(
 )
 
 
-@transform("separate-weights")
+@transform("separate-weights", preserves=Exactness.BITS)
 class SeparateWeights(Transform):
     """Store square weights twice if products share them in both orientations.
 
@@ -171,8 +163,6 @@ class SeparateWeights(Transform):
 
     No number changes. Without it, OpenVINO computes both products with the same orientation.
     """
-
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Give each product that reads such weights as they are new ones, and report it."""
@@ -192,7 +182,7 @@ class SeparateWeights(Transform):
             if not chain.is_turned:
                 operands[1] = draft.node("Transpose", [turned], {"perm": chain.swap}, dtype=dtype)
             draft.giving(draft.copy(node, operands))
-            replace_node(node, draft, _SAME, report, heirs=(node.op_type,))
+            replace_node(node, draft, STORED, report, heirs=(node.op_type,))
 
 
 _LINEAR = ("DequantizeLinear", "QuantizeLinear")
@@ -240,7 +230,7 @@ _OWN_TYPES = frozenset({"CastLike", "Optional", "SequenceEmpty", "If", "Loop", "
 _BOUND = "results are rounded less; bound the difference with 'qgraph prove --within'"
 
 
-@transform("widen-floats")
+@transform("widen-floats", bounded=True)
 class WidenFloats(Transform):
     """Compute in float32 what a model computes in floats of 16 bits.
 
@@ -252,9 +242,6 @@ class WidenFloats(Transform):
     No number of the model changes, but results are rounded less. Kernels on codes of most runtimes
     need scales of float32. Fold weights first, since float weights become twice as large.
     """
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Widen all values, or none."""

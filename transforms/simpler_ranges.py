@@ -2,12 +2,14 @@
 
 ``split-fake-quantize``  quantization and dequantization
 ``drop-rounding``        a linear function
+
+``keep-roundings`` keeps runtimes from dropping the roundings of quantizers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +18,12 @@ from qgraph.errors import Choice
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.opset.versions import ceiling
+from qgraph.inventory.layers import quantized_layers
+from qgraph.inventory.openvino_traps import (
+    stripped_decoders,
+    stripped_fake_quantizes,
+    unrounded_sums,
+)
 from qgraph.model import Model
 from qgraph.numerics import Float32
 from qgraph.quantizers.compare import Comparer
@@ -25,7 +33,15 @@ from qgraph.quantizers.dialects.parts import clip
 from qgraph.reasons import UNSUITED_RANGE
 from qgraph.records import dataclass, replace
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.base import Transform, exact_option, opset_option, option, selects, transform
+from qgraph.transforms.base import (
+    Transform,
+    escaped,
+    exact_option,
+    opset_option,
+    option,
+    selects,
+    transform,
+)
 from qgraph.transforms.drafts.choice import (
     Decision,
     carry_out,
@@ -36,7 +52,7 @@ from qgraph.transforms.drafts.choice import (
     refused,
     settle,
 )
-from qgraph.transforms.drafts.rebuilding import carry_over
+from qgraph.transforms.drafts.rebuilding import carry_over, wrap_operand
 from qgraph.transforms.ranges.grids import (
     CodeGrid,
     FakeQuantize,
@@ -64,7 +80,7 @@ class CodeOrigin(Choice):
     """Codes from minus half of the levels."""
 
 
-@transform("split-fake-quantize")
+@transform("split-fake-quantize", preserves=Exactness.VALUES)
 class SplitFakeQuantize(Transform):
     """Split each FakeQuantize into quantization and dequantization.
 
@@ -88,8 +104,6 @@ class SplitFakeQuantize(Transform):
     )
     opset: int | None = opset_option()
     nodes: str = option("*", help="patterns of names of the FakeQuantize to split")
-
-    preserves: ClassVar[Exactness] = Exactness.VALUES
 
     def apply(self, model: Model, report: Report) -> None:
         """Split every FakeQuantize that is not split already."""
@@ -207,8 +221,6 @@ class DropRounding(Transform):
     )
     nodes: str = option("*", help="node names to replace, such as *relu*|!*/relu_3")
 
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-
     def apply(self, model: Model, report: Report) -> None:
         """Replace each FakeQuantize of data by its linear function."""
         editor = Editor(model.ir)
@@ -307,3 +319,39 @@ class _Line:
         verdict = replace(verdict, witness=Witness(error.input, error.before, error.after))
         text = f"{formula}: {bound}; {outside}"
         return Decision(self.fake.site, self.draft, verdict, text, figures)
+
+
+@transform("keep-roundings", preserves=Exactness.VALUES)
+class KeepRoundings(Transform):
+    """Prevent a runtime from dropping the roundings of quantizers, or whole quantizers.
+
+    1. ``Add(Q(Conv(x)), u) -> Add(Q(LeakyRelu<alpha=1>(Conv(x))), u)`` before another quantizer,
+       also with Relu and Clip between Conv and ``Q``; likewise Sub.
+    2. ``DequantizeLinear(c) -> DequantizeLinear(Identity(c))`` for codes ``c`` of 16 bits that a
+       QuantizeLinear computes.
+    3. A FakeQuantize with 65536 levels is split, as ``split-fake-quantize`` does.
+
+    None of this changes a value. Without the first one, OpenVINO clamps the result of the
+    convolution, but rounds only the sum. Without the others, it removes the quantizer.
+    """
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Insert a LeakyRelu before, or an Identity inside, each of these quantizers."""
+        editor = Editor(model.ir)
+        layers = {layer.node for layer in quantized_layers(model.ir)}
+        sums = list(unrounded_sums(model.ir.graph, layers))
+        readers = [*chain.from_iterable(data.consumers() for e in sums for _, data in e.operands)]
+        for nodes, write in ((readers, _relu), (stripped_decoders(model.ir.graph), _identity)):
+            for node in list(nodes):
+                wrap_operand(node, 0, write, editor, report)
+        fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
+        if fakes:
+            SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)
+
+
+def _relu(draft: Draft) -> ir.Value:
+    return draft.node("LeakyRelu", [draft.x], {"alpha": 1.0}, dtype=draft.x.dtype)
+
+
+def _identity(draft: Draft) -> ir.Value:
+    return draft.node("Identity", [draft.x], dtype=draft.x.dtype)

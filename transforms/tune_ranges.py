@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
 from qgraph.errors import Choice, OptionError
-from qgraph.exactness import Exactness, Verdict, Witness
+from qgraph.exactness import Verdict, Witness
 from qgraph.graph.edit import Draft, Editor
 from qgraph.model import Model
 from qgraph.numerics import Float32, Float64
@@ -96,8 +95,6 @@ class TuneRanges(Transform):
         ONE_STEP,
         help="largest change of an output to accept, in steps; one flipped rounding is up to 1.5",
     )
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
 
     def check_options(self) -> None:
         """Raise an OptionError if options contradict each other."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Editor, Region
 from qgraph.graph.inference.walk import Facts, infer
@@ -40,7 +38,7 @@ _LEAST = 2.0**-14
 """Fractions of zero points up to it are rounding errors of ranges."""
 
 
-@transform("whole-zero-points")
+@transform("whole-zero-points", bounded=True)
 class WholeZeroPoints(Transform):
     """Replace fractional zero points of data by a whole one, and move the rest into biases.
 
@@ -58,9 +56,6 @@ class WholeZeroPoints(Transform):
 
     nodes: str = option("*", help="names of the layers behind, such as *conv*|!conv1")
     opset: int | None = opset_option()
-
-    preserves: ClassVar[Exactness] = Exactness.DIFFERENT
-    bounded: ClassVar[bool] = True
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace the zero points of each such quantizer, and report it."""

@@ -14,6 +14,7 @@ from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, bounding_options, input_options, probes_option
 from qgraph.cli.output import ProgressBar, Talk
+from qgraph.cli.process import find_modules
 from qgraph.cli.several import pairs_of_models
 
 _BATCHES = 4
@@ -103,7 +104,7 @@ def command(
     from qgraph.storage.archive import write_arrays
 
     views.check()
-    options.find_modules([metric] if ":" in metric else [])
+    find_modules([metric] if ":" in metric else [])
     if max_drop is not None and labels is None:
         raise click.UsageError("--max-drop needs --labels, to score the models by. Add it.")
     read = (inputs.bundle, *inputs.files.values(), inputs.labels_file(labels))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import completion, options, rewriting
+from qgraph.cli import options
+from qgraph.cli.commands.transform import EPILOG, RewriteFiles, rewrite_options, run
 from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
 from qgraph.exactness import Exactness
 
 
-@click.command(name="convert", epilog=rewriting.EPILOG)
-@rewriting.rewrite_options
+@click.command(name="convert", epilog=EPILOG)
+@rewrite_options
 @view_options("html", "sarif", "markdown")
 @click.option(
     "--to",
     required=True,
     metavar="DIALECT",
-    shell_complete=completion.dialects,
+    shell_complete=options.offering("dialects"),
     help="Target: qdq, qonnx, openvino, or onnx (standard float operators).",
 )
 @options.exact_option
@@ -39,7 +40,7 @@ from qgraph.exactness import Exactness
 @click.pass_obj
 def command(
     talk: Talk,
-    files: rewriting.RewriteFiles,
+    files: RewriteFiles,
     views: Views,
     to: str,
     exact: str,
@@ -59,4 +60,4 @@ def command(
     step = ConvertDialect(
         to=to, exact=Exactness(exact), opset=opset, fake_quantize=meaning, values=values
     )
-    rewriting.run(talk, "convert", files, [step], views)
+    run(talk, "convert", files, [step], views)

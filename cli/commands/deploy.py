@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, range_option, within_option
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--target",
     required=True,
     metavar="TARGET",
-    shell_complete=completion.targets,
+    shell_complete=options.offering("targets"),
     help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml. "
     "NAME@PROCESSOR names one of its processors [this one, if its runtime is installed].",
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     "--keep",
     metavar="PATTERN",
     text="Merge no factors and no biases into these layers: names, with * and ?. Repeatable.",
-    shell_complete=completion.nodes,
+    shell_complete=options.offering("nodes"),
 )
 @options.word_option(
     "--prefer",
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 @click.option(
     "--explain",
     metavar="LAYER",
-    shell_complete=completion.nodes,
+    shell_complete=options.offering("nodes"),
     help="Explain why a layer has its kernel, or none.",
 )
 @options.flag("--measure", text="Time MODEL and the result in the runtime.")

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import advise, show_document
 from qgraph.cli.output import Talk, show, show_paragraph
 from qgraph.reporting.view import Cell, Row, Section, Table
 
 
 @click.command(name="explain")
-@click.argument("reason_id", metavar="[ID]", required=False, shell_complete=completion.ids)
+@click.argument("reason_id", metavar="[ID]", required=False, shell_complete=options.offering("ids"))
 @options.table_options()
 @options.talk_options
 @click.pass_obj

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import options, rewriting
+from qgraph.cli import options
+from qgraph.cli.commands.transform import EPILOG, RewriteFiles, rewrite_options, run
 from qgraph.cli.files import Views, view_options
 from qgraph.cli.output import Talk
 from qgraph.exactness import Exactness
 
 
-@click.command(name="fold", epilog=rewriting.EPILOG)
-@rewriting.rewrite_options
+@click.command(name="fold", epilog=EPILOG)
+@rewrite_options
 @view_options("html", "sarif", "markdown")
 @options.exact_option
 @options.opset_option
@@ -25,7 +26,7 @@ from qgraph.exactness import Exactness
 @click.pass_obj
 def command(
     talk: Talk,
-    files: rewriting.RewriteFiles,
+    files: RewriteFiles,
     views: Views,
     exact: str,
     opset: int | None,
@@ -41,4 +42,4 @@ def command(
     from qgraph.transforms import FoldWeights
 
     step = FoldWeights(exact=Exactness(exact), opset=opset, scale_type=Scales(scale_type))
-    rewriting.run(talk, "fold", files, [step], views)
+    run(talk, "fold", files, [step], views)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options, within_option
-from qgraph.cli.lint_settings import LEVELS, project_settings
 from qgraph.cli.output import DIFFERENT, UNUSABLE, ProgressBar, Talk, print_failure, show
 from qgraph.cli.several import found_models, jobs_option
 from qgraph.cli.tasks import Task, TaskResult, results_of
-from qgraph.errors import OptionError, QGraphError
+from qgraph.errors import OptionError, QGraphError, meant, plain_message, shown
 from qgraph.records import dataclass
 
 if TYPE_CHECKING:
     from qgraph.bound import Limit
     from qgraph.lint.engine import LintBaseline, LintReport
-    from qgraph.model import Model
     from qgraph.storage.outputs import Outputs
+
+
+LEVELS = ("error", "warning", "info", "never")
+"""Severities that --fail-on takes."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class LintOptions:
             )
         if self.target is not None:
             profile_of(self.target)
+
+    @property
+    def rules(self) -> dict[str, tuple[str, ...]]:
+        """The chosen rules, as arguments of functions."""
+        return {"select": self.select, "ignore": self.ignore}
 
     def fails(self, results: Sequence[LintReport]) -> bool:
         """Return whether a finding is at least as severe as ``fail_on``."""
@@ -116,14 +124,7 @@ class FixOptions:
         from qgraph.transforms.deployment.lint_fixes import fix
 
         model = load(path)
-        fixed = fix(
-            model,
-            lint.target,
-            select=lint.select,
-            ignore=lint.ignore,
-            within=self.within,
-            known=known,
-        )
+        fixed = fix(model, lint.target, **lint.rules, within=self.within, known=known)
         # Programs read the other forms.
         tell = show if talk.form in ("table", "text") else talk.note
         for line in fixed.listing if self.diff else ():
@@ -160,13 +161,12 @@ def _lint_options(
     write_baseline: Path | None,
 ) -> LintOptions:
     settings = project_settings(Path.cwd())
-    stated = settings.get("baseline") if write_baseline is None else None
     return LintOptions(
         settings.get("target") if target is None else target,
         select or tuple(settings.get("select", ())),
         (*settings.get("ignore", ()), *ignore),
         fail_on or str(settings.get("fail-on", "warning")),
-        baseline or (None if stated is None else Path(stated)),
+        baseline or (settings.get("baseline") if write_baseline is None else None),
         write_baseline,
     )
 
@@ -177,7 +177,7 @@ lint_options = options.gathered(
     click.option(
         "--target",
         metavar="TARGET",
-        shell_complete=completion.targets,
+        shell_complete=options.offering("targets"),
         help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml.",
     ),
     options.repeated(
@@ -185,10 +185,10 @@ lint_options = options.gathered(
         metavar="IDS",
         text="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
         "QG4, or names.",
-        shell_complete=completion.rules,
+        shell_complete=options.offering("rules"),
     ),
     options.repeated(
-        "--ignore", metavar="IDS", text="Not these rules.", shell_complete=completion.rules
+        "--ignore", metavar="IDS", text="Not these rules.", shell_complete=options.offering("rules")
     ),
     options.word_option(
         "--fail-on",
@@ -310,8 +310,15 @@ class _LintTask(Task):
 
     def handle(self) -> TaskResult:
         """Return the report of the model as the document."""
+        from qgraph.lint.engine import lint as find
+        from qgraph.model import load
+
         try:
-            result = _linted(self.talk, self.model, self.lint, self.inputs)
+            model, inputs, lint = load(self.model), self.inputs, self.lint
+            batches: Iterable[Any] = ()
+            if inputs.files or inputs.bundle or inputs.random:
+                batches = inputs.batches(model, inputs.feeds(self.talk, model))
+            result = find(model, lint.target, **lint.rules, inputs=list(batches))
             if self.fix is not None:
                 result = self.fix(self.talk, self.model, self.lint, known=self.known)
             elif self.known is not None:
@@ -325,22 +332,68 @@ class _LintTask(Task):
         return TaskResult(self.model, 0, document=result)
 
 
-def _linted(talk: Talk, path: Path, lint: LintOptions, inputs: InputOptions) -> LintReport:
-    from qgraph.lint.engine import lint as find
-    from qgraph.model import load
+_FILES = (("qgraph.toml", ("lint",)), ("pyproject.toml", ("tool", "qgraph", "lint")))
+"""Settings files and the names of their tables; the first existing file of a folder is used."""
 
-    model = load(path)
-    return find(
-        model,
-        lint.target,
-        select=lint.select,
-        ignore=lint.ignore,
-        inputs=list(_batches(talk, model, inputs)),
-    )
+_LISTS = ("select", "ignore")
+_WORDS = ("target", "fail-on", "baseline")
 
 
-def _batches(talk: Talk, model: Model, inputs: InputOptions) -> Iterable[Any]:
-    """Return the batches that the options describe; none if there are no options of inputs."""
-    if not (inputs.files or inputs.bundle or inputs.random):
-        return ()
-    return inputs.batches(model, inputs.feeds(talk, model))
+def project_settings(folder: Path) -> Mapping[str, Any]:
+    """Return the settings of the project that contains a folder; empty if there are none.
+
+    Paths are relative to the settings file.
+
+    Raises:
+        OptionError: a setting is not known, or has another type.
+    """
+    for parent in (folder, *folder.parents):
+        for name, keys in _FILES:
+            file = parent / name
+            if file.is_file():
+                table = _table(file, keys)
+                if table is not None:
+                    return _checked(file, table)
+    return {}
+
+
+def _table(file: Path, keys: Sequence[str]) -> Mapping[str, Any] | None:
+    try:
+        table: Any = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"{file}: cannot be read ({plain_message(error)}), expected TOML. Correct it."
+        ) from error
+    others = [key for key in table if key not in keys] if len(keys) == 1 else []
+    if others:  # the file has nothing else
+        raise OptionError(
+            f"{file}: there is {shown(others[0])}, expected the table [{keys[0]}]. Correct it."
+        )
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None
+
+
+def _checked(file: Path, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = dict(table)
+    keys = (*_LISTS, *_WORDS)
+    for key, value in table.items():
+        if key not in keys:
+            raise OptionError(
+                f"{file}: there is no setting {shown(key)} of lint, expected one of "
+                f"{', '.join(keys)}.{meant(key, keys)}"
+            )
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (is_list if key in _LISTS else isinstance(value, str)):
+            wanted = "a list of strings" if key in _LISTS else "a string"
+            raise OptionError(f"{file}: {key} is {shown(value)}, expected {wanted}. Correct it.")
+    if settings.get("fail-on", "warning") not in LEVELS:
+        raise OptionError(
+            f"{file}: fail-on is {shown(settings['fail-on'])}, expected one of "
+            f"{', '.join(LEVELS)}. Correct it."
+        )
+    if "baseline" in settings:
+        settings["baseline"] = file.parent / settings["baseline"]
+    if str(settings.get("target", "")).endswith(".toml"):
+        settings["target"] = str(file.parent / settings["target"])
+    return settings

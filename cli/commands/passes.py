@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.output import Talk
 
 
 @click.command(name="passes")
-@click.argument("name", required=False, shell_complete=completion.passes)
+@click.argument("name", required=False, shell_complete=options.offering("passes"))
 @options.table_options()
 @options.talk_options
 @click.pass_obj

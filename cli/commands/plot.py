@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import advise
 from qgraph.cli.files import planned
 from qgraph.cli.output import ProgressBar, Talk, show_paragraph
@@ -20,7 +20,7 @@ _FORMATS = (".svg", ".png")
     "--node",
     required=True,
     metavar="NAME",
-    shell_complete=completion.nodes,
+    shell_complete=options.offering("nodes"),
     help="Name of a node of the quantizer, such as 'qgraph info' lists.",
 )
 @options.file_option(

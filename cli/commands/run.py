@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import advise, show_document
 from qgraph.cli.files import Views, planned, view_options
 from qgraph.cli.inputs import InputOptions, input_options
@@ -24,7 +24,7 @@ from qgraph.cli.output import ProgressBar, Talk
     *("--tap", "taps"),
     metavar="TENSOR",
     text="Tensor to show with the outputs; repeat for others.",
-    shell_complete=completion.tensors,
+    shell_complete=options.offering("tensors"),
 )
 @options.flag("--tap-all", text="Show all inner tensors; the default backend is then numpy.")
 @options.flag("--stats", text="Show statistics of the quantizers: used codes, clipping rate.")

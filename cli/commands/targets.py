@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from qgraph.cli import completion, options
+from qgraph.cli import options
 from qgraph.cli.documents import show_document
 from qgraph.cli.output import Talk
 
 
 @click.command(name="targets")
-@click.argument("name", required=False, shell_complete=completion.targets)
+@click.argument("name", required=False, shell_complete=options.offering("targets"))
 @options.table_options()
 @options.talk_options
 @click.pass_obj
@@ -20,7 +20,7 @@ def command(talk: Talk, name: str | None) -> None:
     NAME is a listed name, or the path of a profile that you wrote, such as ./mychip.toml.
     Each fact is shown with its sources and their dates.
     """
-    from qgraph.reporting.target_view import target_sections, targets_section
+    from qgraph.reporting.model_view import target_sections, targets_section
     from qgraph.targets.reader import profile_of, profiles
 
     if name is None:

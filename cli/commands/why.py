@@ -11,6 +11,7 @@ from qgraph.cli import options
 from qgraph.cli.files import Views, deliver, planned, view_options
 from qgraph.cli.inputs import InputOptions, bounding_options, input_options
 from qgraph.cli.output import UNDECIDED, ProgressBar, Talk
+from qgraph.cli.process import find_modules
 
 
 @click.command(name="why")
@@ -54,7 +55,7 @@ def command(
     from qgraph.model import load
 
     views.check()
-    options.find_modules([metric] if ":" in metric else [])
+    find_modules([metric] if ":" in metric else [])
     read = (inputs.bundle, *inputs.files.values(), inputs.labels_file(labels))
     models = (reference, candidate)
     with planned(views.paths, models=models, files=read) as outputs:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self, TextIO, cast
 
 import numpy as np
 
+from qgraph.comparison.metrics import finite_fields
 from qgraph.effort import LOADING_SECONDS, seconds_left
 from qgraph.errors import (
     Choice,
@@ -38,7 +39,7 @@ from qgraph.graph.interface import static
 from qgraph.inventory.kernels import Kernels
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
-from qgraph.text import Displayed
+from qgraph.text import Displayed, as_json, fields_json
 from qgraph.version import head
 
 _WORKER = "qgraph.comparison.runtimes.worker"
@@ -116,11 +117,8 @@ class ModelTime:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return dict(vars(self)) | {
-            "kernels": dict(self.kernels.counts),
-            "integer_nodes": self.kernels.integer_nodes,
-            "float_nodes": self.kernels.float_nodes,
-        }
+        counts = {"kernels": dict(self.kernels.counts)}
+        return vars(self) | counts | fields_json(self.kernels, "integer_nodes", "float_nodes")
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,11 +146,8 @@ class BenchReport(Displayed):
         return {
             **head("bench"),
             "runtime": self.runtime,
-            "threads": self.timing.threads,
-            "batch": self.timing.batch,
-            "rounds": self.timing.rounds,
-            "options": dict(self.timing.options),
-            "models": [model.to_json() for model in self.models],
+            **finite_fields(self.timing, "threads", "batch", "rounds", "options"),
+            "models": as_json(self.models),
         }
 
 
@@ -355,7 +350,6 @@ class _Timer:
         return answer
 
     def _fail(self) -> NoReturn:
-        """Raise QGraphError because the process has ended."""
         self._close()
         raise QGraphError(
             f"{self._name}: the process that ran it ended with status "
@@ -395,8 +389,7 @@ def beside_float(
     return {
         "runtime": times.runtime,
         "threads": times.timing.threads,
-        "integer_nodes": own.kernels.integer_nodes,
-        "float_nodes": own.kernels.float_nodes,
+        **fields_json(own.kernels, "integer_nodes", "float_nodes"),
         "milliseconds": own.median_ms,
         "float_milliseconds": first.median_ms,
         "ratio_to_float": own.ratio,

@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
-from qgraph.comparison.bound_report import SegmentMeasure
 from qgraph.comparison.cut_model import CutModel, ModelPart, QuantizedPoint, moved_point
 from qgraph.comparison.ideal import ideal
+from qgraph.comparison.tolerance import SegmentMeasure
 from qgraph.errors import ExecutionError
 from qgraph.exactness import Exactness
 from qgraph.graph.scopes import node_name

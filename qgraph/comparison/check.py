@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.bound import Bounding
-from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.bound_runs import BoundRuns
 from qgraph.comparison.divergence import ModelRun, compare_tensors, correspondence, first_divergence
 from qgraph.comparison.metrics import Comparing
@@ -26,6 +25,7 @@ from qgraph.comparison.report import (
 )
 from qgraph.comparison.runtimes.verdict import judge_runtimes
 from qgraph.comparison.tolerance import (
+    BoundsReport,
     Metric,
     Scoring,
     Tolerance,

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64, Mask
 from qgraph.records import dataclass, replace
+from qgraph.text import fields_json
 
 AT_ONCE = 1 << 17
 """Number of elements of a piece; comparisons need several float64 arrays of this size."""
@@ -116,19 +117,10 @@ class OutputComparison:
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the JSON report; numbers that are not finite become null."""
         named = (f"p{100 * share:g}" for share in QUANTILES)
-        return {
-            "name": self.name,
-            "elements": self.elements,
-            "mismatches": self.mismatches,
-            "max_abs": finite(self.max_abs),
-            "max_ulp": self.max_ulp,
-            "max_steps": finite(self.max_steps),
-            "sqnr_db": finite(self.sqnr_db),
-            "cosine": finite(self.cosine),
-            "mean_abs": finite(self.mean_abs),
-            "quantiles_abs": dict(zip(named, map(finite, self.quantiles), strict=True)),
-            "top1": self.top1,
-        }
+        quantiles = dict(zip(named, map(finite, self.quantiles), strict=True))
+        names = ("name", "elements", "mismatches", "max_abs", "max_ulp", "max_steps", "sqnr_db")
+        fields = finite_fields(self, *names, "cosine", "mean_abs")
+        return fields | {"quantiles_abs": quantiles, "top1": self.top1}
 
 
 class Comparing:
@@ -314,6 +306,12 @@ def within(x: Any, y: Any, *, atol: float, rtol: float) -> bool:
         if not np.all(close | same(x[piece], y[piece])):
             return False
     return True
+
+
+def finite_fields(value: Any, *names: str) -> dict[str, Any]:
+    """Return fields of a report, by default all; numbers that are not finite become null."""
+    fields = fields_json(value, *names).items()
+    return {name: finite(each) if isinstance(each, float) else each for name, each in fields}
 
 
 def finite(number: float | None) -> float | None:

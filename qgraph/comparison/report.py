@@ -8,15 +8,15 @@ from enum import StrEnum
 from typing import Any
 
 from qgraph.certificate import Identity
-from qgraph.comparison.bound_report import BoundsReport
-from qgraph.comparison.metrics import OutputComparison, finite
+from qgraph.comparison.metrics import OutputComparison, finite, finite_fields
+from qgraph.comparison.tolerance import BoundsReport
 from qgraph.errors import EquivalenceError
 from qgraph.reporting.bounds_view import bounds_sentence
 from qgraph.reporting.check_view import origin
 from qgraph.reporting.findings import junit_report
 from qgraph.reporting.pages import markdown_report
 from qgraph.reporting.runtimes_view import runtime_sentence
-from qgraph.text import Displayed
+from qgraph.text import Displayed, as_json
 from qgraph.version import head
 
 
@@ -43,26 +43,12 @@ class TensorComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the names of the tensor and its largest difference."""
-        return {
-            "reference": self.reference,
-            "candidate": self.candidate,
-            "node": self.node,
-            "op": self.op,
-            "max_abs": self.max_abs,
-        }
+        return finite_fields(self, "reference", "candidate", "node", "op", "max_abs")
 
     def measures(self) -> dict[str, Any]:
         """Return all measures of the tensor."""
-        compared = self.compared
-        return self.to_json() | {
-            "elements": compared.elements,
-            "mismatches": compared.mismatches,
-            "mean_abs": finite(compared.mean_abs),
-            "max_ulp": compared.max_ulp,
-            "relative": finite(self.error),
-            "sqnr_db": finite(compared.sqnr_db),
-            "cosine": finite(compared.cosine),
-        }
+        names = ("elements", "mismatches", "mean_abs", "max_ulp", "relative", "sqnr_db", "cosine")
+        return self.to_json() | finite_fields(self.compared, *names)
 
 
 @dataclass(frozen=True)
@@ -77,8 +63,7 @@ class MetricReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; a score that is not finite becomes null."""
-        scores = {"reference": finite(self.reference), "candidate": finite(self.candidate)}
-        return dict(vars(self)) | scores
+        return finite_fields(self)
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,7 @@ class ProbeReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return dict(vars(self)) | {"largest_gap": finite(self.largest_gap)}
+        return finite_fields(self)
 
 
 ROUNDING = 1e-5
@@ -150,10 +135,7 @@ class StandardForm:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        outputs = [output.to_json() for output in self.outputs]
-        level = None if self.left else "bits"
-        fields = {"left": list(self.left), "exactness": level, "error": finite(self.error)}
-        return dict(vars(self)) | fields | {"outputs": outputs}
+        return finite_fields(self) | {"exactness": None if self.left else "bits"}
 
 
 @dataclass(frozen=True)
@@ -194,17 +176,9 @@ class RuntimeResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        return {
-            "runtime": self.runtime,
-            "level": self.level,
-            "setting": self.setting,
-            "form": str(self.form),
-            "refused": self.refused,
-            "error": finite(self.error),
-            "outputs": [output.to_json() for output in self.outputs],
-            "culprits": [dict(vars(suspect)) for suspect in self.suspects],
-            "failure": self.failure,
-        }
+        names = ("runtime", "level", "setting", "form", "refused", "error", "outputs")
+        culprits = [dict(vars(suspect)) for suspect in self.suspects]
+        return finite_fields(self, *names) | {"culprits": culprits, "failure": self.failure}
 
 
 @dataclass(frozen=True)
@@ -234,13 +208,9 @@ class RuntimeReport:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "rewrite": {
-                "error": finite(self.error),
-                "outputs": [output.to_json() for output in self.rewrite],
-            },
-            "results": [result.to_json() for result in self.results],
-            "missing": list(self.missing),
-            "standard_form": None if self.standard is None else self.standard.to_json(),
+            "rewrite": {"error": finite(self.error), "outputs": as_json(self.rewrite)},
+            **finite_fields(self, "results", "missing"),
+            "standard_form": as_json(self.standard),
         }
 
 
@@ -296,7 +266,6 @@ class CheckReport(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``qgraph check`` writes it."""
-        first = self.first_divergence
         reference, candidate = (None if f is None else dict(vars(f)) for f in self.files)
         return {
             **head("check"),
@@ -308,13 +277,9 @@ class CheckReport(Displayed):
                 output.to_json() | {"failed": self.failed.get(output.name)}
                 for output in self.outputs
             ],
-            "first_divergence": None if first is None else first.to_json(),
+            "first_divergence": as_json(self.first_divergence),
             "tensors": [tensor.measures() for tensor in self.tensors],
-            "metric": None if self.metric is None else self.metric.to_json(),
-            "probes": [probe.to_json() for probe in self.probes],
-            "runtimes": None if self.runtimes is None else self.runtimes.to_json(),
-            "bounds": None if self.bounds is None else self.bounds.to_json(),
-            "notes": list(self.notes),
+            **finite_fields(self, "metric", "probes", "runtimes", "bounds", "notes"),
         }
 
     def raise_if_different(self) -> None:

@@ -124,9 +124,7 @@ def _last(region: Mapping[str, Any], side: str) -> str:
     return nodes[-1] if nodes else str(region[f"{side}_value"])
 
 
-def histograms(
-    model: ir.Model, batches: Sequence[Mapping[str, Any]] = (), *, backend: str = Backend.AUTO
-) -> list[dict[str, Any]]:
+def histograms(model: ir.Model, batches: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return the histograms of codes of the quantizers of a model that is run on some batches.
 
     Without batches, only weights are counted. Each histogram is an entry of ``qgraph run --stats
@@ -137,7 +135,7 @@ def histograms(
         return []
     statistics = Statistics(model)
     if batches and statistics.taps:
-        executor = prepare(model, backend, standardize=standardize)
+        executor = prepare(model, Backend.AUTO, standardize=standardize)
         for batch in batches:
             executor.run(batch, taps=statistics.taps, observe=statistics.add)
     measured = [quantizer.to_json() for quantizer in statistics.quantizers]

@@ -22,7 +22,7 @@ _PAGES = {
     "prove": "prove_view.prove_page",
     "run": "model_view.run_page",
     "transform": "rewrite_view.rewrite_page",
-    "why": "why_view.why_page",
+    "why": "lint_view.why_page",
 }
 """The function that makes the page, by command; its module is imported when it is needed."""
 

@@ -12,8 +12,17 @@ import onnx_ir as ir
 from qgraph.reasons import Cause, ExplainedReason
 from qgraph.records import dataclass, field
 from qgraph.targets import unmet
-from qgraph.targets.kernels import ANY, KernelRule, OperandRule, TypeRule
-from qgraph.targets.layer import CodedOperand, Granularity, Loads, QuantizedLayer, ZeroPoint
+from qgraph.targets.layer import (
+    ANY,
+    CodedOperand,
+    Granularity,
+    KernelRule,
+    Loads,
+    OperandRule,
+    QuantizedLayer,
+    TypeRule,
+    ZeroPoint,
+)
 from qgraph.targets.profile import Profile, SlowForm
 from qgraph.targets.rules import NodeForm, node_forms
 

@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from qgraph.records import dataclass, field, is_dataclass, replace
-from qgraph.targets.kernels import KernelRule, Names
-from qgraph.targets.layer import Loads, ZeroPoint
+from qgraph.targets.layer import KernelRule, Loads, Names, ZeroPoint
 from qgraph.targets.rules import LoadRule
 
 

@@ -20,8 +20,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ModelError, OptionError, matching, meant, require
 from qgraph.registry import load_plugins
-from qgraph.targets.kernels import ANY, KernelRule, OperandRule
-from qgraph.targets.layer import LAYERS, Granularity, Loads
+from qgraph.targets.layer import ANY, LAYERS, Granularity, KernelRule, Loads, OperandRule
 from qgraph.targets.profile import Profile
 from qgraph.targets.tables import WrongError, line_of, made
 

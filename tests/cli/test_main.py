@@ -98,7 +98,7 @@ def test_a_conversion_loads_only_what_its_model_needs(tmp_path):
     model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
     unused = (
         "multiprocessing qgraph.bound qgraph.certificate qgraph.proof.matching.normalise "
-        "qgraph.reporting.deploy_view qgraph.targets.kernels qgraph.transforms.lowered_operators"
+        "qgraph.reporting.deploy_view qgraph.targets.layer qgraph.transforms.lowered_operators"
     )
     code = (
         "import sys; from qgraph.cli.main import main; main();"

@@ -8,7 +8,7 @@ import pytest
 
 import qgraph
 from qgraph.inventory import differences
-from qgraph.inventory.alike import pairs_of_alike
+from qgraph.inventory.differences import pairs_of_alike
 from tests.fuzz.networks import network
 
 QUANT = 'qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND">'

@@ -11,7 +11,7 @@ import pytest
 import qgraph
 from qgraph import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.keep_roundings import KeepRoundings
+from qgraph.transforms.simpler_ranges import KeepRoundings
 
 DATA = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
 ONE = f"""{DATA} e = DequantizeLinear (w, t) f = Conv (d, e) MORE

@@ -17,7 +17,7 @@ from qgraph.inventory.executed import saturates
 from qgraph.reporting.pages import page_of
 from qgraph.reporting.view import Tone
 from qgraph.targets.reader import profile_of
-from qgraph.transforms.deployment import attempts, preferences, saturation
+from qgraph.transforms.deployment import attempts, preferences
 from qgraph.transforms.deployment.report import advice
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
@@ -346,7 +346,7 @@ def test_a_result_for_vnni_says_where_it_is_wrong(target):
 @pytest.mark.slow
 def test_this_processor_counts_where_none_is_named(monkeypatch):
     for answer, types in ((True, {"UINT8"}), (False, {"INT8"}), (None, {"INT8"})):
-        monkeypatch.setattr(saturation, "saturates", lambda runtime, answer=answer: answer)
+        monkeypatch.setattr(attempts, "saturates", lambda runtime, answer=answer: answer)
         model = qgraph.load(network(127))
         result = qgraph.deploy(model, "onnxruntime-cpu")
         assert weight_types(model) == types

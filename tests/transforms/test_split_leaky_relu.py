@@ -15,7 +15,7 @@ from qgraph.model import Model, load
 from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.reports import SiteStatus
-from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
+from qgraph.transforms.split_layers import SplitLeakyRelu
 
 T = np.float32(0.06)
 PADDED = "Conv <pads = [1,1,1,1]> (d, w_, b)"

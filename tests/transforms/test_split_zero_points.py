@@ -14,7 +14,7 @@ from qgraph.model import Model, load
 from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.reports import SiteStatus
-from qgraph.transforms.split_zero_points import SplitZeroPoints
+from qgraph.transforms.split_layers import SplitZeroPoints
 from qgraph.verify.verify import verify
 
 S, T = np.float32(0.05), np.float32(0.8)

@@ -1,8 +1,16 @@
-"""Forms of a model: rewritten, only converted, or as plain operators."""
+"""Forms of a model: rewritten, only converted, as plain operators, or without saturating products.
+
+Processors without VNNI add two neighbouring products of UINT8 data and INT8 weights in 16 bits::
+
+    255 * 127 + 255 * 127 = 64770, cut off to 32767
+
+Weights between -64 and 64 cannot get there. Others are stored as UINT8 with zero point 128, where
+the kernels multiply these exactly. Where they do not, the layer is left in float.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import onnx_ir as ir
@@ -11,27 +19,177 @@ from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution import demonstration
-from qgraph.graph.scopes import nodes_of, owners, remove_constant, remove_unused
+from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant, remove_unused
+from qgraph.inventory.description import descriptions
+from qgraph.inventory.executed import saturates
+from qgraph.inventory.layers import FoundLayer, quantized_einsums
 from qgraph.model import Model
 from qgraph.proof.bounds.regions import certified
+from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
+from qgraph.reasons import ExplainedReason
 from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
-from qgraph.targets.engine import refused_nodes
-from qgraph.targets.layer import QuantizedLayer
-from qgraph.targets.profile import Profile
-from qgraph.transforms.base import escaped
+from qgraph.targets.engine import KernelMatch, kernel_of, refused_nodes
+from qgraph.targets.layer import QuantizedLayer, ZeroPoint
+from qgraph.targets.profile import Profile, SaturatingProducts
+from qgraph.targets.unmet import SATURATES
+from qgraph.text import counted
+from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.deployment.forms import Left, decode_weights
+from qgraph.transforms.deployment.forms import Left, decode_weights, layers_of
 from qgraph.transforms.deployment.pipeline import (
     as_pairs,
     conversion_for,
     misreads_row_scales,
     wide_codes,
 )
-from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
+from qgraph.transforms.recoding import CodeSign, CodeTarget, Repack, ShiftZeroPoints
+from qgraph.transforms.weights.stored_codes import stored_codes
+
+_WITHOUT = (ZeroPoint.NONE, ZeroPoint.ZERO)
+
+
+def for_this_processor(profile: Profile) -> Profile:
+    """Return the profile for the processor of this machine, if the user named none.
+
+    It differs from the given profile only where the runtime is installed and shows that this
+    processor saturates.
+    """
+    if profile.is_named or profile.executed is None or not profile.saturation:
+        return profile
+    (processor, *_), known = profile.saturation[0].processors, profile.processor
+    if processor == known or not saturates(profile.executed):
+        return profile
+    return profile.on(processor)
+
+
+def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
+    """Return the layers whose sums may saturate on the processor of a profile, and why."""
+    reasons = {}
+    for rule in profile.saturating:
+        layers = [
+            (each.node, each.description.w.is_constant) for each in _wide(model, rule, profile)
+        ]
+        whats = [(node, "weights are" if c else "second operand can be") for node, c in layers]
+        for node, what in [*whats, *((n, "operands can be") for n in _einsums(model, rule))]:
+            reasons[label(node)] = SATURATES(
+                f"sums of its products exceed 16 bits: {profile.processor} has no VNNI, and its "
+                f"{what} beyond -{rule.largest}..{rule.largest}"
+            )
+    return reasons
+
+
+def unsaturated(model: Model, profile: Profile) -> list[Transform]:
+    """Return the passes that store codes so that no sum saturates; nothing if none is needed."""
+    steps: list[Transform] = []
+    for rule in profile.saturating:
+        if rule.instead is None:
+            continue
+        to, wide = CodeTarget(rule.instead.lower()), list(_wide(model, rule, profile))
+        nodes = [escaped(label(each.node)) for each in wide if each.description.w.is_constant]
+        if nodes:
+            names = "|".join(nodes)
+            steps.append(Repack(to=to, scales=False, activations=False, nodes=names))
+        if len(nodes) < len(wide):
+            steps.append(ShiftZeroPoints(activations=CodeSign(str(to)), weights=CodeSign.KEEP))
+    return steps
+
+
+def _narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
+    """Return the results of quantizers whose used codes are in the safe range, from real zero.
+
+    The largest safe number is a power of two: 64 for codes from -64 to 63.
+    """
+    bits = largest.bit_length()
+    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
+    return {
+        each.y
+        for each in descriptions(model)
+        if each.y is not None and each.description.format in safe
+    }
+
+
+def always_cut_off(model: Model, profile: Profile) -> set[ir.Node]:
+    """Return the layers that saturate on the processor of a profile, however they are written."""
+    return {
+        layer.node
+        for rule in profile.saturating
+        if rule.instead is None
+        for narrow in [_narrow_values(model.ir, rule.largest)]
+        for layer in _wide(model, rule, profile)
+        if unmoved(layer.node.inputs[1]) not in narrow
+    }
+
+
+def condition(model: Model, profile: Profile) -> str | None:
+    """Return on which processors sums of a model are wrong; None if on none."""
+    for rule in profile.saturation:
+        count = sum(1 for _ in _wide(model, rule, profile)) + len(_einsums(model, rule))
+        others = " and ".join(rule.processors)
+        text = f"sums of products of {counted(count, 'layer')} saturate, and results are wrong"
+        if count and rule in profile.saturating:
+            return f"on {others}, {text}: quantize their weights to 7 bits"
+        if count:
+            other = f"{profile.name}@{rule.processors[0]}"
+            return (
+                f"the processor is {profile.processor}; on {others}, {text}: deploy with "
+                f"--target {other} for it"
+            )
+    return None
+
+
+def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[FoundLayer]:
+    """Yield the layers of these types whose weights are beyond the safe range."""
+    layers = [
+        layer
+        for layer in layers_of(model)
+        if layer.description.x.codes in rule.x and layer.description.w.codes in rule.w
+    ]
+    if not layers:
+        return
+    spans = {
+        stored.decode: stored.source.survey()
+        for stored in stored_codes(model)
+        if stored.stream.kind in rule.w
+    }
+    narrow = {d for d, span in spans.items() if max(-span.low, span.high) <= rule.largest}
+    is_stored = all(layer.description.w.is_constant for layer in layers)
+    others = set[ir.Value]()
+    if not is_stored or _unstored(layers, spans):
+        others = _narrow_values(model.ir, rule.largest)
+    for layer in layers:
+        weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
+        is_narrow = producer_of(weights) in narrow or weights in others
+        if not operand.is_constant:
+            match = kernel_of(layer.description, profile)
+            if not is_narrow and isinstance(match, KernelMatch):
+                yield layer
+        # codes are multiplied as they are stored, before zero points are subtracted
+        elif not (is_narrow and operand.zero in _WITHOUT):
+            yield layer
+
+
+def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
+    """Return each Einsum that becomes such a product, unless its last operand is narrow."""
+    nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
+    narrow = _narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
+    return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow]
+
+
+def unstored(model: Model, profile: Profile) -> bool:
+    """Return whether sums of weights may saturate that only stored codes would not reach."""
+    rules = [rule for rule in profile.saturating if rule.instead is not None]
+    decodes = {stored.decode for stored in stored_codes(model)} if rules else set()
+    return any(_unstored(list(_wide(model, rule, profile)), decodes) for rule in rules)
+
+
+def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:
+    """Return whether a quantizer computes the weights of a layer, not a DequantizeLinear alone."""
+    constant = [layer.node for layer in layers if layer.description.w.is_constant]
+    return any(producer_of(unmoved(node.inputs[1])) not in decodes for node in constant)
 
 
 @dataclass(eq=False)

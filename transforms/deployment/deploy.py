@@ -28,11 +28,16 @@ from qgraph.text import counted
 from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment.attempts import (
     Attempt,
+    always_cut_off,
+    condition,
     converted,
+    for_this_processor,
     order_of,
     portable,
+    saturating,
     unchanged,
     unchanged_layers,
+    unstored,
 )
 from qgraph.transforms.deployment.forms import (
     Left,
@@ -50,13 +55,6 @@ from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_l
 from qgraph.transforms.deployment.pipeline import steps_for
 from qgraph.transforms.deployment.preferences import preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment, accuracy
-from qgraph.transforms.deployment.saturation import (
-    always_cut_off,
-    condition,
-    for_this_processor,
-    saturating,
-    unstored,
-)
 from qgraph.transforms.deployment.search import best_form
 from qgraph.transforms.drafts.choice import label
 from qgraph.version import __version__

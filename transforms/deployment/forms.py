@@ -33,8 +33,7 @@ from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
-from qgraph.targets.kernels import BiasRule
-from qgraph.targets.layer import LAYERS, QuantizedLayer
+from qgraph.targets.layer import LAYERS, BiasRule, QuantizedLayer
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped

@@ -8,8 +8,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from qgraph.exactness import Exactness
-from qgraph.targets.kernels import ANY, KernelRule, OperandRule
-from qgraph.targets.layer import Loads, ZeroPoint
+from qgraph.targets.layer import ANY, KernelRule, Loads, OperandRule, ZeroPoint
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
@@ -31,8 +30,7 @@ from qgraph.transforms.recoding import (
     WidenCodes,
 )
 from qgraph.transforms.runtime_faults import FloatSums, WidenFloats
-from qgraph.transforms.split_leaky_relu import SplitLeakyRelu
-from qgraph.transforms.split_zero_points import SplitZeroPoints
+from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 from qgraph.transforms.whole_zero_points import WholeZeroPoints
 

@@ -29,7 +29,13 @@ from qgraph.targets.unmet import SLOWER
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.deployment.attempts import Attempt, float_network, unchanged
+from qgraph.transforms.deployment.attempts import (
+    Attempt,
+    float_network,
+    saturating,
+    unchanged,
+    unsaturated,
+)
 from qgraph.transforms.deployment.forms import (
     FLOAT,
     Left,
@@ -49,10 +55,9 @@ from qgraph.transforms.deployment.pipeline import (
     misreads_turned_weights,
     wide_codes,
 )
-from qgraph.transforms.deployment.saturation import saturating, unsaturated
 from qgraph.transforms.drafts.choice import label
-from qgraph.transforms.keep_roundings import KeepRoundings
 from qgraph.transforms.runtime_faults import FloatProducts, SeparateWeights
+from qgraph.transforms.simpler_ranges import KeepRoundings
 
 _ROUNDS = 21
 _CLEAR = 0.98
@@ -189,7 +194,6 @@ def _is_copied(node: ir.Node) -> bool:
 
 
 def _with(steps: Sequence[Transform], attempt: Attempt) -> Attempt:
-    """Return an attempt after more passes."""
     if not steps:
         return attempt
     model = attempt.model.clone()

@@ -13,9 +13,8 @@ import onnx_ir as ir
 
 from qgraph.bound import Bound, Bounding
 from qgraph.certificate import Certificate, ProofVerdict
-from qgraph.comparison.bound_report import BoundsReport
 from qgraph.comparison.check import Inputs, check
-from qgraph.comparison.tolerance import Scoring, Tolerances
+from qgraph.comparison.tolerance import BoundsReport, Scoring, Tolerances
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError, meant, shown
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import node_name

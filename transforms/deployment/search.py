@@ -20,10 +20,9 @@ from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
-from qgraph.transforms.deployment.attempts import Attempt, stored_as_codes, unchanged
+from qgraph.transforms.deployment.attempts import Attempt, stored_as_codes, unchanged, unstored
 from qgraph.transforms.deployment.forms import decode_weights, in_pairs, layers_of
 from qgraph.transforms.deployment.pipeline import adds_channel, steps_for
-from qgraph.transforms.deployment.saturation import unstored
 from qgraph.transforms.drafts.choice import label
 
 _PAIRED = ("move-quantizers", "canonical-operators", "move-channel-scales", "plain-pairs")

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from qgraph.effort import require_time
 from qgraph.errors import where
-from qgraph.exactness import Exactness, Verdict
+from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.scopes import all_nodes, owners
@@ -23,6 +23,10 @@ from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReas
 from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
 from qgraph.transforms.drafts.versions import raise_opset
+
+SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
+STORED = Verdict(Exactness.BITS, Method.CONSTANT)
+"""Verdicts on nodes that compute the same by their definitions, and on equal constants."""
 
 DYNAMIC = "its scale is known only when the model runs; it stays as it is"
 

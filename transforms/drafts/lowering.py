@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.opset.versions import ceiling, raise_ir_version
@@ -29,7 +29,7 @@ from qgraph.quantizers.movement import encoder_of, join_pairs
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
-from qgraph.transforms.drafts.choice import DYNAMIC, entry, label, opset_reason, refused
+from qgraph.transforms.drafts.choice import DYNAMIC, STORED, entry, label, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
 
 _IN_SUMS = (
@@ -38,7 +38,6 @@ _IN_SUMS = (
     "ties"
 )
 
-_DECODED = Verdict(Exactness.BITS, Method.CONSTANT)
 
 _NO_FORM = NO_OPERATOR(
     "no pass writes this operator in standard operators; ONNX Runtime computes it in either backend"
@@ -117,7 +116,7 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
     report.notes += raise_opset(model.ir, (draft.opset for _, draft in decisions))
     for weight, draft in decisions:
         node, form = weight.nodes[-1], draft.spelling
-        report.sites.append(entry(node, SiteStatus.CHANGED, spelling=form, verdict=_DECODED))
+        report.sites.append(entry(node, SiteStatus.CHANGED, spelling=form, verdict=STORED))
     editor.replace_all([draft for _, draft in decisions])
     raise_ir_version(model.ir)
 

@@ -15,10 +15,10 @@ from qgraph.graph.opset import versions as opset
 from qgraph.model import Model
 from qgraph.ops.composite import composite_of, region_of
 from qgraph.quantizers.dialects.dialect import Refusal
-from qgraph.reasons import NO_EQUAL_FORM, UNREADABLE, explained
+from qgraph.reasons import NO_EQUAL_FORM, NO_OPERATOR, UNREADABLE, explained
 from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.drafts.choice import entry, forget_domains, opset_reason, refused
+from qgraph.transforms.drafts.choice import STORED, entry, forget_domains, opset_reason, refused
 from qgraph.transforms.drafts.versions import raise_opset
 
 
@@ -41,16 +41,8 @@ class Rebuild:
     opset: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A node that is left unchanged for a reason that is not a refusal."""
-
-    root: ir.Node
-    reason: str
-
-
-Found = Rebuild | Refusal | Kept
-"""Result of a pass for a node."""
+Found = Rebuild | Refusal | SiteReport
+"""Result of a pass for a node; its report entry if it is left unchanged for another reason."""
 
 
 def read_all(
@@ -85,18 +77,12 @@ def rebuild(
     report.notes += raise_opset(model.ir, (each.opset for each in chosen))
     editor = Editor(model.ir)
     drafts = {each: _draft(each, editor) for each in chosen}
-    for each in settled:
-        if isinstance(each, Rebuild):
-            report.sites.append(
-                entry(
-                    each.root,
-                    SiteStatus.CHANGED,
-                    spelling=drafts[each].spelling,
-                    verdict=each.verdict,
-                )
-            )
-        else:
-            report.sites.append(each)
+    report.sites += (
+        entry(each.root, SiteStatus.CHANGED, spelling=drafts[each].spelling, verdict=each.verdict)
+        if isinstance(each, Rebuild)
+        else each
+        for each in settled
+    )
     editor.replace_all(drafts.values())
     if chosen:
         opset.declare_domains(model.ir)
@@ -105,8 +91,8 @@ def rebuild(
 
 
 def _settle(result: Found, exact: Exactness, limit: int) -> Rebuild | SiteReport:
-    if isinstance(result, Kept):
-        return entry(result.root, SiteStatus.KEPT, result.reason)
+    if isinstance(result, SiteReport):
+        return result
     if isinstance(result, Refusal):
         return refused(result.root, explained(result.reason, UNREADABLE))
     if not result.verdict.reaches(exact):
@@ -128,11 +114,31 @@ def _draft(rebuild: Rebuild, editor: Editor) -> Draft:
     return draft.giving(rebuild.write(draft))
 
 
+def no_operator(node: ir.Node, reason: str) -> Refusal:
+    """Return the refusal of a node that has no form in the wanted operators."""
+    return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
+
+
 def carry_over(old: ir.Node, new: ir.Node) -> None:
     """Copy name and metadata of a node to its replacement."""
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)
     new.meta.update(old.meta)
+
+
+def wrap_operand(
+    node: ir.Node,
+    index: int,
+    write: Callable[[Draft], ir.Value],
+    editor: Editor,
+    report: Report,
+) -> None:
+    """Replace an operand of a node by what ``write`` makes of it, with equal values."""
+    draft = editor.draft(Region(node.inputs[index] or ir.Value(name=""), node.outputs[0], (node,)))
+    operands: list[Operand | None] = list(node.inputs)
+    operands[index] = write(draft)
+    draft.giving(draft.copy(node, operands))
+    replace_node(node, draft, STORED, report, heirs=(node.op_type,))
 
 
 def replace_node(

@@ -37,7 +37,9 @@ from qgraph.ops.integer.products import Product, Result
 from qgraph.ops.integer.sums import EXACT_IN_FLOAT32, Factor
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_OPERATOR
-from qgraph.transforms.drafts.rebuilding import Found, Kept, Rebuild
+from qgraph.reports import SiteStatus
+from qgraph.transforms.drafts.choice import entry
+from qgraph.transforms.drafts.rebuilding import Found, Rebuild
 
 _OPSET, _OPSET_OF_AXES = 10, 13
 _WRAPS = 1 << 31
@@ -52,7 +54,7 @@ def lower_exactly(product: Product) -> Found:
             f"its sums {product.size}, float32 is exact below 2**24 and there is no other form; "
             f"the operator is standard and can stay"
         )
-        return Kept(node, reason)
+        return entry(node, SiteStatus.KEPT, reason)
     if exact_type is None and product.transposed:
         reason = (
             f"its sums {product.size} and MatMulInteger does not transpose; transpose its weights "

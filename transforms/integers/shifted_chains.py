@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import clip_limits, constant_expression, constant_stream
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions
@@ -32,10 +31,7 @@ from qgraph.reasons import (
 )
 from qgraph.records import dataclass
 from qgraph.reports import Report, SiteStatus
-from qgraph.transforms.drafts.choice import entry, refused
-
-_SHIFTED = Verdict(Exactness.BITS, Method.CONGRUENCE)
-
+from qgraph.transforms.drafts.choice import SAME, entry, refused
 
 _MIDDLE = 128
 _UNSIGNED = "UINT8"
@@ -327,7 +323,7 @@ def shift_activations(
         if reason is None and not isinstance(step, ExplainedReason):
             chain.shift(type_name, editor, step)
         report.sites += (
-            entry(node, SiteStatus.CHANGED, verdict=_SHIFTED)
+            entry(node, SiteStatus.CHANGED, verdict=SAME)
             if reason is None
             else refused(node, reason)
             for node in chain.encoders

@@ -29,8 +29,7 @@ from qgraph.ops.integer.products import read_encoding, read_single, refuse_refer
 from qgraph.ops.integer.sums import Factor
 from qgraph.ops.pieces import cast
 from qgraph.quantizers.dialects.dialect import Refusal
-from qgraph.reasons import NO_OPERATOR
-from qgraph.transforms.drafts.rebuilding import Rebuild
+from qgraph.transforms.drafts.rebuilding import Rebuild, no_operator
 
 Lowered = Rebuild | Refusal
 Encoding = tuple[Array, Array]
@@ -99,7 +98,7 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
     x, encoding = _read(node)
     if not reals:
         reason = f"it sums powers from a table in float32, one after the other; {_AS_REALS}"
-        return _refused(node, reason)
+        return no_operator(node, reason)
     step = encoding[0]
     whole = np.float32(1) / step
     if whole != np.floor(whole):
@@ -107,13 +106,13 @@ def _softmax(node: ir.Node, reals: bool) -> Lowered:
             f"it rounds 1 / {step:g} = {whole:g}, the number of steps in 1, down to "
             f"{np.floor(whole):g}, which QuantizeLinear does not{_RUNS}"
         )
-        return _refused(node, reason)
+        return no_operator(node, reason)
     rank = None if x.codes.shape is None else len(x.codes.shape)
     axis = node.attributes.get_int("axis", -1)
     is_last = axis == -1 or (rank is not None and axis == rank - 1)
     if node.attributes["opset"].as_int() < _OPSET_OF_AXES and not is_last:
         reason = f"it runs over several axes at once, Softmax since opset 13 over one{_RUNS}"
-        return _refused(node, reason)
+        return no_operator(node, reason)
     verdict = unproved("powers and their sums are rounded differently")
     return _by_reals(node, x, encoding, "Softmax", {"axis": axis}, verdict, _OPSET_OF_AXES)
 
@@ -141,13 +140,13 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     x, (step, zero) = _read(node)
     get = node.attributes.get_int
     if get("channels_last", 0):
-        return _refused(node, f"AveragePool has no channels_last{_RUNS}")
+        return no_operator(node, f"AveragePool has no channels_last{_RUNS}")
     if reals and get("count_include_pad", 0) != 0 and get("ceil_mode", 0) != 0:
         reason = (
             "with ceil_mode it counts elements beyond the padding, which AveragePool does not; "
             "form=exact writes it in exact sums"
         )
-        return _refused(node, reason)
+        return no_operator(node, reason)
     if reals:
         attributes = {k: v.value for k, v in node.attributes.items() if k != "channels_last"}
         verdict = unproved(
@@ -160,14 +159,10 @@ def _average_pool(node: ir.Node, reals: bool) -> Lowered:
     size, write = read_windows(node)
     if size > MOST_ELEMENTS:
         what = f"windows of more than {MOST_ELEMENTS} elements"
-        return _refused(node, f"{what} have no exact form; {_AS_REALS}")
+        return no_operator(node, f"{what} have no exact form; {_AS_REALS}")
     reason = f"the {size} elements of a window are added in their order"
     verdict = Verdict(Exactness.BITS, Method.CONGRUENCE, reason=reason)
     return Rebuild(node, (node,), verdict, write, _OPSET_OF_PADS)
-
-
-def _refused(node: ir.Node, reason: str) -> Refusal:
-    return Refusal(node, NO_OPERATOR(f"{where(node)}: {reason}"))
 
 
 def _read(node: ir.Node) -> tuple[Factor, Encoding]:

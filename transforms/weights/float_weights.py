@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
@@ -82,35 +81,11 @@ class FloatWeight:
         return self.uses[0].node if self.uses else next(iter(self.value.uses())).node
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Selection of nodes by type and name.
-
-    Attributes:
-        nodes: patterns of node names, like those of file names (``*``, ``?``, ``[abc]``).
-        exclude: patterns of nodes that are excluded although ``nodes`` selects them.
-    """
-
-    types: Sequence[UseKind]
-    nodes: Sequence[str]
-    exclude: Sequence[str]
-
-    def has(self, node: ir.Node) -> bool:
-        """Return whether ``node`` is selected."""
-        name = label(node)
-        return (
-            not node.domain
-            and node.op_type in self.types
-            and any(fnmatchcase(name, pattern) for pattern in self.nodes)
-            and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
-        )
-
-
-def float_weights(model: Model, wanted: Wanted) -> Iterator[FloatWeight]:
+def float_weights(model: Model, wanted: Callable[[ir.Node], bool]) -> Iterator[FloatWeight]:
     """Yield the weights of all selected nodes, each once, in the order of their first use."""
     seen: set[ir.Value] = set()
     for node in model.nodes():
-        if not wanted.has(node):
+        if not wanted(node):
             continue
         for operand in _weight_operands(node):
             value = _root(operand)
@@ -121,11 +96,13 @@ def float_weights(model: Model, wanted: Wanted) -> Iterator[FloatWeight]:
             yield _weight(value, tensor, wanted)
 
 
-def _weight(value: ir.Value, tensor: ir.TensorProtocol, wanted: Wanted) -> FloatWeight:
+def _weight(
+    value: ir.Value, tensor: ir.TensorProtocol, wanted: Callable[[ir.Node], bool]
+) -> FloatWeight:
     rank = len(tensor.shape)
     uses, others = [], []
     for node, index, order in _users(value, tuple(range(rank))):
-        use = _use(node, index, order) if wanted.has(node) else None
+        use = _use(node, index, order) if wanted(node) else None
         if use is None:
             others.append(label(node))
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
@@ -203,8 +202,4 @@ def is_taken(decode: ir.Node, operators: str = "*", nodes: str = "*") -> bool:
         consumers = [use.node for use in pending.pop().outputs[0].uses() if use.idx != _BIAS]
         pending += [node for node in consumers if node.op_type in MOVES]
         users += consumers
-    patterns = operators.split("|")
-    return any(
-        any(fnmatchcase(user.op_type, each) for each in patterns) and selects(nodes, label(user))
-        for user in users
-    )
+    return any(selects(operators, user.op_type) and selects(nodes, label(user)) for user in users)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from qgraph.plugin import (
     Exactness,
     Method,
@@ -18,12 +16,11 @@ from qgraph.plugin import (
 )
 
 
-@transform("drop-identities")
+@transform("drop-identities", preserves=Exactness.BITS)
 class DropIdentities(Transform):
     """Remove Identity nodes within a graph."""
 
     keep: str = option("", help="name of a node to keep")
-    preserves: ClassVar[Exactness] = Exactness.BITS
 
     def apply(self, model: Model, report: Report) -> None:
         """Replace the output of each Identity by its input."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qgraph.certificate import Identity
-from qgraph.comparison.metrics import Comparing, finite
+from qgraph.comparison.metrics import Comparing, finite_fields
 from qgraph.comparison.tolerance import Metric
 from qgraph.comparison.why.pairing import SELECTED
 from qgraph.execution.executor import Executor
@@ -59,9 +59,9 @@ class QuantizerCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; numbers that are not finite become null."""
-        plain = dict(vars(self)) | dict(self.codes)
-        del plain["codes"]
-        return {n: finite(v) if isinstance(v, float) else v for n, v in plain.items()}
+        fields = finite_fields(self)
+        codes: dict[str, Any] = fields.pop("codes")
+        return fields | codes
 
     @property
     def order(self) -> tuple[bool, float, float, float, float]:
@@ -124,14 +124,8 @@ class WhyReport(Displayed):
         return {
             **head("why"),
             "models": {"reference": first, "candidate": second},
-            "metric": self.metric,
-            "reference": self.reference,
-            "candidate": self.candidate,
-            "sqnr_db": finite(self.sqnr_db),
-            "batches": self.batches,
-            "batches_in_all": self.batches_in_all,
-            "quantizers": [cost.to_json() for cost in self.quantizers],
-            "notes": list(self.notes),
+            **finite_fields(self, "metric", "reference", "candidate", "sqnr_db", "batches"),
+            **finite_fields(self, "batches_in_all", "quantizers", "notes"),
         }
 
 
