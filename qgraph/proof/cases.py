@@ -21,10 +21,10 @@ from qgraph.evidence import Cases
 from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between, dominators, nearest_cut
-from qgraph.numerics import Array
+from qgraph.numerics import Array, Mask
 from qgraph.numerics.float32 import HIGHEST, Keys, from_keys
 from qgraph.numerics.formats import all_values
-from qgraph.numerics.values import compare_values, is_nan
+from qgraph.numerics.values import Comparison, compare_values, is_nan
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.decide import PairOutcome, tried
 from qgraph.proof.functions.enumeration import NodeSegment, along_axis, free_axis
@@ -71,21 +71,35 @@ def decide_joint(
         run_nodes(side.known, nodes, {a: x, b: z}, end)
         for side, nodes, end, a, b in zip(sides, parts, exit_, *entries, strict=True)
     ]
-    if results[0].dtype != results[1].dtype or results[0].shape != results[1].shape:
-        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
+    _expect_alike(results[0], results[1], 1)
     special = is_nan(x) | is_nan(z)
-    numbers = [result[~special] for result in results]
-    comparison = compare_values(*numbers)
-    at_nan = compare_values(*(result[special] for result in results))
-    witness = None
-    if comparison.differing and comparison.index is not None:
-        at = (array[comparison.index] for array in (x[~special], *numbers))
-        witness = Witness(*map(float, at))
+    comparison, at_nan, witness, _ = _compared(x, special, *results)
     reason = f"{np.count_nonzero(~special)} pairs of values of two inputs were tried"
     # -0 and +0 are one case, so nothing is claimed about them; integers have one zero
     if results[0].dtype.kind not in "biu":
         comparison = replace(comparison, zero_sign=max(1, comparison.zero_sign))
     return PairOutcome(tried(comparison, at_nan, witness, reason), cases=(one, other))
+
+
+def _expect_alike(a: Array, b: Array, rank: int) -> None:
+    if a.dtype != b.dtype or a.shape != b.shape or a.ndim != rank:
+        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
+
+
+def _compared(
+    x: Array, special: Mask, a: Array, b: Array
+) -> tuple[Comparison, Comparison, Witness | None, int | None]:
+    """Compare results ``[n, ...]`` of inputs ``[n]``, and those of special inputs apart from them.
+
+    Also returns the witness, and its flat index behind the first axis.
+    """
+    numbers = a[~special], b[~special]
+    comparison, at_nan = compare_values(*numbers), compare_values(a[special], b[special])
+    if not comparison.differing or comparison.index is None:
+        return comparison, at_nan, None, None
+    row, channel = divmod(comparison.index, numbers[0][0].size)
+    values = (float(side.reshape(-1)[comparison.index]) for side in numbers)
+    return comparison, at_nan, Witness(float(x[~special][row]), *values), channel
 
 
 def _check_parameters(side: MatchedModel, nodes: Sequence[ir.Node]) -> None:
@@ -222,8 +236,7 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
     if data.size > _CASES:
         return None
     a, b = (run_nodes(side.known, part.nodes, {part.x: data}, part.y) for side, part in pairs)
-    if a.dtype != b.dtype or a.shape != b.shape or a.ndim != len(sizes):
-        raise Undecidable(DO_NOT_FIT("the results are of different types or shapes"))
+    _expect_alike(a, b, len(sizes))
     has_signs = False
     for (side, segment), steps in zip(pairs, quantized, strict=True):
         if _distinguishes_zeros(side, segment, data, steps):
@@ -232,18 +245,13 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
                 data_of = [v for v in node.inputs if v is not None and not side.known.has(v)]
                 _check_zeros(node, data_of)
     a, b = (np.moveaxis(side, axis, 0).reshape(len(x), -1) for side in (a, b))
-    at_nan = compare_values(a[-1], b[-1])
-    comparison = compare_values(a[:-1], b[:-1])
-    count, witness, channel = 0, None, None
-    if comparison.differing and comparison.index is not None:
-        widths = np.append(np.diff(starts, append=HIGHEST + 1), [1, 1])
-        differ = (a[:-1] != b[:-1]) & ~(is_nan(a[:-1]) & is_nan(b[:-1]))
-        count = int(widths @ differ.sum(axis=1))
-        index = row, channel = divmod(comparison.index, a.shape[1])
-        witness = Witness(float(x[row]), float(a[index]), float(b[index]))
-    signs = max(1, comparison.zero_sign) if has_signs else 0
+    comparison, at_nan, witness, channel = _compared(x, is_nan(x), a, b)
+    widths = np.append(np.diff(starts, append=HIGHEST + 1), [1, 1])
+    differ = (a[:-1] != b[:-1]) & ~(is_nan(a[:-1]) & is_nan(b[:-1]))
+    count = 0 if witness is None else int(widths @ differ.sum(axis=1))
     if has_signs:
-        comparison = replace(comparison, zero_sign=signs)
+        comparison = replace(comparison, zero_sign=max(1, comparison.zero_sign))
+    signs = comparison.zero_sign if has_signs else 0
     text = f"{len(starts)} steps of its quantizers were tried"
     fields = {"differing_inputs": count, "zero_sign_inputs": signs, "witness_channel": channel}
     return PairOutcome(tried(comparison, at_nan, witness, text, **fields))

@@ -89,7 +89,7 @@ class QuantityTracer:
         """Return a constant of a definition."""
         return constant(array)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., Operand]:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in NUMPY:

@@ -331,12 +331,13 @@ def is_identity(node: ir.Node, imports: Imports) -> bool:
         return False
     if node.op_type in RESHAPING:
         return keeps_shape(node)
-    if node.op_type == "Dropout":
-        unmasked = all(not value.name for value in node.outputs[1:])
-        return unmasked and not is_random(node, imports)
-    if node.op_type == "Cast" and node.inputs[0] is not None:
-        dtype = node.inputs[0].dtype
-        return dtype is not None and dtype.value == node.attributes.get_int("to", 0)
+    match node.op_type:
+        case "Dropout":
+            unmasked = all(not value.name for value in node.outputs[1:])
+            return unmasked and not is_random(node, imports)
+        case "Cast":
+            dtype = None if node.inputs[0] is None else node.inputs[0].dtype
+            return dtype is not None and dtype.value == node.attributes.get_int("to", 0)
     return node.op_type == "Identity"
 
 

@@ -43,10 +43,10 @@ from qgraph.records import dataclass
 
 _DEPTH = 24
 
-_NEVER_NEGATIVE = frozenset(
-    {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid"}
-    | {"Softmax", "Softplus", "Sqrt"}
+_WITHOUT_SIGN = frozenset(
+    {"Abs", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax", "Softplus"}
 )
+_NEVER_NEGATIVE = _WITHOUT_SIGN | {"HardSigmoid", "Relu", "Sqrt"}
 _OF_NOT_NEGATIVE = frozenset(
     {"Add", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Mean", "Min", "Mul"}
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Sum"}
@@ -69,23 +69,26 @@ def _is_above(value: ir.Value | None, depth: int, *, strictly: bool) -> bool:
     name, operands = node.op_type, node.inputs
     if name == "Identity" or is_moving(node):
         return above(operands[0])
-    if name == "Max":
-        return any(map(above, operands))
-    if name == "Clip":
-        low, *_ = bounds = [*operands[1:], None]
-        constant = all(_read(bound)[0] is not None for bound in bounds if bound is not None)
-        is_bounded = low is not None and constant and not node.attributes
-        return is_bounded and all(above(bound) for bound in bounds if bound is not None)
-    if strictly:
-        not_negative = partial(_is_above, depth=depth - 1, strictly=False)
-        pairs = (operands, operands[::-1]) if name == "Add" else ()
-        sums = any(above(x) and not_negative(y) for x, y in pairs)
-        return sums or (name == "Sqrt" and above(operands[0]))
-    if name in _OF_NOT_NEGATIVE:
-        is_square = name == "Mul" and operands[0] is operands[1]
-        return is_square or all(map(above, operands[:1] if name.startswith("Reduce") else operands))
-    is_power = name == "Pow" and (has_even_exponent(node) or above(operands[0]))
-    return is_power or name in _NEVER_NEGATIVE
+    match name:
+        case "Max":
+            return any(map(above, operands))
+        case "Clip":
+            low, *_ = bounds = [*operands[1:], None]
+            constant = all(_read(bound)[0] is not None for bound in bounds if bound is not None)
+            is_bounded = low is not None and constant and not node.attributes
+            return is_bounded and all(above(bound) for bound in bounds if bound is not None)
+        case "Add" if strictly:
+            not_negative = partial(_is_above, depth=depth - 1, strictly=False)
+            return any(above(x) and not_negative(y) for x, y in (operands, operands[::-1]))
+        case "Sqrt" if strictly:
+            return above(operands[0])
+        case "Mul" if not strictly and operands[0] is operands[1]:
+            return True
+        case "Pow" if not strictly:
+            return has_even_exponent(node) or above(operands[0])
+    if not strictly and name in _OF_NOT_NEGATIVE:
+        return all(map(above, operands[:1] if name.startswith("Reduce") else operands))
+    return not strictly and name in _NEVER_NEGATIVE
 
 
 def has_even_exponent(node: ir.Node) -> bool:
@@ -107,17 +110,11 @@ def _read(value: ir.Value | None) -> tuple[Array | None, ir.Node | None]:
 _DISTINGUISHING = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 """Standard operators that distinguish zeros; Div only in its second operand."""
 
-_FORGETTING = frozenset(
-    {"Abs", "Cos", "Cosh", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax"}
-    | {"Softplus"}
-)
+_FORGETTING = _WITHOUT_SIGN | {"Cos", "Cosh"}
 """Standard operators with the same results for -0 and +0."""
 
 _DIVIDING_OF_ML = frozenset({"Normalizer"})
 """Operators of ai.onnx.ml that distinguish zeros: they divide by the largest element."""
-
-_QUANTIZES = frozenset({"QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"})
-"""Operators whose only floating operands are scales, one of which divides."""
 
 _DOMAINS = frozenset({"", "ai.onnx.ml"})
 
@@ -140,22 +137,23 @@ _SCALES_OF_CACHES = 12
 
 def distinguishes_signed_zeros(node: ir.Node, touched: Sequence[ir.Value]) -> bool:
     """Return whether a node distinguishes -0 from +0 in some of its operands."""
-    if node.domain == "" and node.op_type == "Div":
-        return node.inputs[1] in touched and not is_positive(node.inputs[1])
-    if node.domain == "" and node.op_type == "Reciprocal":
-        return node.inputs[0] in touched and not is_positive(node.inputs[0])
-    if node.domain == "" and node.op_type == "Pow" and has_even_exponent(node):
-        return node.inputs[1] in touched  # (-0) ** 2 = (+0) ** 2 = +0
-    if node.domain == "" and node.op_type == "BatchNormalization":
-        return node.inputs[4] in touched  # the root of -0 is -0, and divides where epsilon is -0
-    if node.domain == "" and node.op_type == "Cast":
-        return node.attributes.get_int("to", 1) == ir.DataType.STRING
-    if node.domain == "" and node.op_type == "CastLike":
-        like = node.inputs[1]
-        return like is None or like.dtype in (None, ir.DataType.STRING)
-    if node.op_type in _QUANTIZES and node.domain in ("", MICROSOFT):
-        codes = input_of(node, 0), input_of(node, 3)
-        return any(value in touched for value in node.inputs if value not in codes)
+    match node.domain, node.op_type:
+        case "", "Div" | "Reciprocal":
+            divisor = node.inputs[1 if node.op_type == "Div" else 0]
+            return divisor in touched and not is_positive(divisor)
+        case "", "Pow" if has_even_exponent(node):
+            return node.inputs[1] in touched  # (-0) ** 2 = (+0) ** 2 = +0
+        case "", "BatchNormalization":
+            return node.inputs[4] in touched  # the root of -0 is -0, and divides if epsilon is -0
+        case "", "Cast":
+            return node.attributes.get_int("to", 1) == ir.DataType.STRING
+        case "", "CastLike":
+            like = node.inputs[1]
+            return like is None or like.dtype in (None, ir.DataType.STRING)
+        case "" | "com.microsoft", "QLinearAdd" | "QLinearConv" | "QLinearMatMul" | "QLinearMul":
+            # their only floating operands are scales, one of which divides
+            codes = input_of(node, 0), input_of(node, 3)
+            return any(value in touched for value in node.inputs if value not in codes)
     operator = operator_of(node)
     divides = operator is not None and not operator.schema.standard
     if divides or node.op_type == "QuantizeLinear":
@@ -179,13 +177,14 @@ def forgets(node: ir.Node, array_of: ArrayOf = constant_expression) -> bool:
     """
     if node.domain:
         return False
-    if node.op_type == "Pow":
-        return has_even_exponent(node)
-    if node.op_type == "Mul":
-        return node.inputs[0] is node.inputs[1]
-    if node.op_type in ("Add", "Sub"):
-        arrays = [array_of(value) for value in node.inputs if value is not None]
-        return any(array is not None and bool((array != 0).all()) for array in arrays)
+    match node.op_type:
+        case "Pow":
+            return has_even_exponent(node)
+        case "Mul":
+            return node.inputs[0] is node.inputs[1]
+        case "Add" | "Sub":
+            arrays = [array_of(value) for value in node.inputs if value is not None]
+            return any(array is not None and bool((array != 0).all()) for array in arrays)
     return node.op_type in _FORGETTING
 
 
@@ -283,9 +282,6 @@ def _beyond(node: ir.Node) -> list[ir.Value]:
     return values + [value for graph in graphs_of(node) for value in graph.inputs]
 
 
-_WITHOUT_SIGN = frozenset(
-    {"Abs", "Exp", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sigmoid", "Softmax", "Softplus"}
-)
 _KEEPING = frozenset(
     {"Add", "AveragePool", "GlobalAveragePool", "Mean", "Mul", "ReduceMean", "ReduceSum", "Sqrt"}
     | {"Sum"}
@@ -337,12 +333,13 @@ def _has_no_sign(value: ir.Value | None, depth: int) -> bool:
         return is_centred and _is_above_zero(operands[1]) and has_no_sign(operands[0])
     if node.domain:
         return False
-    if name == "DequantizeLinear":
-        return _decodes(node, has_no_sign)
-    if name == "Mul" and operands[0] is operands[1]:
-        return True
-    if name == "Pow":
-        return has_even_exponent(node) or has_no_sign(operands[0])
+    match name:
+        case "DequantizeLinear":
+            return _decodes(node, has_no_sign)
+        case "Mul" if operands[0] is operands[1]:
+            return True
+        case "Pow":
+            return has_even_exponent(node) or has_no_sign(operands[0])
     if name in _KEEPING or name == "Identity" or is_moving(node):
         data = operands[:1] if name in _REDUCING or name not in _KEEPING else operands
         return all(map(has_no_sign, data))

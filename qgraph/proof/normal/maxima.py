@@ -52,8 +52,8 @@ from qgraph.proof.matching.operators import (
     needed,
     operands,
 )
-from qgraph.proof.normal.axes import reduced_axes
 from qgraph.proof.normal.elementwise import data_of, is_on_elements, keeps_sizes, parameters_of
+from qgraph.proof.normal.forms import reduced_axes
 from qgraph.proof.normal.movements import are_equal, has_elements
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
 from qgraph.proof.regions import run_nodes

@@ -15,7 +15,7 @@ from qgraph.graph.scopes import nodes_of
 from qgraph.ops.composite import differing
 from qgraph.ops.integer.definitions import ELEMENTWISE, write_elementwise
 from qgraph.proof.matching.normalise import NormalisedModel
-from qgraph.proof.normal import algebra, axes, elementwise, hoisting, maxima
+from qgraph.proof.normal import elementwise, forms, hoisting, maxima
 from qgraph.proof.normal.rewriter import Rewriter, RewriteRule, TooLargeError
 from qgraph.records import dataclass, replace
 
@@ -50,36 +50,36 @@ _OF_CODES = tuple(
 RULES = (
     RewriteRule(
         "remove operators that return their only operand",
-        algebra.hand_on,
+        forms.hand_on,
         {"Concat", "Identity", "Max", "Mean", "Min", "Sum"},
         constants=True,
     ),
     RewriteRule("write movements in one way", hoisting.write_movements, constants=True),
     RewriteRule("join movements", hoisting.join_movements, constants=True),
     RewriteRule("write constants with few dimensions", elementwise.trim_constants),
-    RewriteRule("count axes from the front", axes.count_axis, axes.ONE_AXIS, constants=True),
-    RewriteRule("write reductions with all axes", axes.write_reduction),
-    RewriteRule("write Softmax over rows", axes.write_rows, axes.ROWS, constants=True),
+    RewriteRule("count axes from the front", forms.count_axis, forms.ONE_AXIS, constants=True),
+    RewriteRule("write reductions with all axes", forms.write_reduction),
+    RewriteRule("write Softmax over rows", forms.write_rows, forms.ROWS, constants=True),
     RewriteRule(
         "write GlobalMaxPool as ReduceMax",
-        axes.write_global_maximum,
+        forms.write_global_maximum,
         {"GlobalMaxPool"},
         constants=True,
     ),
     *_OF_CODES,
     RewriteRule(
         "write activation functions by their definitions",
-        algebra.write_activation,
-        algebra.ACTIVATIONS,
+        forms.write_activation,
+        forms.ACTIVATIONS,
     ),
-    RewriteRule("write Greater as Less", algebra.write_comparison, algebra.SWAPPED),
-    RewriteRule("write Relu as Max", algebra.write_relu, {"Relu"}),
-    RewriteRule("write Clip as Min and Max", algebra.write_clip, {"Clip"}),
-    RewriteRule("join bounds", algebra.join_bounds, _EXTREMES, constants=True),
-    RewriteRule("write Sub as Add", algebra.write_difference, {"Sub"}),
-    RewriteRule("write factors in one way", algebra.write_factor, {"Mul", "Div"}),
-    RewriteRule("join negations", algebra.join_negations, {"Neg"}, constants=True),
-    RewriteRule("write Sum as Add", algebra.write_sum, {"Sum"}, constants=True),
+    RewriteRule("write Greater as Less", forms.write_comparison, forms.SWAPPED),
+    RewriteRule("write Relu as Max", forms.write_relu, {"Relu"}),
+    RewriteRule("write Clip as Min and Max", forms.write_clip, {"Clip"}),
+    RewriteRule("join bounds", forms.join_bounds, _EXTREMES, constants=True),
+    RewriteRule("write Sub as Add", forms.write_difference, {"Sub"}),
+    RewriteRule("write factors in one way", forms.write_factor, {"Mul", "Div"}),
+    RewriteRule("join negations", forms.join_negations, {"Neg"}, constants=True),
+    RewriteRule("write Sum as Add", forms.write_sum, {"Sum"}, constants=True),
     RewriteRule("pad after functions of single elements", hoisting.sink_pad),
     RewriteRule("take elements after functions of a constant", hoisting.look_up),
     RewriteRule(

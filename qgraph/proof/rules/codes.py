@@ -79,10 +79,10 @@ def fake_quantize(call: NodeCall) -> Operand:
         raise call.refusal("no input range")
     last = float(call.whole("levels") - 1)
     tracer = call.tracer
-    share: Any = tracer.Div(tracer.Sub(x, low), tracer.Sub(high, low))
+    share = tracer.Div(tracer.Sub(x, low), tracer.Sub(high, low))
     codes = tracer.Min(tracer.Max(tracer.Round(tracer.Mul(share, last)), 0.0), last)
     step = tracer.Sub(top, bottom)
-    return tracer.Add(tracer.Mul(tracer.Div(codes, last), step), bottom)  # type: ignore[no-any-return]
+    return tracer.Add(tracer.Mul(tracer.Div(codes, last), step), bottom)
 
 
 @bound_rule(*BIPOLAR_SCHEMA.keys)
@@ -90,9 +90,9 @@ def bipolar_quant(call: NodeCall) -> Operand:
     """``y = scale if x >= 0 else -scale``."""
     x, scale = call.quantity(0), call.quantity(1)
     if x.value is not None:
-        return call.tracer.Mul(np.where(x.value >= 0, 1.0, -1.0), scale)  # type: ignore[no-any-return]
+        return call.tracer.Mul(np.where(x.value >= 0, 1.0, -1.0), scale)
     codes = Pending(Event("Sign", x, call.node), -np.ones(()), np.ones(()), np.zeros(()))
-    return call.tracer.Mul(codes, scale)  # type: ignore[no-any-return]
+    return call.tracer.Mul(codes, scale)
 
 
 @bound_rule(*FLOAT_QUANT.keys)
@@ -112,7 +112,7 @@ def float_quant(call: NodeCall) -> Operand:
     limit = min((2 - 2.0**-m) * 2.0 ** (2**e - 1 - bias), largest)
     steps = call.tracer.quantity(call.tracer.Div(x, scale))
     mode = arguments["rounding_mode"]
-    return call.tracer.Mul(call.tracer.snapped(steps, int(m), int(1 - bias), limit, mode), scale)  # type: ignore[no-any-return]
+    return call.tracer.Mul(call.tracer.snapped(steps, int(m), int(1 - bias), limit, mode), scale)
 
 
 @bound_rule(*TRUNC.keys)
@@ -127,12 +127,12 @@ def trunc(call: NodeCall) -> Operand:
     ratio = result.numbers.astype(np.float32) / scale.numbers.astype(np.float32)
     mantissas, exponents = np.frexp(ratio)
     t = np.ldexp(1.0, exponents - 1 + (2 * mantissas >= np.float32(ABOVE_SQRT_2)))
-    tracer: Any = call.tracer
+    tracer = call.tracer
     codes = tracer.Div(tracer.Round(tracer.Add(tracer.Div(x, scale), zero)), t)
     low, high = code_range(tracer, bits, signed=arguments["signed"], narrow=arguments["narrow"])
     kept = tracer.Min(tracer.Max(codes, low), high)
     q = round_to_integer(tracer, kept, arguments["rounding_mode"])
-    return tracer.Mul(tracer.Sub(q, tracer.Div(zero, t)), result)  # type: ignore[no-any-return]
+    return tracer.Mul(tracer.Sub(q, tracer.Div(zero, t)), result)
 
 
 @bound_rule("QuantizeLinear", OpKey(MICROSOFT, "QuantizeLinear"))
@@ -263,7 +263,7 @@ def _total(
 
 def _scaled(
     call: NodeCall,
-    total: Quantity,
+    total: Operand,
     result: Result,
     operands: dict[str, Quantity],
     aligned: Callable[[str], Quantity],
@@ -272,7 +272,7 @@ def _scaled(
     unit = aligned("s_a") if alpha == 1 else tracer.Mul(constant(alpha), aligned("s_a"))
     unit = tracer.Mul(unit, aligned("s_b"))
     if result is Result.REALS:
-        y: Operand = tracer.Mul(total, unit)
+        y = tracer.Mul(total, unit)
         return y if "added" not in operands else tracer.Add(y, operands["added"])
     steps = tracer.Mul(total, tracer.Div(unit, aligned("s_y")))
     return codes_of(tracer, steps, aligned("z_y"), call.node.outputs[0].dtype)
@@ -292,8 +292,7 @@ def codes_of(
     limits = np.iinfo(dtype.numpy())
     codes = tracer.Round(tracer.Add(steps, zero) if first else steps)
     codes = codes if first else tracer.Add(codes, zero)
-    result: Operand = tracer.Min(tracer.Max(codes, float(limits.min)), float(limits.max))
-    return result
+    return tracer.Min(tracer.Max(codes, float(limits.min)), float(limits.max))
 
 
 _ROUNDINGS = 8

@@ -218,7 +218,7 @@ def _hard_sigmoid(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quan
         np.float32(numbers.get(name, default)) for name, default in (("alpha", 0.2), ("beta", 0.5))
     )
     line = tracer.Add(tracer.Mul(x, alpha), beta)
-    result: Quantity = tracer.quantity(tracer.Min(tracer.Max(line, 0.0), 1.0))
+    result = tracer.quantity(tracer.Min(tracer.Max(line, 0.0), 1.0))
     return replace(result, operation=None)  # the operations may be fused
 
 
@@ -248,7 +248,7 @@ def gelu(call: NodeCall) -> Operand:
 @bound_rule(OpKey(MICROSOFT, "BiasGelu"), OpKey(MICROSOFT, "FastGelu"))
 def biased_gelu(call: NodeCall) -> Operand:
     """Gelu of a sum with a bias."""
-    x: Operand = call.operand(0)
+    x = call.operand(0)
     if call.value(1) is not None:
         x = call.tracer.Add(x, call.operand(1))
     name = "Gelu-tanh" if call.node.op_type == "FastGelu" else "Gelu"
@@ -278,5 +278,4 @@ def power(call: NodeCall) -> Operand:
     x = call.quantity(0)
     if exponent is None or not (exponent.numbers == 2).all() or exponent.numbers.size != 1:
         raise call.refusal("an exponent that is not 2")
-    squared: Operand = call.tracer.Mul(x, x)
-    return squared
+    return call.tracer.Mul(x, x)

@@ -101,9 +101,9 @@ def layer_normalization(call: NodeCall) -> Operand:
     rank = call.rank()
     axes = list(range(call.place(call.whole("axis", -1), rank), rank))
     is_centred = call.node.op_type == "LayerNormalization"
-    y: Operand = normalized(call, call.quantity(0), axes, is_centred=is_centred)
-    y = call.tracer.Mul(y, call.operand(1))
-    return y if call.value(2) is None else call.tracer.Add(y, call.operand(2))
+    y = normalized(call, call.quantity(0), axes, is_centred=is_centred)
+    scaled = call.tracer.Mul(y, call.operand(1))
+    return scaled if call.value(2) is None else call.tracer.Add(scaled, call.operand(2))
 
 
 @bound_rule(OpKey(MICROSOFT, "SkipLayerNormalization"))
@@ -118,7 +118,7 @@ def skip_layer_normalization(call: NodeCall) -> Operand:
     y = normalized(call, x, axes, is_centred=is_centred)
     scaled = call.tracer.Mul(y, call.operand(2))
     has_beta = is_centred and call.value(3) is not None
-    return call.tracer.Add(scaled, call.operand(3)) if has_beta else scaled  # type: ignore[no-any-return]
+    return call.tracer.Add(scaled, call.operand(3)) if has_beta else scaled
 
 
 @bound_rule("InstanceNormalization", "GroupNormalization")
@@ -132,7 +132,7 @@ def group_normalization(call: NodeCall) -> Operand:
     if scale.numbers.size not in (1, sizes_of(call.value(0), [1])[0]):
         raise call.refusal("a scale for each group")
     y = normalized(call, call.quantity(0), axes, is_centred=True, groups=groups)
-    return call.tracer.Add(call.tracer.Mul(y, scale), bias)  # type: ignore[no-any-return]
+    return call.tracer.Add(call.tracer.Mul(y, scale), bias)
 
 
 @bound_rule("Div")

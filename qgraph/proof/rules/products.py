@@ -178,12 +178,10 @@ def _activated(call: NodeCall, total: Operand, parameters: str) -> Operand:
         named = (f"activation_{part}" for part in ("alpha", "beta", "gamma"))
         numbers = [call.number(each, 0.0) for each in named if each in call.node.attributes]
     if name == "Relu":
-        result: Operand = call.tracer.Relu(total)
-        return result
+        return call.tracer.Relu(total)
     if name == "Clip":
         low, high = (np.float32(number) for number in numbers)
-        limited: Operand = call.tracer.Min(call.tracer.Max(total, low), high)
-        return limited
+        return call.tracer.Min(call.tracer.Max(total, low), high)
     attributes = dict(zip(("alpha", "beta"), numbers, strict=False))
     return applied(call.tracer, name, call.tracer.quantity(total), attributes)
 

@@ -372,8 +372,7 @@ def sum_of_tensors(call: NodeCall) -> Operand:
     total = summed(call.tracer, parts)
     if call.node.op_type == "Sum" or len(parts) == 1:
         return total
-    mean: Operand = call.tracer.Div(total, constant(np.float32(len(parts))))
-    return mean
+    return call.tracer.Div(total, constant(np.float32(len(parts))))
 
 
 def summed(tracer: QuantityTracer, parts: Sequence[Operand]) -> Operand:
