@@ -258,7 +258,6 @@ def decide_steps(matching: Matching, region: Cut, known: Decided) -> PairOutcome
 
 
 def _makes_steps(node: ir.Node) -> bool:
-    """Return whether a node is a quantizer, or rounds to whole numbers."""
     operator = operator_of(node) if is_defined(node) else None
     is_quantizer = operator is not None and not operator.schema.standard
     return is_quantizer or (node.domain == "" and node.op_type in _ROUNDING)
@@ -306,10 +305,7 @@ def _quantized_steps(
 
 
 def _steps_of(side: MatchedModel, x: ir.Value, value: ir.Value, known: Decided) -> Keys | None:
-    """Return the first input of each step of a value; None if it is not a quantized float32 value.
-
-    Raises Undecidable if there are too many steps.
-    """
+    """Return the first input of each step of a value; None if it is not quantized float32."""
     nodes = between(value, [x], side.operands) or []
     if not any(map(_makes_steps, nodes)):
         return None

@@ -148,7 +148,6 @@ def certify(
 
 
 def _names_of_values(regions: Sequence[RegionVerdict]) -> tuple[set[str], set[str]]:
-    """Return the names of the values at the entries and exits of regions, for each model."""
     names: tuple[set[str], set[str]] = (set(), set())
     for region in regions:
         for pair in ((region.reference_value, region.candidate_value), *region.entries):
@@ -271,7 +270,6 @@ def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matc
 
 
 def _failed(shown: Sequence[Shown], level: Exactness) -> int:
-    """Return how many claims are not proved."""
     return sum(not s.verdict.reaches(level) for s in shown)
 
 
@@ -370,7 +368,6 @@ def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exa
 
 
 def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Condition]:
-    """Yield the conditions of the matching and of the regions."""
     yield from conditions_of(regions, max(side.frozen for side in sides))
     for is_needed, condition in (
         (any(side.has_common_sums for side in sides), WHOLE_SUMS),

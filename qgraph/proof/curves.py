@@ -178,7 +178,6 @@ def _around(
 
 
 def _plateaus(function: Expr) -> Plateaus | None:
-    """Return the steps of a function; None if it has none, or too many to distinguish."""
     try:
         steps = plateaus(function, max_boxes=_MAX_BOXES)
     except Undecidable:

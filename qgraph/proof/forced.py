@@ -215,7 +215,6 @@ def _differs_in_value(s: Shown, level: Exactness) -> bool:
 
 
 def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
-    """Yield a region, then regions with the same exit and farther entries."""
     yield s
     if s.claim.kind is not Kind.REGION or s.region is None:
         return
@@ -257,10 +256,7 @@ def _within(limits: Limits, first: float, last: float) -> float:
 
 
 def _stretches(s: Shown) -> tuple[int, Float64]:
-    """Return the number of channels, and for intervals of differing inputs: channel and ends.
-
-    The first interval is the witness.
-    """
+    """Return the number of channels, and channel and ends of differing intervals, witness first."""
     finding, witness = s.outcome.finding, s.verdict.witness
     found: list[list[Any]] = []
     if witness is not None:

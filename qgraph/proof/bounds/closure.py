@@ -174,7 +174,6 @@ class EqualEnds:
         )
 
     def _are_equal(self, pair: Pair, decided: dict[Pair, bool]) -> bool:
-        """Return whether equal operators compute two values from equal values and constants."""
         if pair not in decided:
             decided[pair] = self._closure.equal(pair)
             if not decided[pair] and len(decided) < _MOST_PAIRS:

@@ -49,10 +49,7 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
 
 
 def _are_moved_alike(one: Combination, other: Combination) -> bool:
-    """Return whether two functions are multiples of elements that are moved in the same way.
-
-    The multiples have one sign, so multiplication and a maximum of elements can be exchanged.
-    """
+    """Return whether both are multiples, of one sign, of elements that are moved alike."""
     if len(one.terms) != 1 or len(other.terms) != 1:
         return False
     ((c, atom),), ((d, counterpart),) = one.terms, other.terms
@@ -169,7 +166,6 @@ def _operation(term: tuple[Float64, Atom]) -> Hashable:
 
 
 def _term_distance(c: Float64, atom: Atom, d: Float64, other: Atom) -> Float64:
-    """Return a bound of ``|c * atom - d * other|``."""
     if atom is other:
         return product(np.abs(c - d), atom.largest)
     if (atom.kind, atom.attributes) != (other.kind, other.attributes):
@@ -206,7 +202,6 @@ def _arguments_apart(
 
 
 def _products_apart(atom: Atom, other: Atom) -> Float64:
-    """Return a bound of the distance of two products of elements."""
     in_order = _sums_apart(atom, other)
     turned = replace(other, arguments=other.arguments[::-1])
     return np.minimum(in_order, _sums_apart(atom, turned))

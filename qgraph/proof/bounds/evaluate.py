@@ -288,7 +288,6 @@ def entered(
 
 
 def _arithmetic(node: ir.Node) -> FloatType:
-    """Return the arithmetic of the coarsest type among operands and results."""
     values = (*node.inputs, *node.outputs)
     names = [value.dtype.name for value in values if value is not None and value.dtype is not None]
     arithmetic = coarsest([ARITHMETIC[name] for name in names if name in ARITHMETIC])
@@ -379,7 +378,6 @@ _EXACT = 1 << 53
 
 
 def _expect_no_wrap(result: Quantity, node: ir.Node, limits: np.iinfo[Any]) -> Quantity:
-    """Return integers that do not wrap around; raise Undecidable if they may."""
     first, last = max(limits.min, -_EXACT), min(limits.max, _EXACT)
     is_inside = (result.low >= first).all() and (result.high <= last).all()
     if node.op_type in ("Div", "Pow") or not is_inside:

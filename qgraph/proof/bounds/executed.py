@@ -271,7 +271,6 @@ def compare(ours: Finished, theirs: Finished, *, has_steps: bool = True) -> Coun
 
 
 def _ends(whole: Whole, shape: tuple[int, ...]) -> tuple[Float64, Float64]:
-    """Return the range of a whole number, by channel."""
     if not shape:
         return np.reshape(whole.low.min(), 1), np.reshape(whole.high.max(), 1)
     low, high = (np.broadcast_to(end, shape).reshape(-1) for end in (whole.low, whole.high))

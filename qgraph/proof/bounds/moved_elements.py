@@ -28,6 +28,8 @@ from qgraph.proof.bounds.roundings import RoundedData, rounding_of
 from qgraph.reasons import AT_RUN_TIME, Undecidable
 from qgraph.records import dataclass, field, replace
 
+_MATRIX_PRODUCT = RIGHT.geometry, RIGHT.trailing
+
 Change = Callable[[Float64], Float64]
 """Moves an array that broadcasts to the data; raises :class:`Undecidable` if it cannot."""
 
@@ -84,42 +86,34 @@ class ElementMove:
 
         Limits are written after movements, so that both orders of a Relu give the same atom.
         """
-        attributes = self.attributes
+        attributes, is_product = self.attributes, atom.attributes == _MATRIX_PRODUCT
         limits = _widest(np.min, self.change, atom.low), _widest(np.max, self.change, atom.high)
-        if atom.kind == "clip" and not self.has_zeros and all(n.size == 1 for n in atom.numbers):
-            numbers = [number.reshape(()) for number in atom.numbers]
-            return self.atoms.make("clip", None, (self._again(atom),), limits, numbers)
-        if atom.kind == "moved" and isinstance(attributes, tuple):
-            first = atom.attributes if isinstance(atom.attributes, tuple) else ("",)
-            ((_, inner),) = atom.arguments[0].terms
-            names = attributes[0], first[0]
+        match atom.kind, atom.attributes, attributes:
+            case "clip", _, _ if not self.has_zeros and all(n.size == 1 for n in atom.numbers):
+                numbers = [number.reshape(()) for number in atom.numbers]
+                return self.atoms.make("clip", None, (self._again(atom),), limits, numbers)
             # Between two movements, elements may be broadcast to a larger shape.
-            if names == ("Reshape", "Reshape") and first[2] == attributes[1]:
-                if first[1] == attributes[2]:
-                    return inner
-                return self._once(inner, limits, ("Reshape", first[1], attributes[2]))
-            if names == ("Transpose", "Transpose") and len(first[1]) == len(attributes[1]):
-                axes = tuple(first[1][axis] for axis in attributes[1])
-                if axes == tuple(range(len(axes))):
-                    return inner
-                return self._once(inner, limits, ("Transpose", axes))
-        is_product = atom.kind == "sum" and atom.attributes == (RIGHT.geometry, RIGHT.trailing)
-        if is_product and isinstance(attributes, tuple):
-            layout = pointwise_taps(attributes[1]) if attributes[0] == "Transpose" else None
-            if layout is not None:
+            case "moved", ("Reshape", first, last), ("Reshape", before, after) if last == before:
+                ((_, inner),) = atom.arguments[0].terms
+                both = "Reshape", first, after
+                return inner if first == after else self._once(inner, limits, both)
+            case "moved", ("Transpose", tuple() as p), ("Transpose", tuple() as q):
+                ((_, inner),) = atom.arguments[0].terms
+                if len(p) == len(q):
+                    axes = tuple(p[axis] for axis in q)
+                    is_whole = axes == tuple(range(len(axes)))
+                    return inner if is_whole else self._once(inner, limits, ("Transpose", axes))
+            case "sum", _, ("Transpose", order) if is_product and (layout := pointwise_taps(order)):
                 # rows of a matrix product, transposed to channels first, are a 1 x 1 Conv
                 places, key = (1,) * layout.trailing, (layout.geometry, layout.trailing)
                 numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
                 return self.atoms.make("sum", key, (self._again(atom),), limits, numbers)
-            if attributes[0] == "Reshape":
-                _, before, after = attributes
+            case "sum", _, ("Reshape", tuple() as before, tuple() as after) if is_product:
                 product = self._reshaped_product(atom, before, after, limits)
-                if product is not None:
-                    return product
+                return product or self._once(atom, limits, attributes)
         return self._once(atom, limits, attributes)
 
     def _again(self, atom: Atom) -> Combination:
-        """Return the moved argument of an atom."""
         data = atom.arguments[0]
         return (self.again or self.of)(Quantity(data, *data.range)).meant
 
@@ -202,14 +196,12 @@ def _reshaped(array: Float64, before: Shape, after: Shape) -> Float64:
 
 
 def _known(shape: Shape) -> tuple[int, ...]:
-    """Return a shape, if it has no open sizes."""
     if not all(isinstance(size, int) for size in shape):
         raise Undecidable(AT_RUN_TIME("a shape is not known"))
     return shape
 
 
 def _kept_last(before: Shape, after: Shape) -> int:
-    """Return the number of last axes that a Reshape keeps."""
     kept = 0
     for size, other in zip(before[::-1], after[::-1], strict=False):
         if size != other or not isinstance(size, int):

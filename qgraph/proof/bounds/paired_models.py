@@ -141,7 +141,6 @@ def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
 
 
 def _insert(graph: ir.Graph, decode: ir.Node, ends: Sequence[Array]) -> None:
-    """Insert a Clip before a node that decodes codes."""
     codes = decode.inputs[0]
     if codes is None:
         raise AssertionError("a node that decodes has codes")

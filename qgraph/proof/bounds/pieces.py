@@ -106,7 +106,6 @@ class _Intervals:
         return cls(source, ends[:-1].reshape(behind), ends[1:].reshape(behind))
 
     def ends(self, function: Combination) -> _Ends:
-        """Return bounds of a function on each piece."""
         low, high = self._multiple(function)
         size = largest_of(low, high) + function.size
         for coefficient, atom in function.terms:
@@ -141,7 +140,6 @@ class _Intervals:
         return np.minimum(*ends) + offset - unlike, np.maximum(*ends) + offset + unlike
 
     def _results(self, atom: Atom) -> _Ends:
-        """Return bounds of an atom on each piece."""
         if atom in self._known:
             return self._known[atom]
         if len(self._known) == _MOST_FUNCTIONS:
@@ -162,7 +160,6 @@ class _Intervals:
 
 
 def _of_two(atom: Atom, one: _Ends, other: _Ends) -> _Ends:
-    """Return bounds of a function of two arguments."""
     if atom.attributes in ("Max", "Min"):
         pick = np.maximum if atom.attributes == "Max" else np.minimum
         return pick(one[0], other[0]), pick(one[1], other[1])

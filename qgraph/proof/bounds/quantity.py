@@ -229,8 +229,7 @@ class ConstantTracer:
 
 def folded(name: str, operands: Sequence[Quantity], attributes: Mapping[str, Any]) -> Quantity:
     """Return the result of an operation on constants, in float32 and in real arithmetic."""
-    result: Constant = getattr(ConstantTracer(), name)(*map(Known, operands), **attributes)
-    return result.quantity
+    return ConstantTracer()._call(name, *map(Known, operands), **attributes).quantity
 
 
 def _adds_nothing(x: Constant, y: Constant) -> bool:

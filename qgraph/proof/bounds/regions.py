@@ -65,7 +65,6 @@ def _bounded_regions(
     keep_inputs: bool,
     evidence: bool,
 ) -> tuple[list[RegionVerdict], list[Condition]]:
-    """Return a region for each segment of two models, and the conditions of the bounds."""
     show = shown_ends(proof, level)
     pairing = paired(models, request, keep_inputs=keep_inputs, ends=show)
     ends = show(pairing)
@@ -240,7 +239,6 @@ def _region(
 
 
 def _counts(counted: Counted) -> dict[str, Any]:
-    """Return the fields of a region about whole numbers with different results."""
     fields: dict[str, Any] = {"counted": True, "differing_inputs": counted.differing}
     if counted.differing:
         fields["witness"] = Witness(counted.at, counted.ours, counted.theirs)

@@ -168,7 +168,6 @@ def _places(function: Combination) -> set[AxisPart]:
 
 
 def _part(atoms: Atoms, place: AxisPart, function: Combination) -> Combination:
-    """Return the part of a function on an interval."""
     terms = []
     for coefficient, atom in function.terms:
         if atom.kind == "clip":

@@ -273,7 +273,6 @@ def _places(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
 
 
 def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
-    """Return the largest difference that the limits of both codes cause."""
     step = one.event.place
     apart = np.abs(
         step(np.clip(code, *one.clips) + delta) - step(np.clip(code + delta, *other.clips))

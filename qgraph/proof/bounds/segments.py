@@ -257,7 +257,6 @@ class Pairing:
             self._roundings.setdefault(key, []).append(rounding)
 
     def _moved_in_candidate(self, first: Atom, moved: RoundedData) -> Combination | None:
-        """Return codes of the reference that equal moved codes of the candidate."""
         codes = self._partner(moved)
         if codes is not None:
             self.segments = [s for s in self.segments if s is not self._open.get(first)]
@@ -278,10 +277,7 @@ class Pairing:
         return _shifted(self._settled[key], codes.offset)
 
     def _partner(self, rounded: RoundedData) -> Combination | None:
-        """Return the codes of the closest rounding of the reference; None if there is none.
-
-        Also adds their segment.
-        """
+        """Return the codes of the closest rounding of the reference, and add their segment."""
         forced = self._forced.get(_place(rounded))
         partners: list[tuple[Segment, RoundedData, Float64]] = []
         for limit, key in zip((np.inf, 1.0), _signatures(rounded.function), strict=False):

@@ -54,16 +54,12 @@ ENDLESS = np.full((), np.inf)
 
 @dataclass(frozen=True, eq=False)
 class _Condition:
-    """A comparison of data with zero."""
-
     name: str
     data: Quantity
 
 
 @dataclass(frozen=True, eq=False)
 class _SignOf:
-    """The sign of data."""
-
     data: Quantity
 
 
@@ -134,7 +130,6 @@ class QuantityTracer:
     def _recorded(
         self, result: Any, name: str, operands: Sequence[Any], attributes: dict[str, Any]
     ) -> Any:
-        """Return the result of an operation, with the operation attached."""
         is_new = isinstance(result, Quantity) and not any(result is o for o in operands)
         if not is_new or name not in _RECORDED or self.arithmetic.name != FLOAT32.name:
             return result
@@ -218,7 +213,6 @@ class QuantityTracer:
         return replace(q, meant=Combination.of(atom), low=low, high=q.largest)
 
     def _limit(self, name: str, *operands: Any) -> Operand:
-        """Return the maximum or minimum of data and constants."""
         data = [operand for operand in operands if _is_data(operand)]
         result: Operand = data[0]
         for other in data[1:]:

@@ -139,7 +139,6 @@ class NumpyBlocks(PairBlocks):
                     self._free[self._places[key].dtype].append(self._places[key])
 
     def _add(self, e: Expr) -> Array:
-        """Add the step of an operation, and return the buffer of its result."""
         name, operands = e.op, [self._places[id(_source(o))] for o in e.inputs]
         if name == "Relu":
             name, operands = "Max", [*operands, np.zeros((), np.float32)]
@@ -155,7 +154,6 @@ class NumpyBlocks(PairBlocks):
         return out
 
     def _spread(self, numbers: Array) -> Array:
-        """Return a single number as an array."""
         if numbers.ndim:
             return numbers
         return self._constants.setdefault(numbers.tobytes(), np.full(self._size, numbers))

@@ -354,7 +354,6 @@ def decide_all(
 
 
 def _side_by_side(pairs: Sequence[FunctionPair]) -> tuple[Expr, Expr]:
-    """Return one pair of expressions whose channels are ``pairs``."""
     first = pairs[0]
     columns = zip(*(pair.constants for pair in pairs), strict=True)
     constants = [e for e in first.order if e.op in CONSTANTS]

@@ -145,10 +145,7 @@ def _starts() -> list[int]:
 def _compare_blocks(
     program: PairProgram, kind: int, watch: Watch, blocks: PairBlocks, starts: Sequence[int]
 ) -> dict[int, _Block]:
-    """Compare a share of the blocks; the thread of the first share reports progress.
-
-    Raises Undecidable if the time limit is reached, or results are undefined.
-    """
+    """Compare a share of the blocks; the thread of the first share reports progress."""
     check_float_environment()
     gap = np.empty(len(blocks.x), np.int32)
     compared = {}
@@ -184,10 +181,7 @@ def _compare_parts(blocks: PairBlocks, start: int, gap: Gap) -> _Block | Same:
 
 
 def _carefully(program: PairProgram, kind: int, start: int) -> _Block | None:
-    """Compare a block in which ONNX does not define some results.
-
-    Raises Undecidable if more than the sign of a zero is undefined.
-    """
+    """Compare a block in which ONNX may not define the signs of zeros."""
     x = np.arange(start, start + _BLOCK, dtype=np.uint32).view(np.float32)
     results = PointResults.of(program, x, np.full(len(x), kind, np.int64))
     results.check(to_keys(x))
@@ -260,10 +254,7 @@ def _key_at(x: Float32, index: int) -> int:
 
 
 def _ulps(a: Float32, b: Float32) -> int | None:
-    """Return the largest number of floats between two values; None if one of them is NaN.
-
-    -0 and +0 count as one float.
-    """
+    """Return the largest number of floats between two values, -0 being +0; None for NaN."""
     if np.isnan(a).any() or np.isnan(b).any():
         return None
     one, other = (keys + (keys < 0) for keys in (to_keys(a), to_keys(b)))

@@ -228,7 +228,6 @@ def _widest(runs: Runs) -> int:
 
 
 def _apart(columns: _Columns, kinds: int) -> list[_Columns]:
-    """Return what was noted about each kind, in the same order."""
     order = np.argsort(columns[0], kind="stable")
     kind, lo, hi = (column[order] for column in columns[:3])
     a, b = (column[order] for column in columns[3:])

@@ -325,7 +325,6 @@ def _cast(a: Interval, **attributes: Any) -> Interval:
 
 
 def _keeps_nan(attributes: Attributes) -> bool:
-    """Return whether a Cast of NaN gives NaN."""
     nan = np.full(1, np.nan, np.float32)
     if undefined("Cast", [nan], dict(attributes)).any():
         return False

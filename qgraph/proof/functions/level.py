@@ -85,7 +85,6 @@ def grade(finding: PairFinding, pair: FunctionPair) -> Graded:
 
 
 def _steps(reference: Expr) -> Plateaus | None:
-    """Return the steps of a function; None if it has none, or too many."""
     try:
         kinds = len(PairProgram(reference, reference).first)
         most = min(MAX_BOXES, _BOXES + _BOXES_OF_CHANNEL * kinds)
@@ -125,7 +124,6 @@ def other_codes(runs: Runs, reference: Expr) -> Mask:
 
 
 def _gap(runs: Runs, step: Float64) -> Float64:
-    """Return the differences of runs in steps."""
     return np.asarray(np.abs(runs.reference.astype(np.float64) - runs.candidate) / step)
 
 
@@ -142,7 +140,6 @@ def _counted(finding: PairFinding, beyond: Mask) -> tuple[int, int | None]:
 
 
 def _plateau_of(runs: Runs, steps: Plateaus) -> npt.NDArray[np.int64]:
-    """Return the plateau in which each run starts."""
     starts = (steps.channel << 33) + steps.lo
     start = (runs.channel << 33) + np.clip(runs.lo, LOWEST, HIGHEST)
     return np.asarray(np.searchsorted(starts, start, "right") - 1)

@@ -121,10 +121,7 @@ def _check_rank(node: ir.Node, view: Shape, constants: Constants) -> None:
 
 
 def _reshaped(node: ir.Node, shape: Shape, constants: Constants) -> Shape:
-    """Return the shape of the result of a Reshape of data of ``shape``.
-
-    Raises Undecidable if a shape is unknown, or the number of elements changes.
-    """
+    """Return the shape of a Reshape of data of ``shape``, which must be known and fit."""
     sizes = None if node.inputs[1] is None else constants(node.inputs[1])
     if sizes is None or None in shape:
         raise Undecidable(AT_RUN_TIME("the shape of a Reshape is not constant"))

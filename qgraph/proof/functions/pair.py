@@ -170,7 +170,6 @@ class _ScaledPair(FunctionPair):
 
     @cached_property
     def functions(self) -> tuple[Expr, Expr]:
-        """Both functions."""
         return self._open.filled(self._scale)
 
     @property
@@ -179,12 +178,10 @@ class _ScaledPair(FunctionPair):
 
     @property
     def reference(self) -> Expr:
-        """The reference function."""
         return self.functions[0]
 
     @property
     def candidate(self) -> Expr:
-        """The candidate."""
         return self.functions[1]
 
     @property

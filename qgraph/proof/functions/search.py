@@ -116,7 +116,6 @@ class BoxSearch:
 
     @property
     def _inputs(self) -> int:
-        """Number of inputs, summed over all kinds."""
         return (self._high - self._low + 1) * len(self._program.first)
 
     def drop(self, finished: Mask) -> None:
@@ -248,7 +247,6 @@ def _results(a: Interval, b: Interval, apart: Mask, done: Mask) -> PointResults:
 
 
 def _take(stack: list[BoxBatch]) -> BoxBatch:
-    """Remove a batch of boxes from the end of the stack."""
     taken: list[BoxBatch] = []
     size = 0
     while stack and size < _BATCH:
@@ -270,7 +268,6 @@ def _every_input(boxes: BoxBatch) -> BoxBatch:
 
 
 def _at(a: Interval, chosen: Mask) -> Interval:
-    """Return the ends of some elements."""
     opened = None if a.open is None else a.open[chosen]
     return Interval(a.lo[chosen], a.hi[chosen], open=opened)
 

@@ -147,7 +147,6 @@ class Attained:
         return self._tried(node, met[0])
 
     def _arrays(self, node: ir.Node) -> list[Array | None]:
-        """Return the arrays of the operands of a node; None for operands that are not constant."""
         return [None if value is None else self._known.array(value) for value in node.inputs]
 
     def _tried(self, node: ir.Node, met: Limits) -> Limits:
@@ -256,12 +255,10 @@ def _between(met: Limits) -> npt.NDArray[np.float32]:
 
 
 def _alike(met: Limits) -> Limits:
-    """Return common limits of all channels."""
     return Limits(met.lo.min(keepdims=True), met.hi.max(keepdims=True))
 
 
 def _numbers(lo: Float64, hi: Float64) -> Limits:
-    """Return limits that are not NaN."""
     expect(not (np.isnan(lo).any() or np.isnan(hi).any()))
     return Limits(lo, hi)
 

@@ -47,8 +47,6 @@ _Key: TypeAlias = tuple[Hashable, tuple[Class, ...]]
 
 @dataclass(frozen=True, eq=False)
 class _Term:
-    """An operator on some operands, and the class of its result."""
-
     label: Hashable
     operands: tuple[Class, ...]
     result: Class
@@ -210,12 +208,10 @@ class ValueClasses:
         return self._constants.setdefault(fingerprint(array), self._congruence.new())
 
     def _share(self, pair: Pair) -> None:
-        """Give two inputs one new class."""
         shared = self._congruence.new()
         self.reference.classes[pair[0]] = self.candidate.classes[pair[1]] = shared
 
     def _enter(self, side: MatchedModel, graph: ir.Graph) -> None:
-        """Give each value of a graph its class."""
         nodes, imports = list(graph), side.normalised.imports
         side.nodes += nodes
         side.known.enter(nodes)
@@ -328,7 +324,6 @@ def _may_swap(form: OperatorForm) -> bool:
 
 
 def _graphs(node: ir.Node) -> list[tuple[str, int, int]]:
-    """Return the name and the numbers of inputs and outputs of each subgraph of a node."""
     return [
         (name, len(graph.inputs), len(graph.outputs))
         for name, attribute in sorted(node.attributes.items())

@@ -99,7 +99,6 @@ def _write_packed(node: ir.Node) -> None:
 
 
 def _widened(value: ir.Value, node: ir.Node) -> ir.Value:
-    """Return a value as float32."""
     cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value})
     (wide,) = cast.outputs
     cast.name = wide.name = f"{node.outputs[0].name}_{value.name}_wide"
@@ -195,7 +194,6 @@ def _bias(node: ir.Node) -> ir.Value | None:
 
 
 def _is_added_to(node: ir.Node) -> bool:
-    """Return whether a sum has no bias, and another operator adds to it."""
     users = node.outputs[0].consumers()
     return _bias(node) is None and any((u.domain, u.op_type) == ("", "Add") for u in users)
 

@@ -126,7 +126,6 @@ class Matching(ValueClasses):
             yield Matching(*sides, by_name=False, splits=True)
 
     def _resolve_all(self, pair: Pair) -> None:
-        """Resolve a pair after the pairs that it depends on."""
         stack = [iter([pair])]
         while stack:
             needed = next(stack[-1], None)

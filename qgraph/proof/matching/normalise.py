@@ -275,7 +275,6 @@ def origin(value: ir.Value) -> str:
 
 
 def _is_constant(node: ir.Node, constants: set[ir.Value]) -> bool:
-    """Return whether a node computes from constants alone."""
     if node.op_type == "Constant" and not node.domain:
         return True
     used = [value for value in node.inputs if value is not None]

@@ -100,7 +100,6 @@ class _Strip:
     zero: Float32
 
     def part(self, first: int, last: int) -> tuple[Array, Float32, Float32]:
-        """Return codes, scales and zero points of some of the blocks."""
         each = self.codes.shape[1] // (self.last - self.first)
         cut = slice(first - self.first, last - self.first)
         codes = self.codes[:, cut.start * each : cut.stop * each]

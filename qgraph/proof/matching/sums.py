@@ -75,13 +75,11 @@ def with_common_sums(
 
 
 def _differ(models: Sequence[ir.Model], counts: Callable[[ir.Node], bool]) -> bool:
-    """Return whether the models differ in the operators that ``counts`` selects."""
     numbers = [Counter(node.op_type for node in model.graph if counts(node)) for model in models]
     return any(each != numbers[0] for each in numbers)
 
 
 def _is_on_codes(node: ir.Node) -> bool:
-    """Return whether a node is an operator that adds products of codes only."""
     signature = SIGNATURES.get(OpKey.of(node))
     return signature is not None and "added" not in signature.inputs
 
@@ -99,10 +97,7 @@ _Forms = tuple[tuple[str, Callable[[ir.Node], _Write | None]], ...]
 
 
 def _write_alike(model: ir.Model, forms: _Forms) -> None:
-    """Write sums of products of codes in the main graph of ``model`` in one form, in place.
-
-    Raises UnsupportedError if the opset of the model cannot be raised.
-    """
+    """Write sums of products of codes in the main graph of ``model`` in one form, in place."""
     require(model, _OPSET)
     for label, write_for in forms:
         editor = Editor(model)
@@ -129,7 +124,6 @@ def _read(reader: Callable[[ir.Node], Product | None], node: ir.Node) -> Product
 
 
 def _of_operator(node: ir.Node) -> _Write | None:
-    """Return the writer that replaces an operator on codes by its definition."""
     product = _read(exact_product, node)
     return None if product is None else lambda draft: draft_exact(draft, product)
 

@@ -165,7 +165,6 @@ def _written(movement: Movement) -> Written:
 
 
 def _does_nothing(movement: Movement, sizes: Sizes | None) -> bool:
-    """Return whether data of ``sizes`` stay as they are."""
     match movement:
         case Permutation(order):
             return order == tuple(range(len(order)))

@@ -64,7 +64,6 @@ def read(graph: Rewriter, value: ir.Value) -> Move | None:
 
 
 def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
-    """Return the elements of a constant of integers; None for other values."""
     array = graph.array(value)
     return None if array is None else [int(number) for number in array.reshape(-1)]
 

@@ -186,7 +186,6 @@ def largest_element(call: NodeCall, x: Quantity) -> Quantity:
 
 
 def _move(call: NodeCall) -> ElementMove:
-    """Return the movement of a node."""
     return ElementMove(call.tracer.atoms, _key(call), _along(call))
 
 
@@ -219,7 +218,6 @@ def _along(call: NodeCall, result: ir.Value | None = None) -> Change:
 
 
 def _kept_axes(call: NodeCall, before: tuple[Any, ...], after: tuple[Any, ...]) -> set[int]:
-    """Return the axes along which no element moves."""
     if len(before) != len(after):
         return set()
     axes = set(range(len(before)))

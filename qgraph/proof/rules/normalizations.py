@@ -328,5 +328,4 @@ def _share(call: NodeCall, count: int) -> float:
 
 
 def _of_logarithm(share: float, count: int) -> float:
-    """Return the error of the logarithm of the sum, rounded."""
     return share / (1 - share) + FUNCTION_ERROR * (1 + math.log(count))

@@ -115,7 +115,6 @@ def matrix_product(
 
 
 def _times(weights: Quantity, factor: Float64) -> Quantity:
-    """Return a constant times a number, which is not rounded."""
     if factor == 1:
         return weights
     factors = weights.factors and (weights.factors[0] * factor, weights.factors[1])
@@ -167,7 +166,6 @@ def of_rows(bias: Quantity, layout: Taps) -> Quantity:
 
 
 def _activated(call: NodeCall, total: Operand, parameters: str) -> Operand:
-    """Return the activation of a fused operator."""
     name = call.node.attributes.get_string("activation", "")
     if not name:
         return total

@@ -226,7 +226,6 @@ def _in_padding(atoms: Atoms, function: Combination) -> Combination:
 
 
 def _over(pick: np.ufunc, array: Float64, last_axes: Sequence[int]) -> Float64:
-    """Return the minimum or maximum along axes; the axes keep size 1."""
     axes = tuple(axis for axis in last_axes if -axis <= array.ndim)
     return np.asarray(pick.reduce(array, axis=axes, keepdims=True)) if axes else array
 
@@ -321,7 +320,6 @@ def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
 def _without(
     atoms: Atoms, x: Quantity, axes: Sequence[int], before: Shape, after: Shape
 ) -> Quantity:
-    """Return a quantity without axes of size 1."""
     if not axes:
         return x
     last_axes = [axis - len(before) for axis in axes]
