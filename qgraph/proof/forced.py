@@ -39,6 +39,7 @@ from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.attained import Attained, Limits, is_moved_to, later_operators
 from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.regions import Decided, cut, decide_cuts
 from qgraph.reasons import NOT_FORCED
 from qgraph.records import dataclass, field, replace
@@ -128,8 +129,9 @@ def forced(matching: Matching, shown: Sequence[Shown], search: Search) -> Forced
             entries = _entries(version)
             if not version.outcome.differs(level) or not all(map(without.holds, entries)):
                 continue
-            numbers = _occurring(version, attained, level)
-            if numbers is None:
+            try:
+                numbers = _occurring(version, attained, level)
+            except DoesNotApplyError:
                 continue
             entry = None if version.region is None else version.region.entry[0]
             known, finding = matching.reference.known, version.outcome.finding
@@ -225,22 +227,19 @@ def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
             yield replace(s, outcome=outcome, region=region)
 
 
-def _occurring(s: Shown, attained: Attained, level: Exactness) -> list[float] | None:
-    """Return differing inputs that the entry of a region can take; None if there are none."""
+def _occurring(s: Shown, attained: Attained, level: Exactness) -> list[float]:
+    """Return differing inputs that the entry of a region can take, or raise DoesNotApplyError."""
     if s.claim.kind is Kind.CONSTANT:
         return []
-    if s.region is None:
-        return None
-    source = s.region.entry[0]
+    source = needed(s.region).entry[0]
     if not _differs_in_value(s, level):
-        return [] if attained.is_fed(source) else None
-    limits = attained.source(source)
-    if limits is None:
-        return None
-    channels, (channel, first, last) = _stretches(s)
+        expect(attained.is_fed(source))
+        return []
+    limits, (channels, (channel, first, last)) = needed(attained.source(source)), _stretches(s)
     found = np.flatnonzero(limits.admit(channel.astype(np.int64), channels, first, last))
+    expect(len(found))
     chosen = found[:: max(1, -(-len(found) // _NUMBERS))]
-    return [_within(limits, float(first[i]), float(last[i])) for i in chosen] or None
+    return [_within(limits, float(first[i]), float(last[i])) for i in chosen]
 
 
 _NUMBERS = 16

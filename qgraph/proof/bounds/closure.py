@@ -52,7 +52,7 @@ class Closure:
             before = len(self._pending)
             waiting = []
             for fact in self._pending:
-                if self.all_equal(fact.entries):
+                if all(map(self.equal, fact.entries)):
                     self._classes.merge(fact.values)
                 else:
                     waiting.append(fact)
@@ -61,10 +61,6 @@ class Closure:
     def equal(self, pair: Pair) -> bool:
         """Return whether two values are equal if the facts hold."""
         return self._classes.equal(pair)
-
-    def all_equal(self, pairs: Iterable[Pair]) -> bool:
-        """Return whether the values of each pair are equal if the facts hold."""
-        return all(map(self.equal, pairs))
 
 
 class Ways:

@@ -216,12 +216,8 @@ class Atoms:
 
 def _bytes(array: Float64) -> Hashable:
     whole = np.ascontiguousarray(array)
-    return whole.shape, whole.tobytes() if whole.nbytes < 1 << 12 else hash_of(whole)
-
-
-def hash_of(array: Float64) -> bytes:
-    """Return a digest of an array."""
-    return hashlib.sha256(array.tobytes()).digest()
+    data = whole.tobytes()
+    return whole.shape, data if whole.nbytes < 1 << 12 else hashlib.sha256(data).digest()
 
 
 class AxisPart(NamedTuple):

@@ -24,7 +24,7 @@ from qgraph.conditions import LIMITED_SIZE
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.approximation import FloatType
+from qgraph.ops.approximation import FloatType, rounded
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.operator import operator_of
 from qgraph.ops.sums_of_products import is_never_empty
@@ -118,6 +118,11 @@ class NodeCall:
         if not -rank <= axis < rank:
             raise self.refusal(f"its axis {axis} is none of {rank}")
         return axis % rank
+
+    def stored(self, total: Quantity) -> Quantity:
+        """Return a sum, which may have been added in a wider type, in the type of results."""
+        is_wider = self.sums.unit < self.tracer.arithmetic.unit
+        return rounded(total, self.tracer.arithmetic) if is_wider else total
 
     def whole(self, name: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""

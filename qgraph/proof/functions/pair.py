@@ -64,12 +64,12 @@ class FunctionPair:
         """Both functions."""
         return self.reference, self.candidate
 
-    @property
+    @cached_property
     def is_same(self) -> bool:
         """Whether both functions are one expression."""
         return self.reference is self.candidate
 
-    @property
+    @cached_property
     def outline(self) -> tuple[Expr, Expr]:
         """Both functions, or functions of this form."""
         return self.functions
@@ -113,12 +113,16 @@ def form(pair: Sequence[Expr], order: Sequence[Expr]) -> Key | None:
     return (*lines, *(position[id(root)] for root in pair))
 
 
-class OpenPair:
+class OpenPair(FunctionPair):
     """Two functions that contain scalar constants which are not known yet: a scale, and products.
 
     One builder builds both, and the functions of a known scale. ``numbers`` are the open numbers,
     by the expressions that stand for them.
     """
+
+    _builder: Builder
+    _numbers: Sequence[tuple[Expr, OpenScale]]
+    _templates: list[Template]
 
     def __init__(
         self,
@@ -127,15 +131,10 @@ class OpenPair:
         shape: Shape | None,
         builder: Builder,
     ) -> None:
-        self.functions = functions
-        self.is_same = functions[0] is functions[1]
-        self.shape = shape
-        self.order = in_order(functions)
-        self.form = form(functions, self.order)
-        self._builder = builder
-        self._numbers = numbers
+        super().__init__(*functions, shape)
         operands = [builder.input, *(symbol for symbol, _ in numbers)]
-        self._templates = [Template.of(each, operands) for each in functions]
+        templates = [Template.of(each, operands) for each in functions]
+        vars(self).update(_builder=builder, _numbers=numbers, _templates=templates)
 
     @property
     def stays_open(self) -> bool:
@@ -167,14 +166,11 @@ class _ScaledPair(FunctionPair):
 
     def __init__(self, pair: OpenPair, scale: Float32) -> None:
         vars(self).update(_open=pair, _scale=scale, shape=pair.shape, form=pair.form)
+        vars(self).update(order=pair.order, outline=pair.functions, is_same=pair.is_same)
 
     @cached_property
     def functions(self) -> tuple[Expr, Expr]:
         return self._open.filled(self._scale)
-
-    @property
-    def outline(self) -> tuple[Expr, Expr]:
-        return self._open.functions
 
     @property
     def reference(self) -> Expr:
@@ -183,14 +179,6 @@ class _ScaledPair(FunctionPair):
     @property
     def candidate(self) -> Expr:
         return self.functions[1]
-
-    @property
-    def is_same(self) -> bool:
-        return self._open.is_same
-
-    @property
-    def order(self) -> list[Expr]:
-        return self._open.order
 
     @property
     def constants(self) -> list[Array]:

@@ -16,6 +16,7 @@ changed: in narrower types hardly any runtime rounds the sum before it adds the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import onnx_ir as ir
@@ -27,6 +28,7 @@ from qgraph.graph.scopes import input_of, inputs_of, nodes_of
 from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.ops.known_values import KnownValues
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.matching.packed_rows import PackedRows
 
 _REALS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -56,30 +58,27 @@ def has_packed_products(model: ir.Model) -> bool:
 def write_products(model: ir.Model) -> None:
     """Replace MatMulNBits and Gemm in the main graph of ``model``, in place, where possible."""
     for node in list(model.graph):
-        if is_mat_mul_n_bits(node):
-            _write_packed(node)
-        elif node.domain == "" and node.op_type == "Gemm":
-            _write_gemm(node)
+        with suppress(DoesNotApplyError):
+            if is_mat_mul_n_bits(node):
+                _write_packed(node)
+            elif node.domain == "" and node.op_type == "Gemm":
+                _write_gemm(node)
 
 
 def _write_packed(node: ir.Node) -> None:
     x, *packed, bias = inputs_of(node, 6)
-    codes, scales, points, groups = streams = [constant_elements(value) for value in packed]
-    if x is None or codes is None or scales is None:
-        return
-    if any(stream is None for stream, v in zip(streams, packed, strict=True) if v is not None):
-        return
+    streams = [None if value is None else needed(constant_elements(value)) for value in packed]
+    x, codes, scales, (points, groups) = needed(x), *map(needed, streams[:2]), streams[2:]
     dtype = ir.DataType[scales.kind]  # data and product have the same type
-    if dtype not in _REALS or x.dtype not in (None, dtype):
-        return
+    expect(dtype in _REALS and x.dtype in (None, dtype))
     zero = None if points is None else points.array()
     order = None if groups is None else groups.array()
     name = f"{node.outputs[0].name}_weights"
     try:
         weights = Weights.of(node)
         weights.check(codes, scales)
-    except (UnsupportedError, ValueError):
-        return
+    except (UnsupportedError, ValueError) as error:
+        raise DoesNotApplyError from error
 
     def values() -> ir.TensorProtocol:
         array = weights.values(codes.array(), scales.array(), zero, order)
@@ -109,10 +108,10 @@ def _widened(value: ir.Value, node: ir.Node) -> ir.Value:
 
 def _write_gemm(node: ir.Node) -> None:
     get = node.attributes
-    has_factors = get.get_float("alpha", 1.0) != 1 or get.get_float("beta", 1.0) != 1
     x, matrix, bias = inputs_of(node, 3)
-    if has_factors or get.get_int("transA", 0) != 0 or x is None or matrix is None:
-        return
+    x, matrix = needed(x), needed(matrix)
+    expect(get.get_float("alpha", 1.0) == 1 and get.get_float("beta", 1.0) == 1)
+    expect(get.get_int("transA", 0) == 0)
     if get.get_int("transB", 0):
         transposed = ir.node("Transpose", [matrix], {"perm": [1, 0]})
         transposed.name = transposed.outputs[0].name = f"{node.outputs[0].name}_matrix"

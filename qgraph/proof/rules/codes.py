@@ -37,16 +37,25 @@ from qgraph.ops.definitions.trunc import SCHEMA_2 as TRUNC
 from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_range, round_to_integer
+from qgraph.ops.sums_of_products import RIGHT
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.evaluate import shape_of_data, traced
-from qgraph.proof.bounds.quantity import Event, Operand, Pending, Quantity, constant, stored
+from qgraph.proof.bounds.quantity import (
+    Event,
+    Operand,
+    Pending,
+    Quantity,
+    constant,
+    mapped,
+    stored,
+)
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.lowering import parameter_array
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.movements import joined, transposed
 from qgraph.proof.rules.normalizations import OF_ONE_AXIS, softmax_of
-from qgraph.proof.rules.products import convolved, multiplied, of_rows, product_of_data
+from qgraph.proof.rules.products import convolved, of_rows, product_of_data
 from qgraph.proof.rules.sums import mean_over, pooled, reduced_axes, sum_of_products, without_axes
 from qgraph.reasons import AT_RUN_TIME, NOT_COMPUTED, OVERFLOW, Undecidable
 
@@ -252,7 +261,8 @@ def _total(
         return product_of_data(call, data, weights, is_integer=True)
     if operator != "Conv" and weights.numbers.ndim != len(("rows", "columns")):
         return product_of_data(call, data, weights, is_integer=True)
-    rows, layout = convolved(call, weights) if operator == "Conv" else multiplied(weights)
+    is_conv = operator == "Conv"
+    rows, layout = convolved(call, weights) if is_conv else (mapped(weights, np.transpose), RIGHT)
     if bias is not None and bias.value is None:
         raise call.refusal("a bias that is not constant")
     biases = [] if bias is None else [of_rows(bias, layout)]

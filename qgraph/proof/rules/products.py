@@ -17,7 +17,7 @@ import numpy as np
 from qgraph.errors import UnsupportedError
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, product, rounded, sum_of
+from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, product, sum_of
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
 from qgraph.ops.sums_of_products import RIGHT, Taps, added_up, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.combination import Combination
@@ -137,9 +137,9 @@ def sum_in(
     dtype = call.node.outputs[0].dtype
     if dtype is not None and dtype.is_integer():
         raise call.refusal("integers")
-    atoms, arithmetic = call.tracer.atoms, call.tracer.arithmetic
-    total = sum_of_products(atoms, data, weights, layout, call.sums, biases=biases, more=more)
-    return total if call.sums.unit >= arithmetic.unit else rounded(total, arithmetic)
+    atoms, sums = call.tracer.atoms, call.sums
+    total = sum_of_products(atoms, data, weights, layout, sums, biases=biases, more=more)
+    return call.stored(total)
 
 
 def convolved(call: NodeCall, weights: Quantity) -> tuple[Quantity, Taps]:
@@ -149,11 +149,6 @@ def convolved(call: NodeCall, weights: Quantity) -> tuple[Quantity, Taps]:
     if call.node.op_type == "ConvTranspose":
         weights = mapped(weights, lambda array: rows_of_transposed(array, layout.groups))
     return weights, layout
-
-
-def multiplied(weights: Quantity) -> tuple[Quantity, Taps]:
-    """Return weights of a MatMul as ``[rows, taps]``, and the layout of its sums."""
-    return mapped(weights, np.transpose), RIGHT
 
 
 def of_rows(bias: Quantity, layout: Taps) -> Quantity:
@@ -262,10 +257,7 @@ def product_of_data(
     counts, reach = float(count), count * product(a.reach, b.reach) * np.abs(factor)
     if bias is not None:
         exact, counts, reach = sum_of(exact, bias), counts + 1, reach + bias.reach
-    total = added_up(exact, np.asarray(counts), reach, call.sums, more=more)
-    if call.sums.unit >= call.tracer.arithmetic.unit:
-        return total
-    return rounded(total, call.tracer.arithmetic)
+    return call.stored(added_up(exact, np.asarray(counts), reach, call.sums, more=more))
 
 
 def _alike(x: Quantity) -> Quantity:

@@ -162,14 +162,13 @@ class WholeAxes(NamedTuple):
     axes: tuple[int, ...]
 
 
-def mean_of(
-    atoms: Atoms,
+def averaged(
+    call: NodeCall,
     data: Quantity,
     attributes: Hashable,
     count: int,
-    arithmetic: FloatType,
+    axes: Sequence[int],
     *,
-    axes: Sequence[int] = (),
     has_zeros: bool = False,
 ) -> Quantity:
     """Return means of elements of the data.
@@ -177,6 +176,7 @@ def mean_of(
     ``attributes`` are equal for equal means of up to ``count`` elements along ``axes``, counted
     from the last. If ``has_zeros``, padding counts as zeros.
     """
+    atoms = call.tracer.atoms
 
     def along(low: Float64, high: Float64) -> tuple[Float64, Float64]:
         low, high = _over(np.minimum, low, axes), _over(np.maximum, high, axes)
@@ -198,9 +198,10 @@ def mean_of(
     error, reach = (_over(np.maximum, part, axes) for part in (data.error, data.reach))
     unit = None if data.unit is None else _over(np.minimum, data.unit, axes)
     exact = Quantity(function, low, high, count * error, unit=unit)
-    total = added_up(exact, np.asarray(float(count)), count * reach, arithmetic)
+    total = added_up(exact, np.asarray(float(count)), count * reach, call.sums)
     # Runtimes divide, or multiply by a rounded reciprocal.
-    return rounded(Quantity(function, low, high, total.absolute / count), arithmetic, times=2)
+    whole = Quantity(function, low, high, total.absolute / count)
+    return call.stored(rounded(whole, call.sums, times=2))
 
 
 def _of_means(
@@ -291,22 +292,6 @@ def _squeezed_means(atom: Atom, shape: Shape) -> tuple[Shape, tuple[int, ...]] |
                 if tuple(n for axis, n in enumerate(before) if axis not in gone) == shape:
                     return before, gone
     return None
-
-
-def averaged(
-    call: NodeCall,
-    x: Quantity,
-    key: Hashable,
-    count: int,
-    axes: Sequence[int],
-    *,
-    has_zeros: bool = False,
-) -> Quantity:
-    """Return means of at most ``count`` real numbers each; see :func:`mean_of`."""
-    atoms = call.tracer.atoms
-    mean = mean_of(atoms, x, key, count, call.sums, axes=axes, has_zeros=has_zeros)
-    is_wider = call.sums.unit < call.tracer.arithmetic.unit
-    return rounded(mean, call.tracer.arithmetic) if is_wider else mean
 
 
 def without_axes(call: NodeCall, x: Quantity, axes: Sequence[int]) -> Quantity:
