@@ -1,9 +1,8 @@
 """Quantizers and Casts, and operators that compute codes, such as QLinearConv and QLinearAdd.
 
 By definition, FakeQuantize compares the data with the limits of its range, BipolarQuant with 0, and
-FloatQuant finds the step of each number. The rules here compute the same: a comparison selects the
-first or the last code, as a clip of codes does. QuantizeLinear and DequantizeLinear of 16-bit types
-are defined in these types. A Cast to codes is traced by its definition.
+FloatQuant finds the step of each number. A comparison selects the first or the last code here, as a
+clip of codes does. QuantizeLinear and DequantizeLinear of 16-bit types are defined in these types.
 
 The sum of products of codes is exact, by the definitions in :mod:`qgraph.ops.integer.kernels`. The
 following operations round: the multiplier, the sum as a float, their product.
@@ -391,11 +390,7 @@ def _size(call: NodeCall, index: int) -> Float64:
 
 
 def _encoded(call: NodeCall, y: Quantity, index: int, size: Float64 | None = None) -> Operand:
-    """Return the codes of real numbers.
-
-    ``index`` is that of the scale of the result; its zero point follows. ``size`` is the magnitude
-    of the terms of y, in real units.
-    """
+    """Return codes by the scale at ``index`` and the next zero point; ``size``: that of terms."""
     scale, zero = _single(call, index), _single(call, index + 1)
     steps = call.tracer.quantity(call.tracer.Div(y, scale))
     reach = y.reach if size is None else np.maximum(size, y.reach)
