@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from itertools import islice
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -172,23 +173,30 @@ def carry_out(
     bytes that it has read, and the written runs.
     """
     waiting = deque((job, sinks, list(job.parts())) for job, sinks in work)
-    running: dict[Future[Any], tuple[_Open, int, int]] = {}
-    current: _Open | None = None
+    running: dict[Future[Any], tuple[Job, dict[int, Any], int, int, int]] = {}
+
+    def started() -> Iterator[None]:
+        while waiting:
+            job, sinks, parts = waiting.popleft()
+            results: dict[int, Any] = {}
+            for number, part in enumerate(parts):
+                future = executor.submit(_recorded, part, sinks)
+                running[future] = job, results, number, len(parts), part.reads
+                yield
+
+    starts = started()
     try:
-        while waiting or running or current is not None:
-            while len(running) < _WAITING and (current is not None or waiting):
-                if current is None:
-                    current = _Open(*waiting.popleft())
-                number, part = current.next()
-                future = executor.submit(_recorded, part, current.sinks)
-                running[future] = (current, number, part.reads)
-                if current.is_handed_out:
-                    current = None
+        while True:
+            for _ in islice(starts, _WAITING - len(running)):
+                pass
+            if not running:
+                return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                job, number, reads = running.pop(future)
-                result, written = future.result()
-                job.take(number, result)
+                job, results, number, count, reads = running.pop(future)
+                results[number], written = future.result()
+                if len(results) == count:
+                    job.conclude([results[index] for index in range(count)])
                 tell(reads, written)
     except BaseException:
         for future in running:
@@ -202,26 +210,3 @@ def _recorded(part: Part, sinks: Sequence[Sink]) -> tuple[Any, list[WrittenRun]]
     recorders = [Recorder(sink) if isinstance(sink, FileRange) else sink for sink in sinks]
     result = part(recorders)
     return result, [run for each in recorders if isinstance(each, Recorder) for run in each.runs]
-
-
-class _Open:
-    """A job with unfinished parts."""
-
-    def __init__(self, job: Job, sinks: Sequence[Sink], parts: Sequence[Part]) -> None:
-        self.sinks = sinks
-        self._job, self._parts = job, parts
-        self._results: dict[int, Any] = {}
-        self._next = 0
-
-    @property
-    def is_handed_out(self) -> bool:
-        return self._next == len(self._parts)
-
-    def next(self) -> tuple[int, Part]:
-        self._next += 1
-        return self._next - 1, self._parts[self._next - 1]
-
-    def take(self, number: int, result: Any) -> None:
-        self._results[number] = result
-        if len(self._results) == len(self._parts):
-            self._job.conclude([self._results[i] for i in range(len(self._parts))])
