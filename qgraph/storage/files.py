@@ -323,6 +323,7 @@ def _check_tensors(places: Iterable[Slot]) -> None:
             fault = external_fault(tensor)
         else:
             fault = inline_fault(tensor)
+            fault = fault and f"{fault}. Export or download the model again"
         if fault:
             raise ModelError(f"{slot}: {fault}.")
 

@@ -217,14 +217,14 @@ def external_fault(tensor: ir.ExternalTensor) -> str | None:
     needed = stored_bytes(tensor)
     if needed == 0:
         return None
-    there = f"its data are said to lie in {location!r}"
+    there = f"its data are in {location!r}"
     file_fault, size = _look(location, Path(os.path.abspath(tensor.base_dir)))
     if file_fault:
         return f"{there}, {file_fault}"
     start = tensor.offset or 0
     if tensor.length is not None and tensor.length != needed:
         return (
-            f"{there} and take {tensor.length} bytes, but {tensor.dtype.name}"
+            f"{there}, where they take {tensor.length} bytes, but {tensor.dtype.name}"
             f"{list(tensor.shape.numpy())} takes {needed}. Export the model again"
         )
     if start < 0 or start + needed > size:
