@@ -103,6 +103,17 @@ def test_first_factors_of_products_of_data_become_signed(check_pass, product, ki
     assert constant(encode.inputs[2]).dtype == np.dtype(kind)
 
 
+def test_codes_that_cannot_have_the_zero_point_of_first_factors_stay():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[4, 4] x) => (float[n, m] y) <float s = {0.5}, int4 z = {0}> {
+            q = QuantizeLinear (x, s, z)
+            t = DequantizeLinear (q, s, z)
+            y = MatMul (t, x)
+        }"""
+    report = load(ir.from_onnx_text(text)).apply(ShiftZeroPoints(activations="keep", products=True))
+    assert not report.modified
+
+
 @pytest.mark.parametrize("kind", ["float8e4m3fn", "float"])
 def test_codes_that_are_no_integers_stay(kind):
     """The last is no quantizer, but a malformed model may have it."""

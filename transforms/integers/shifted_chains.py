@@ -132,7 +132,9 @@ def _points(node: ir.Node) -> Array:
     """Return the zero points of QuantizeLinear or DequantizeLinear, which are constant."""
     scale, stored = constant_expression(node.inputs[1]), input_of(node, 2)
     array = constant_expression(stored)
-    return np.zeros(() if scale is None else scale.shape, np.int32) if array is None else array
+    if array is None:
+        array = np.zeros(() if scale is None else scale.shape)
+    return array.astype(np.int32)
 
 
 def _moved_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
