@@ -77,8 +77,11 @@ def tune() -> None:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Collect no garbage meanwhile: looking for it in large graphs, which live on, takes long."""
-    is_enabled = gc.isenabled()
+    """Collect no garbage meanwhile: looking for it in large graphs, which live on, takes long.
+
+    A process that :func:`tune` prepared collects none afterwards either, because it ends.
+    """
+    is_enabled = gc.isenabled() and gc.get_threshold()[0] != _OBJECTS
     gc.disable()
     try:
         yield
