@@ -28,7 +28,6 @@ from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.reports import Report
-from qgraph.transforms.integers.shifted_chains import keep_unsigned
 
 if TYPE_CHECKING:
     from qgraph.targets.rules import LoadRule
@@ -208,6 +207,8 @@ class Transform(ir.passes.InPlacePass):
             decoders = list(whole.nodes("DequantizeLinear"))
             signed = [n for n in versions.refused_pairs(model, decoders) if n not in refused]
             if signed:
+                from qgraph.transforms.integers.shifted_chains import keep_unsigned
+
                 keep_unsigned(whole, signed, report)
                 decoders = list(whole.nodes("DequantizeLinear"))
             if (more := _coded_products(whole, decoders) - products) > 0:
