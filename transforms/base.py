@@ -28,6 +28,7 @@ from qgraph.graph.opset import versions
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.reports import Report
+from qgraph.text import fields_json
 
 if TYPE_CHECKING:
     from qgraph.targets.rules import LoadRule
@@ -322,9 +323,8 @@ class PassInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON, for its view."""
-        fields = ("name", "kind", "default", "help")
-        listed = [{name: getattr(option, name) for name in fields} for option in self.options]
-        return vars(self) | {"preserves": str(self.preserves), "options": listed}
+        options = [fields_json(each, "name", "kind", "default", "help") for each in self.options]
+        return fields_json(self, "name", "summary", "preserves") | {"options": options}
 
 
 def parse_spec(text: str) -> Transform:

@@ -42,6 +42,7 @@ from qgraph.quantizers.on_codes import CodedTensor, coded_tensors
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating, Unnamed
 from qgraph.quantizers.sites import sites
 from qgraph.records import dataclass, replace
+from qgraph.text import fields_json
 
 _DIGITS = 12  # hexadecimal digits of a digest
 
@@ -59,7 +60,7 @@ class Numbers:
 
     def to_json(self) -> dict[str, float | str | None]:
         """Return the ends and the digest."""
-        return {"low": self.low, "high": self.high, "digest": self.digest}
+        return fields_json(self)
 
     def __str__(self) -> str:
         ends = f"{self.low:.6g}" if self.high == self.low else f"{self.low:.6g} .. {self.high:.6g}"
@@ -103,10 +104,7 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return all attributes."""
-        return {
-            key: value.to_json() if isinstance(value, Numbers) else value
-            for key, value in vars(self).items()
-        }
+        return fields_json(self)
 
     def __str__(self) -> str:
         texts = self.fields()

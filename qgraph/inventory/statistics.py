@@ -26,6 +26,7 @@ from qgraph.quantizers.sites import sites
 from qgraph.records import dataclass
 from qgraph.reports import operator_name
 from qgraph.storage.archive import common, tensors
+from qgraph.text import fields_json
 
 _MOST_LEVELS = 1 << 16
 """Maximum number of levels of formats whose codes are counted one by one."""
@@ -87,6 +88,9 @@ def codes_of(quantizer: Quantizer, y: Float32) -> Array:
     return y
 
 
+_MEASURES = ("elements", "nan", "min", "max", "mean")
+
+
 @dataclass
 class TensorStatistics:
     """Statistics of a tensor over the parts added so far; NaN is counted and otherwise ignored.
@@ -134,16 +138,7 @@ class TensorStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``qgraph run --json`` prints of a tensor."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": None if self.shape is None else list(self.shape),
-            "elements": self.elements,
-            "nan": self.nan,
-            "min": self.min,
-            "max": self.max,
-            "mean": self.mean,
-        }
+        return fields_json(self, "name", "dtype", "shape", *_MEASURES)
 
 
 def _joined(whole: tuple[int, ...] | None, part: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -238,21 +233,10 @@ class QuantizerStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``qgraph run --stats --json`` prints of a quantizer."""
-        values = self.values.to_json()
         return {
-            "node": self.node,
-            "op": self.op,
-            "tensor": self.tensor,
-            "weight": self.weight,
-            "format": self.format,
-            "bits": self.bits,
-            "reason": self.reason,
-            **{name: values[name] for name in ("elements", "nan", "min", "max", "mean")},
-            "inputs": self.inputs,
-            "clipped": self.clipped,
-            "clipped_share": self.clipped_share,
-            "levels": self.levels,
-            "codes": None if self.codes is None else [list(pair) for pair in self.codes],
+            **fields_json(self, "node", "op", "tensor", "weight", "format", "bits", "reason"),
+            **fields_json(self.values, *_MEASURES),
+            **fields_json(self, "inputs", "clipped", "clipped_share", "levels", "codes"),
         }
 
     def _count(self, codes: Array, counts: Array) -> None:
@@ -302,10 +286,7 @@ class Statistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return all statistics, as ``qgraph run --json`` prints them."""
-        return {
-            "tensors": [part.to_json() for part in self.tensors],
-            "quantizers": [part.to_json() for part in self.quantizers],
-        }
+        return fields_json(self, "tensors", "quantizers")
 
     def _find(self, model: ir.Model) -> None:
         constant = settled(model)

@@ -21,7 +21,7 @@ from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule, page_of
 from qgraph.model import Source, load
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
-from qgraph.text import Displayed, Fields, counted, json_text
+from qgraph.text import Displayed, Fields, counted, fields_json, json_text
 from qgraph.version import head
 
 Ids = str | Iterable[str]
@@ -56,10 +56,7 @@ class LintFinding(Fields):
         return {
             "id": self.rule.id,
             "rule": self.rule.name,
-            "severity": str(self.severity),
-            "nodes": list(self.nodes),
-            "message": self.message,
-            "figures": dict(self.figures),
+            **fields_json(self, "severity", "nodes", "message", "figures"),
             "fix": None if fix is None else {"pass": fix.name, "exactness": fix.exactness},
         }
 
@@ -106,9 +103,7 @@ class LintReport(Displayed):
 
     def entry(self) -> dict[str, Any]:
         """Return the entry of the model in a JSON report about several."""
-        findings = [finding.to_json() for finding in self.findings]
-        identity = {"path": self.model.path, "sha256": self.model.sha256}
-        return identity | {"findings": findings, "known": self.known}
+        return fields_json(self.model, "path", "sha256") | fields_json(self, "findings", "known")
 
 
 def lint(

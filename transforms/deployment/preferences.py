@@ -26,6 +26,7 @@ from qgraph.records import dataclass, field, replace
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
+from qgraph.text import as_json, fields_json
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect
@@ -293,9 +294,8 @@ class Tuning:
         """Return the fields of the report."""
         return {
             "runtime": self.runtime,
-            "threads": self.timing.threads,
-            "batch": self.timing.batch,
-            "forms": [each.to_json() for each in self.forms],
+            **fields_json(self.timing, "threads", "batch"),
+            "forms": as_json(self.forms),
             "milliseconds": dict(self.networks),
             "ratios": dict(self.ratios),
             "chosen": self.chosen,

@@ -25,7 +25,7 @@ from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
 from qgraph.reporting.deploy_view import not_loaded
 from qgraph.targets.layer import LAYERS
-from qgraph.text import Displayed, counted
+from qgraph.text import Displayed, counted, fields_json
 from qgraph.transforms.deployment.preferences import Tuning
 from qgraph.version import head
 
@@ -57,8 +57,7 @@ class DeployedLayer:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
-        bound = None if self.bound is None else self.bound.to_json()
-        return vars(self) | {"rewrites": list(self.rewrites), "bound": bound}
+        return fields_json(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,10 +159,7 @@ class Deployment(Displayed):
         ]
         return {
             **head("deploy"),
-            "target": self.target,
-            "processor": self.processor,
-            "profile": self.profile,
-            "layers": [layer.to_json() for layer in self.layers],
+            **fields_json(self, "target", "processor", "profile", "layers"),
             "executed": self.is_executed,
             "refusal": self.refusal,
             "verdict": str(self.certificate.verdict),
@@ -175,8 +171,7 @@ class Deployment(Displayed):
                 "integer_layers": len(self.layers) - len(self.left),
                 "saturating_layers": len(self.saturating),
                 "integer_layers_before": sum(layer.before is not None for layer in self.layers),
-                "weight_bytes_before": self.weight_bytes_before,
-                "weight_bytes_after": self.weight_bytes_after,
+                **fields_json(self, "weight_bytes_before", "weight_bytes_after"),
                 "max_steps": max((bound.max_steps for bound in bounds), default=0),
                 "tie_distance_steps": max((b.tie_distance_steps for b in bounds), default=0.0),
                 "reference_error": max((b.reference_error for b in bounds), default=0.0),
@@ -184,10 +179,7 @@ class Deployment(Displayed):
             "conditions": [*map(str, self.certificate.conditions), *self.conditions],
             "session_options": dict(self.session_options),
             "notes": [*self.notes, *filter(None, [unquantized_note(self.unquantized)])],
-            "accuracy": None if self.accuracy is None else self.accuracy.to_json(),
-            "tuning": None if self.tuning is None else self.tuning.to_json(),
-            "measured": None if self.measured is None else dict(self.measured),
-            "findings": [finding.to_json() for finding in self.findings],
+            **fields_json(self, "accuracy", "tuning", "measured", "findings"),
         }
 
 
@@ -320,10 +312,7 @@ class Accuracy:
         """Return the fields, and the number of bounds that are violated."""
         violated = sum(each.violated is not None for each in self.bounds.segments)
         return {
-            "samples": self.samples,
-            "before": self.before,
-            "after": self.after,
-            "codes_that_differ": self.codes_that_differ,
+            **fields_json(self, "samples", "before", "after", "codes_that_differ"),
             "violated_bounds": violated,
             "bounds": self.bounds.to_json(),
         }
