@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib
 import json
@@ -181,14 +182,20 @@ def fields_json(thing: Any, *names: str) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON has it; what has a method ``to_json`` is written by that."""
+    """Return a value as JSON has it; what has a method ``to_json`` is written by that.
+
+    Sets are sorted.
+    """
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
         return fields_json(value)
-    if isinstance(value, tuple | list):
-        return [as_json(each) for each in value]
-    return str(value) if isinstance(value, str) else value
+    if isinstance(value, dict):
+        return {key: as_json(each) for key, each in value.items()}
+    if isinstance(value, tuple | list | frozenset):
+        listed = [as_json(each) for each in value]
+        return sorted(listed) if isinstance(value, frozenset) else listed
+    return str(value) if isinstance(value, str | datetime.date) else value
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

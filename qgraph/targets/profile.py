@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from qgraph.records import dataclass, field, is_dataclass, replace
+from qgraph.records import dataclass, field, replace
 from qgraph.targets.layer import KernelRule, Loads, Names, ZeroPoint
 from qgraph.targets.rules import LoadRule
+from qgraph.text import fields_json
 
 
 class Evidence(StrEnum):
@@ -287,16 +288,4 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return all that is known; null where nothing is, lists without order sorted."""
-        return {key: _plain(value) for key, value in vars(self).items()}
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {key: _plain(each) for key, each in vars(value).items()}
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, frozenset):
-        return sorted(map(_plain, value))
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return value.isoformat() if isinstance(value, datetime.date) else value
+        return fields_json(self)
