@@ -167,7 +167,6 @@ def handle_all(
 def _summarise(
     results: Sequence[TaskResult], failed: Sequence[TaskResult], talk: Talk, what: str
 ) -> None:
-    """Print the number of successful models, and each failed model."""
     good = len(results) - len(failed)
     text = f"{counted(len(results), what)}: {good} good, {len(failed)} failed"
     lines = [": ".join(filter(None, result.described)) for result in failed]

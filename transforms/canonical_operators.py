@@ -100,7 +100,6 @@ class _Graph:
     opset: int
 
     def fact(self, value: ir.Value | None) -> Fact:
-        """Return the type and shape of a value."""
         return UNKNOWN if value is None else self.facts.get(value, UNKNOWN)
 
 

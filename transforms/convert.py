@@ -309,6 +309,5 @@ def _is_constant(site: Site | Refusal) -> bool:
 
 
 def _is_stored(site: Site) -> bool:
-    """Return whether the constant of a quantizer is codes."""
     is_decoder = site.dialect == "qdq" and site.nodes[0].op_type != "QuantizeLinear"
     return site.weight is not None and is_decoder

@@ -127,12 +127,10 @@ class _Fusion(Decision):
 
     @property
     def stands(self) -> bool:
-        """Whether the quantizer and the nodes to be scaled are still in the graph."""
         scaled = all(node.graph is not None for node in self.scaling.constants)
         return self.site.stands and scaled
 
     def prepare(self, editor: Editor) -> None:
-        """Scale the constants."""
         self.scaling.settle(editor)
 
 

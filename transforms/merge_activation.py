@@ -157,11 +157,9 @@ class _Limited:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the codes have limits narrower than their type."""
         return any(end is not None for end in self.ends)
 
     def is_written(self, form: ActivationForm) -> bool:
-        """Return whether it has the form already."""
         used, unused = self.before, self.behind
         if form is ActivationForm.CODES:
             used, unused = unused, used

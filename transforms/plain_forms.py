@@ -184,7 +184,6 @@ def _split(node: ir.Node, editor: Editor) -> Draft:
 
 
 def _transposed(draft: Draft, w: ir.Value | None) -> ir.Value:
-    """Return weights with their axes exchanged."""
     chain = weight_chain(w)
     is_quantized = chain is not None and chain.nodes and not chain.is_turned
     turned = turned_weights(draft, chain) if chain is not None and is_quantized else None
@@ -232,7 +231,6 @@ class LowerPointwise(Transform):
 
 
 def _is_pointwise(layer: FoundLayer) -> bool:
-    """Return whether a layer is a 1 x 1 convolution."""
     node, rank = layer.node, layer.description.rank
     if node.op_type != "Conv" or rank is None or rank < _LEAST_RANK:
         return False

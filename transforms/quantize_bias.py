@@ -137,7 +137,6 @@ class _Bias(OfDraft):
         return cls(layer, node, bias, codes, scale, draft=draft)
 
     def report(self) -> SiteReport:
-        """Return the entry of the report."""
         wide = self.scale.astype(np.float64)
         error = np.abs(self.codes * wide - self.bias.astype(np.float64))
         decoded = (self.codes.astype(self.scale.dtype) * self.scale).astype(self.bias.dtype)

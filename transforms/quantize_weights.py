@@ -257,7 +257,6 @@ class QuantizeWeights(Transform):
 
 
 def _shared_axes(use: WeightUse, way: WeightGranularity) -> object:
-    """Return the axes that two uses of a weight must have in common."""
     return {
         WeightGranularity.TENSOR: None,
         WeightGranularity.AXIS: use.channel,

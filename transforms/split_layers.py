@@ -145,7 +145,6 @@ class _Maximum(OfDraft):
         yield cls(node, first, slopes, draft=draft)
 
     def report(self) -> SiteReport:
-        """Return the entry of the report."""
         return self.changed(
             self.layer,
             "the larger of two codes takes the place of a function behind the layer; its slopes "
@@ -273,7 +272,6 @@ class _Split(OfDraft):
         yield cls(layer, factor, last, draft=draft)
 
     def report(self) -> SiteReport:
-        """Return the entry of the report."""
         changed = int(np.count_nonzero(self.factor))
         return self.changed(
             self.layer.node,

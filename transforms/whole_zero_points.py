@@ -173,7 +173,6 @@ class _Pair(OfDraft):
         return cls(site, list(zip(layers, biases, strict=True)), rest, draft=draft)
 
     def report(self) -> SiteReport:
-        """Return the entry of the report."""
         return self.changed(
             self.site.root,
             f"up to {np.abs(self.rest).max():.3g} of a step is in biases now; results at padded "
@@ -203,7 +202,6 @@ class _Layer(OfDraft):
         return cls(node, draft=draft)
 
     def report(self) -> SiteReport:
-        """Return the entry of the report."""
         return self.changed(self.node, "its bias has the fractions of the zero points of its data")
 
 

@@ -14,7 +14,6 @@ _RUNTIMES = ["onnxruntime", "openvino", "numpy"]
 
 
 def _setting(text: str) -> tuple[str, str]:
-    """Return key and value of ``KEY=VALUE``."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise click.BadParameter(f"{text!r} is not of the form KEY=VALUE.")

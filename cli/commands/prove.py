@@ -136,7 +136,6 @@ def command(
 
 
 def _status(verdict: ProofVerdict, certificate: Certificate) -> int:
-    """Return the exit status of the verdict of the checker."""
     is_beyond = verdict == "bounded" and bool(certificate.beyond)
     return 1 if is_beyond else STATUS[verdict]
 

@@ -92,7 +92,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _named(document: Mapping[str, Any]) -> list[tuple[Path, object]]:
-    """Return path and hash of the models, as the report states them."""
     models = [document.get(role) for role in ("reference", "candidate", "input", "output")]
     return [
         (Path(model["path"]), model.get("sha256"))

@@ -341,7 +341,6 @@ def _measure_codes(
 
 
 def _finite(distance: Float64) -> Float64:
-    """Return distances without NaN."""
     return distance if np.isfinite(distance).all() else np.nan_to_num(distance)
 
 

@@ -235,20 +235,16 @@ class _Compared:
         self.notes = paired.notes
 
     def prepare(self, backend: str) -> None:
-        """Prepare both models for runs."""
         models = self.first, self.second
         self.ours, self._theirs = (prepare(m.ir, backend, shares_memory=True) for m in models)
 
     def _renamed(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch by the names of the candidate."""
         return {self._feeds.get(name, name): x for name, x in batch.items()}
 
     def run(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the outputs of both models, each by its own names."""
         return self.ours.run(batch), self._theirs.run(self._renamed(batch))
 
     def tensors(self, batch: dict[str, Any]) -> list[TensorComparison]:
-        """Return the comparison of all tensors on a batch."""
         ours = ModelRun(self.first.ir.graph, self.ours, batch)
         theirs = ModelRun(self.second.ir.graph, self._theirs, self._renamed(batch))
         return compare_tensors(ours, theirs, correspondence(self.first, self.second, self.names))

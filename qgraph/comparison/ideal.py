@@ -98,7 +98,6 @@ class _Recorder:
         self.steps: list[tuple[Callable[..., Any], Sequence[Any]]] = []
 
     def constant(self, array: Any) -> Array:
-        """Return a constant of a definition."""
         stored = np.asarray(array)
         return stored if stored.dtype.kind == "b" else stored.astype(self._kind)
 

@@ -154,14 +154,12 @@ class _Runner:
         self._theirs = Executor(matching.candidate.normalised.model)
 
     def differ(self, feeds: Feeds) -> bool:
-        """Return whether the outputs of the models differ in value."""
         self._spend()
         ours = self._ours.run(feeds)
         theirs = self._theirs.run({self._names[name]: x for name, x in feeds.items()})
         return any(_differ(ours[a], theirs[b]) for a, b in self._outputs)
 
     def value(self, name: str, feeds: Feeds) -> Array:
-        """Return a value of the reference."""
         self._spend()
         return np.asarray(self._ours.run(feeds, taps=[name])[name])
 

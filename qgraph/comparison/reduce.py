@@ -187,7 +187,6 @@ class _Reducer:
         ]
 
     def _measure(self) -> None:
-        """Compute the values at all possible cuts."""
         wanted: dict[str, None] = {}
         for number in (len(self._cuts), 0):
             wanted |= dict.fromkeys(name for name, _ in self._entries(number))

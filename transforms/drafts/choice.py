@@ -214,7 +214,6 @@ class _Offer:
             self.decision = Decision(self.site, None, None, reason)
 
     def next_draft(self, limit: int) -> Draft | None:
-        """Return the next draft within the opset limit."""
         for draft in self.drafts:
             if draft.opset <= limit:
                 return draft
@@ -222,7 +221,6 @@ class _Offer:
         return None
 
     def take(self, draft: Draft, verdict: Verdict, exact: Exactness) -> None:
-        """Choose ``draft`` if its verdict reaches the requested level."""
         if verdict.reaches(exact):
             if self.site.weight is not None:
                 # Its parameters would stay in memory; the draft may have tensors for them.

@@ -344,7 +344,6 @@ class WeightPlan:
 
 
 def _forget(value: ir.Value) -> None:
-    """Remove a weight that is no longer used."""
     producer, graph = value.producer(), value.graph
     if producer is not None and producer.graph is not None:
         producer.graph.remove(producer, safe=True)

@@ -216,7 +216,6 @@ class _Study:
         self.switched = [q for q in self.switched if self.reasons[q] is None]
 
     def renamed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs by the names of the candidate."""
         return {self.names.get(name, name): x for name, x in feeds.items()}
 
     def _excerpt(
@@ -302,7 +301,6 @@ class _Study:
             self._tallies[quantizer].add(theirs[str(site.x.name)], y, there if is_same else None)
 
     def cost(self, quantizer: PairedQuantizer) -> QuantizerCost:
-        """Return the cost of a quantizer."""
         site = quantizer.site
         cost = QuantizerCost(
             node_name(site.root),
