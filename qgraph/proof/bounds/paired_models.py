@@ -11,6 +11,7 @@ The clipped codes can be compared with codes that the other model clips before i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -28,6 +29,7 @@ from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segments import Ends, Pairing
 from qgraph.proof.matching.normalise import fix_static_values, flat
+from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 
 
 def paired(
@@ -104,38 +106,32 @@ def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
     if versions_of(model.opset_imports).get("", 0) < _FIRST_VERSION:
         return
     for node in list(model.graph):
-        decode = _producer(node) if OpKey.of(node) in _LIMITING else None
-        rounds = None if decode is None else _producer(decode)
-        if decode is None or rounds is None or OpKey.of(decode) != _DECODING:
-            continue
-        ends = _limits_of_codes(node, decode) if rounds.op_type in _ROUNDING else None
-        if ends is not None:
-            yield decode, ends
+        with suppress(DoesNotApplyError):
+            expect(OpKey.of(node) in _LIMITING)
+            decode = _producer(node)
+            expect(OpKey.of(decode) == _DECODING and _producer(decode).op_type in _ROUNDING)
+            yield decode, _limits_of_codes(node, decode)
 
 
-def _producer(node: ir.Node) -> ir.Node | None:
+def _producer(node: ir.Node) -> ir.Node:
     """Return the node that computes the data of a node, if nothing else uses the data."""
-    data = node.inputs[0]
-    if data is None or len(data.uses()) != 1 or data.is_graph_output():
-        return None
-    return data.producer()
+    data = needed(node.inputs[0])
+    expect(len(data.uses()) == 1 and not data.is_graph_output())
+    return needed(data.producer())
 
 
-def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array] | None:
-    """Return the codes beyond which a node has a constant result; None if they are not known."""
-    codes, ends = decode.inputs[0], clip_limits(node)
-    parameters = [None if value is None else array_of(value) for value in decode.inputs[1:]]
-    if codes is None or codes.dtype not in _TYPES or any(a is None for a in parameters):
-        return None
-    scale, zero = (*(a for a in parameters if a is not None), np.zeros((), codes.dtype.numpy()))[:2]
-    is_one = zero.size > 0 and bool((zero == zero.reshape(-1)[0]).all())
-    if ends is None or ends[0] > ends[1] or not is_one or not (scale > 0).all():
-        return None
+def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array]:
+    """Return the codes beyond which a node has a constant result, if they are known."""
+    dtype, ends = needed(needed(decode.inputs[0]).dtype), needed(clip_limits(node))
+    parameters = [needed(array_of(needed(value))) for value in decode.inputs[1:]]
+    scale, zero = (*parameters, np.zeros((), dtype.numpy()))[:2]
+    expect(dtype in _TYPES and ends[0] <= ends[1] and zero.size and (scale > 0).all())
+    expect((zero == zero.reshape(-1)[0]).all())
     steps, start = scale.astype(np.float64), int(zero.reshape(-1)[0])
     # Products of codes and float32 are exact, quotients are not.
     first, last = np.floor(ends[0] / steps), np.ceil(ends[1] / steps)
     first, last = first - (first * steps > ends[0]), last + (last * steps < ends[1])
-    kind = np.iinfo(codes.dtype.numpy())
+    kind = np.iinfo(dtype.numpy())
     outer = float(first.min()) + start, float(last.max()) + start
     return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in outer]
 

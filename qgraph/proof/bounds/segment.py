@@ -187,11 +187,9 @@ def compared(
 ) -> list[tuple[Segment, Float64]]:
     """Return the bound of two roundings for each possible offset between their codes."""
     kinds = one.event.kind, other.event.kind
-    if not _fit(one, other) or (kinds[0] != kinds[1] and "Sign" in kinds):
-        return []
-    if one.event.mantissa != other.event.mantissa:
-        return []
-    if one.event.mantissa is not None and kinds[0] != kinds[1]:
+    mantissas = one.event.mantissa, other.event.mantissa
+    is_like = kinds[0] == kinds[1] or not ("Sign" in kinds or mantissas[0] is not None)
+    if not (is_like and mantissas[0] == mantissas[1] and _fit(one, other)):
         return []
     if forced is not None or one.event.mantissa is not None:
         delta = ZERO if forced is None else forced
