@@ -28,6 +28,7 @@ import onnx_ir as ir
 
 from qgraph.evidence import Demonstration, Reached
 from qgraph.exactness import Exactness
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.interface import Difference, Pair
 from qgraph.graph.scopes import graphs_of
 from qgraph.numerics import Float64
@@ -39,7 +40,6 @@ from qgraph.proof.functions.decide import undecided
 from qgraph.proof.matching.attained import Attained, Limits, is_moved_to, later_operators
 from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import live_nodes
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.regions import Decided, cut, decide_cuts
 from qgraph.reasons import NOT_FORCED
 from qgraph.records import dataclass, field, replace
@@ -131,7 +131,7 @@ def forced(matching: Matching, shown: Sequence[Shown], search: Search) -> Forced
                 continue
             try:
                 numbers = _occurring(version, attained, level)
-            except DoesNotApplyError:
+            except Unknown:
                 continue
             entry = None if version.region is None else version.region.entry[0]
             known, finding = matching.reference.known, version.outcome.finding
@@ -228,16 +228,16 @@ def _versions(matching: Matching, s: Shown, known: Decided) -> Iterator[Shown]:
 
 
 def _occurring(s: Shown, attained: Attained, level: Exactness) -> list[float]:
-    """Return differing inputs that the entry of a region can take, or raise DoesNotApplyError."""
+    """Return differing inputs that the entry of a region can take, or raise Unknown."""
     if s.claim.kind is Kind.CONSTANT:
         return []
-    source = needed(s.region).entry[0]
+    source = given(s.region).entry[0]
     if not _differs_in_value(s, level):
-        expect(attained.is_fed(source))
+        require(attained.is_fed(source))
         return []
-    limits, (channels, (channel, first, last)) = needed(attained.source(source)), _stretches(s)
+    limits, (channels, (channel, first, last)) = given(attained.source(source)), _stretches(s)
     found = np.flatnonzero(limits.admit(channel.astype(np.int64), channels, first, last))
-    expect(len(found))
+    require(len(found))
     chosen = found[:: max(1, -(-len(found) // _NUMBERS))]
     return [_within(limits, float(first[i]), float(last[i])) for i in chosen]
 

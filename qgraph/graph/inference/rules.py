@@ -182,7 +182,7 @@ def _shown(dim: Dim) -> str:
 
 
 class Unknown(Exception):  # noqa: N818 - no error: nothing follows
-    """The definition of an operator determines no fact."""
+    """What a rule needs is not known, or does not hold."""
 
 
 def require(*conditions: object) -> None:

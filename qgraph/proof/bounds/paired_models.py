@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from qgraph.bound import Bounding
 from qgraph.graph.constants import array_of, clip_limits, freeze_inputs
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.inference.walk import Interface as Shapes
 from qgraph.graph.inference.walk import infer, size_limits, with_facts
 from qgraph.graph.interface import common_domain, interface
@@ -29,7 +30,6 @@ from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segments import Ends, Pairing
 from qgraph.proof.matching.normalise import fix_static_values, flat
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 
 
 def paired(
@@ -106,27 +106,27 @@ def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
     if versions_of(model.opset_imports).get("", 0) < _FIRST_VERSION:
         return
     for node in list(model.graph):
-        with suppress(DoesNotApplyError):
-            expect(OpKey.of(node) in _LIMITING)
+        with suppress(Unknown):
+            require(OpKey.of(node) in _LIMITING)
             decode = _producer(node)
-            expect(OpKey.of(decode) == _DECODING and _producer(decode).op_type in _ROUNDING)
+            require(OpKey.of(decode) == _DECODING and _producer(decode).op_type in _ROUNDING)
             yield decode, _limits_of_codes(node, decode)
 
 
 def _producer(node: ir.Node) -> ir.Node:
     """Return the node that computes the data of a node, if nothing else uses the data."""
-    data = needed(node.inputs[0])
-    expect(len(data.uses()) == 1 and not data.is_graph_output())
-    return needed(data.producer())
+    data = given(node.inputs[0])
+    require(len(data.uses()) == 1 and not data.is_graph_output())
+    return given(data.producer())
 
 
 def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array]:
     """Return the codes beyond which a node has a constant result, if they are known."""
-    dtype, ends = needed(needed(decode.inputs[0]).dtype), needed(clip_limits(node))
-    parameters = [needed(array_of(needed(value))) for value in decode.inputs[1:]]
+    dtype, ends = given(given(decode.inputs[0]).dtype), given(clip_limits(node))
+    parameters = [given(array_of(given(value))) for value in decode.inputs[1:]]
     scale, zero = (*parameters, np.zeros((), dtype.numpy()))[:2]
-    expect(dtype in _TYPES and ends[0] <= ends[1] and zero.size and (scale > 0).all())
-    expect((zero == zero.reshape(-1)[0]).all())
+    require(dtype in _TYPES and ends[0] <= ends[1] and zero.size and (scale > 0).all())
+    require((zero == zero.reshape(-1)[0]).all())
     steps, start = scale.astype(np.float64), int(zero.reshape(-1)[0])
     # Products of codes and float32 are exact, quotients are not.
     first, last = np.floor(ends[0] / steps), np.ceil(ends[1] / steps)

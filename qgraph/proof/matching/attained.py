@@ -21,20 +21,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.scopes import producer_of
 from qgraph.graph.slices import ancestors, reached
 from qgraph.numerics import Array, Float64
 from qgraph.ops.dispatch import Imports, compute
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.operators import (
-    KEEP_ALL,
-    MEANS,
-    DoesNotApplyError,
-    expect,
-    is_elementwise,
-    is_move,
-    needed,
-)
+from qgraph.proof.matching.operators import KEEP_ALL, MEANS, is_elementwise, is_move
 from qgraph.records import dataclass, replace
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -117,7 +110,7 @@ class Attained:
                     continue
                 try:
                     self._found[top] = self._of(top)
-                except DoesNotApplyError:
+                except Unknown:
                     self._found[top] = None
             stack.pop()
         return self._found[value]
@@ -131,19 +124,19 @@ class Attained:
         node = value.producer()
         if node is None:
             self._fed[value] = frozenset([value])
-            expect(value.is_graph_input())
-            return _whole_type(needed(value.dtype))
+            require(value.is_graph_input())
+            return _whole_type(given(value.dtype))
         data = self._data(value)
         origins = [self._fed[v] for v in data]
         self._fed[value] = frozenset[ir.Value]().union(*origins)
-        expect(data and sum(map(len, origins)) <= len(self._fed[value]))
-        met = [needed(self._found.get(v)) for v in data]
+        require(data and sum(map(len, origins)) <= len(self._fed[value]))
+        met = [given(self._found.get(v)) for v in data]
         if node.domain == "" and node.op_type in _RULES:
             return _RULES[node.op_type](self, node, met)
-        expect(len(met) == 1 and data[0] is node.inputs[0])
+        require(len(met) == 1 and data[0] is node.inputs[0])
         if is_move(node):
             return _alike(met[0])
-        expect(is_elementwise(node))
+        require(is_elementwise(node))
         return self._tried(node, met[0])
 
     def _arrays(self, node: ir.Node) -> list[Array | None]:
@@ -153,9 +146,9 @@ class Attained:
         """Return the limits of the results of an elementwise operator, by evaluating it."""
         others = zip(node.inputs[1:], self._arrays(node)[1:], strict=True)
         values: dict[ir.Value, Any] = {v: array for v, array in others if v is not None}
-        expect(all(array is not None and array.size == 1 for array in values.values()))
-        x, value = _between(met), needed(node.inputs[0])
-        dtype = needed(value.dtype)
+        require(all(array is not None and array.size == 1 for array in values.values()))
+        x, value = _between(met), given(node.inputs[0])
+        dtype = given(value.dtype)
         if dtype.is_integer():
             x = np.unique(np.concatenate([x, np.arange(met.lo.min(), met.lo.min() + 256)]))
             x = np.rint(x[(met.lo.min() <= x) & (x <= met.hi.max())])
@@ -164,18 +157,18 @@ class Attained:
                 values[value] = x.astype(dtype.numpy())
             y = np.asarray(compute(node, self._imports, values)).astype(np.float64)
         except (QGraphError, ValueError, TypeError) as error:
-            raise DoesNotApplyError from error
+            raise Unknown from error
         y = y[~np.isnan(y)]
-        expect(y.size)
+        require(y.size)
         return Limits(y.min(keepdims=True), y.max(keepdims=True))
 
     def _weighted(self, node: ir.Node, met: list[Limits]) -> Limits:
         if len(met) == 2:
-            expect(node.op_type == "MatMul")
+            require(node.op_type == "MatMul")
             return _product(*met)
         _, array, bias = [*self._arrays(node), None][:3]
-        weight = needed(array)
-        expect(len(met) == 1 and weight.dtype.kind in "fiu")
+        weight = given(array)
+        require(len(met) == 1 and weight.dtype.kind in "fiu")
         w = _by_result(node, weight.astype(np.float64))
         x = _alike(met[0])
         low, high = (float(limit[0]) for limit in (x.lo, x.hi))
@@ -187,9 +180,9 @@ class Attained:
         return _numbers(lo, hi)
 
     def _normalized(self, node: ir.Node, met: list[Limits]) -> Limits:
-        arrays = map(needed, self._arrays(node)[1:5])
+        arrays = map(given, self._arrays(node)[1:5])
         scale, shift, mean, variance = (np.asarray(a, np.float64).reshape(-1) for a in arrays)
-        expect(len(met) == 1)
+        require(len(met) == 1)
         with np.errstate(all="ignore"):
             factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
             ends = [
@@ -201,10 +194,10 @@ class Attained:
         sides = []
         for value, array in zip(node.inputs, self._arrays(node), strict=True):
             if array is None:
-                sides.append(_alike(needed(self._found.get(needed(value)))))
+                sides.append(_alike(given(self._found.get(given(value)))))
             else:
                 ends = array.reshape(-1).astype(np.float64)
-                expect(ends.size == 1)
+                require(ends.size == 1)
                 sides.append(Limits(ends, ends))
         one, other = sides
         if node.op_type == "Sub":
@@ -240,7 +233,7 @@ def joins_data(node: ir.Node, known: KnownValues) -> bool:
 
 
 def _whole_type(dtype: ir.DataType) -> Limits:
-    expect(dtype not in (ir.DataType.STRING, ir.DataType.BOOL))
+    require(dtype not in (ir.DataType.STRING, ir.DataType.BOOL))
     if not dtype.is_integer():
         return Limits(np.array([-np.inf]), np.array([np.inf]))
     count = 2.0**dtype.bitwidth
@@ -259,7 +252,7 @@ def _alike(met: Limits) -> Limits:
 
 
 def _numbers(lo: Float64, hi: Float64) -> Limits:
-    expect(not (np.isnan(lo).any() or np.isnan(hi).any()))
+    require(not (np.isnan(lo).any() or np.isnan(hi).any()))
     return Limits(lo, hi)
 
 
@@ -274,7 +267,7 @@ def _product(one: Limits, other: Limits) -> Limits:
     signs = [(reach.lo.min() < 0, reach.hi.max() > 0) for reach in (one, other)]
     both = all(signs[0]) or all(signs[1])
     ends = [abs(float(end)) for reach in (one, other) for end in (reach.lo.min(), reach.hi.max())]
-    expect(both and max(ends[:2]) != 0 and max(ends[2:]) != 0)
+    require(both and max(ends[:2]) != 0 and max(ends[2:]) != 0)
     size = max(ends[:2]) * max(ends[2:])
     return Limits(np.array([-size]), np.array([size]))
 

@@ -23,12 +23,12 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_elements
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of, inputs_of, nodes_of
 from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.matching.packed_rows import PackedRows
 
 _REALS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -58,7 +58,7 @@ def has_packed_products(model: ir.Model) -> bool:
 def write_products(model: ir.Model) -> None:
     """Replace MatMulNBits and Gemm in the main graph of ``model``, in place, where possible."""
     for node in list(model.graph):
-        with suppress(DoesNotApplyError):
+        with suppress(Unknown):
             if is_mat_mul_n_bits(node):
                 _write_packed(node)
             elif node.domain == "" and node.op_type == "Gemm":
@@ -67,10 +67,10 @@ def write_products(model: ir.Model) -> None:
 
 def _write_packed(node: ir.Node) -> None:
     x, *packed, bias = inputs_of(node, 6)
-    streams = [None if value is None else needed(constant_elements(value)) for value in packed]
-    x, codes, scales, (points, groups) = needed(x), *map(needed, streams[:2]), streams[2:]
+    streams = [None if value is None else given(constant_elements(value)) for value in packed]
+    x, codes, scales, (points, groups) = given(x), *map(given, streams[:2]), streams[2:]
     dtype = ir.DataType[scales.kind]  # data and product have the same type
-    expect(dtype in _REALS and x.dtype in (None, dtype))
+    require(dtype in _REALS and x.dtype in (None, dtype))
     zero = None if points is None else points.array()
     order = None if groups is None else groups.array()
     name = f"{node.outputs[0].name}_weights"
@@ -78,7 +78,7 @@ def _write_packed(node: ir.Node) -> None:
         weights = Weights.of(node)
         weights.check(codes, scales)
     except (UnsupportedError, ValueError) as error:
-        raise DoesNotApplyError from error
+        raise Unknown from error
 
     def values() -> ir.TensorProtocol:
         array = weights.values(codes.array(), scales.array(), zero, order)
@@ -109,9 +109,9 @@ def _widened(value: ir.Value, node: ir.Node) -> ir.Value:
 def _write_gemm(node: ir.Node) -> None:
     get = node.attributes
     x, matrix, bias = inputs_of(node, 3)
-    x, matrix = needed(x), needed(matrix)
-    expect(get.get_float("alpha", 1.0) == 1 and get.get_float("beta", 1.0) == 1)
-    expect(get.get_int("transA", 0) == 0)
+    x, matrix = given(x), given(matrix)
+    require(get.get_float("alpha", 1.0) == 1 and get.get_float("beta", 1.0) == 1)
+    require(get.get_int("transA", 0) == 0)
     if get.get_int("transB", 0):
         transposed = ir.node("Transpose", [matrix], {"perm": [1, 0]})
         transposed.name = transposed.outputs[0].name = f"{node.outputs[0].name}_matrix"

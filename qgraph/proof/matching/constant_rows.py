@@ -15,6 +15,7 @@ import onnx_ir as ir
 from qgraph.errors import ExecutionError, ModelError, OperatorError, UnsupportedError
 from qgraph.exactness import Witness
 from qgraph.graph.constants import constant_elements
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.scopes import input_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array
@@ -22,7 +23,6 @@ from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
 from qgraph.records import dataclass
 
@@ -42,7 +42,7 @@ _WHOLE_ELEMENTS = 1 << 20
 _PIECE = 1 << 18
 """Approximate number of elements to compute at a time; at least one row."""
 
-_FAILURES = (DoesNotApplyError, ExecutionError, ModelError, OperatorError, UnsupportedError)
+_FAILURES = (Unknown, ExecutionError, ModelError, OperatorError, UnsupportedError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +111,9 @@ def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
     """Return a large constant that is computed by rows; None if that is not possible."""
     compiler = _Compiler(known)
     try:
-        expect(known.has(value))
-        stream = needed(_root(value))
-        expect(stream.size >= _WHOLE_ELEMENTS and stream.kind != "STRING")
+        require(known.has(value))
+        stream = given(_root(value))
+        require(stream.size >= _WHOLE_ELEMENTS and stream.kind != "STRING")
         shape = compiler.visit(value, 1)
     except _FAILURES:
         return None
@@ -125,7 +125,7 @@ def rows_of(known: KnownValues, value: ir.Value) -> ConstantRows | None:
 class _Compiler:
     """Finds the steps that compute rows of a constant from rows of other constants.
 
-    Its methods raise DoesNotApplyError if there are none.
+    Its methods raise Unknown if there are none.
     """
 
     def __init__(self, known: KnownValues) -> None:
@@ -138,14 +138,14 @@ class _Compiler:
     def visit(self, value: ir.Value, per: int) -> tuple[int, ...]:
         """Return the shape of a value with one row for ``per`` rows."""
         if value in self._seen:
-            expect(self._seen[value][0] == per)
+            require(self._seen[value][0] == per)
             return self._seen[value][1]
         stream = constant_elements(value)
         if stream is None:
             rows = self._computed(value, per)
         else:
             rows = stream.shape
-            expect(rows)
+            require(rows)
             # Elements that are all computed at once are computed once; their codes are small.
             is_packed = isinstance(stream.stored, PackedRows)
             self.sources.append(_Source(value, stream if is_packed else stream.in_memory(), per))
@@ -154,8 +154,8 @@ class _Compiler:
         return rows
 
     def _computed(self, value: ir.Value, per: int) -> tuple[int, ...]:
-        node = needed(value.producer())
-        data = needed(_data(node))
+        node = given(value.producer())
+        data = given(_data(node))
         if node.op_type == "Reshape":
             return self._reshaped(node, data, per)
         shape = self.visit(data, per)
@@ -167,8 +167,8 @@ class _Compiler:
             if rows:
                 self.visit(operand, per * rows)
             else:
-                whole[operand] = needed(self._known.array(operand))
-                expect(whole[operand].size <= _PIECE and operand is not data)
+                whole[operand] = given(self._known.array(operand))
+                require(whole[operand].size <= _PIECE and operand is not data)
         step = NodeStep(node, kernel_for(node, self._known.imports))
         self.steps.append(_Step(node, step, whole, shape, per))
         return shape
@@ -176,7 +176,7 @@ class _Compiler:
     def _rows_of(self, node: ir.Node, operand: ir.Value, shape: tuple[int, ...]) -> int:
         """Return how many rows use one row of an operand; 0 if it is not cut."""
         stored = constant_elements(operand)
-        sizes = needed(self._known.array(operand)).shape if stored is None else stored.shape
+        sizes = given(self._known.array(operand)).shape if stored is None else stored.shape
         if math.prod(sizes) == 1:
             return 0
         if node.op_type in _ALONG_AXIS:
@@ -185,20 +185,20 @@ class _Compiler:
             if size == 0:
                 return int(len(sizes) == 1 and axis % len(shape) == 0)
             rows = size if axis % len(shape) == 0 else 1
-            expect(sizes[0] == -(-shape[0] // rows))
+            require(sizes[0] == -(-shape[0] // rows))
             return rows
         missing = len(shape) - len(sizes)
-        expect(missing >= 0)
-        expect(all(n in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)))
+        require(missing >= 0)
+        require(all(n in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)))
         return int(missing == 0 and sizes[0] > 1)
 
     def _reshaped(self, node: ir.Node, data: ir.Value, per: int) -> tuple[int, ...]:
         """Return the shape that a Reshape gives to data whose rows it keeps, divides or joins."""
         sizes, length = self._sizes(node), self._length(data)
-        expect(sizes and length and per * sizes[0] % length == 0)
+        require(sizes and length and per * sizes[0] % length == 0)
         self.multiple = math.lcm(self.multiple, per)
         shape = self.visit(data, per * sizes[0] // length)
-        expect(math.prod(shape) == math.prod(sizes))
+        require(math.prod(shape) == math.prod(sizes))
         self.steps.append(_Step(node, None, {}, sizes, per))
         return sizes
 
@@ -208,18 +208,18 @@ class _Compiler:
         if stream is not None:
             sizes = stream.shape
         else:
-            node = needed(value.producer())
+            node = given(value.producer())
             if node.op_type != "Reshape":
-                return self._length(needed(_data(node)))
+                return self._length(given(_data(node)))
             sizes = self._sizes(node)
-        expect(sizes)
+        require(sizes)
         return sizes[0]
 
     def _sizes(self, node: ir.Node) -> tuple[int, ...]:
         """Return the sizes that a Reshape gives to a constant."""
-        stream, wanted = needed(_root(node.inputs[0])), self._known.array(needed(input_of(node, 1)))
-        sizes = [int(size) for size in needed(wanted)]
-        expect(0 not in sizes)
+        stream, wanted = given(_root(node.inputs[0])), self._known.array(given(input_of(node, 1)))
+        sizes = [int(size) for size in given(wanted)]
+        require(0 not in sizes)
         rest = stream.size // max(-math.prod(sizes), 1)
         return tuple(rest if size == -1 else size for size in sizes)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -29,26 +28,6 @@ from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import is_random
 from qgraph.ops.operator import is_defined, operator_of
 from qgraph.records import dataclass
-
-T = TypeVar("T")
-
-
-class DoesNotApplyError(Exception):
-    """What a rule, or a way to compute something, needs is not there."""
-
-
-def expect(condition: object) -> None:
-    """Raise DoesNotApplyError unless a condition holds."""
-    if not condition:
-        raise DoesNotApplyError
-
-
-def needed(value: T | None) -> T:
-    """Return a value that is needed; raise DoesNotApplyError if there is none."""
-    if value is None:
-        raise DoesNotApplyError
-    return value
-
 
 KEEP_ALL = frozenset(
     {"DepthToSpace", "Flatten", "Identity", "Reshape", "SpaceToDepth", "Squeeze", "Transpose"}

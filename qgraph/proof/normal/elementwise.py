@@ -22,12 +22,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.normal.movements import is_constant_along, is_single
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
@@ -114,13 +114,13 @@ def parameters_of(
     """Return the constants of a node by index, with the rank of the data.
 
     Single numbers of at most ``free`` dimensions, or along the axis of the node, are left out.
-    Raises DoesNotApplyError if a constant is large or has more dimensions.
+    Raises Unknown if a constant is large or has more dimensions.
     """
     parameters: dict[int, Array] = {}
     for index, value in enumerate(node.inputs):
         if value is None or not graph.known.has(value) or stays(node, index):
             continue
-        array = needed(graph.array(value))
+        array = given(graph.array(value))
         is_free = is_along_axis(node) or array.ndim <= free
         if free < 0 or array.size != 1 or not is_free:
             parameters[index] = _aligned(node, array, rank)
@@ -143,19 +143,19 @@ def moved(
     the rank of the data after the movement; None if there is none.
     """
     data, is_along = data_of(graph, node), is_along_axis(node)
-    expect(not is_along or data == [node.inputs[0]])
+    require(not is_along or data == [node.inputs[0]])
     operands = [(i, v) for i, v in enumerate(node.inputs) if v is not None and not stays(node, i)]
     scalars = [v for _, v in operands if v not in data and not graph.known.has(v)]
     rank = len(result or ())
-    expect(all(len(stated_shape(value) or ()) <= rank for value in scalars))
+    require(all(len(stated_shape(value) or ()) <= rank for value in scalars))
     aligned = parameters_of(graph, node, None if sizes is None else len(sizes), free=rank)
-    parameters = {index: needed(move_array(array)) for index, array in aligned.items()}
-    expect(all(array.ndim == rank and result is not None for array in parameters.values()))
+    parameters = {index: given(move_array(array)) for index, array in aligned.items()}
+    require(all(array.ndim == rank and result is not None for array in parameters.values()))
     attributes = dict(node.attributes)
     if parameters and is_along:
         shape = np.broadcast_shapes(*(array.shape for array in parameters.values()))
         axes = [axis for axis, size in enumerate(shape) if size != 1]
-        expect(len(axes) < 2 and 0 not in shape)
+        require(len(axes) < 2 and 0 not in shape)
         if axes:
             attributes["axis"] = ir.AttrInt64("axis", axes[0])
         # one scale for all that is left, or one for each element of the axis
@@ -175,16 +175,16 @@ def _aligned(node: ir.Node, array: Array, rank: int | None) -> Array:
     """Return a constant operand with the rank of the data, if it has no more dimensions."""
     if array.size == 1 and (is_along_axis(node) or array.ndim == 0):
         return array.reshape((1,) * (rank or 0))
-    rank = needed(rank)
+    rank = given(rank)
     if is_along_axis(node):
         axis = node.attributes.get_int("axis", 1)
-        expect(array.ndim == 1 and node.attributes.get_int("block_size", 0) <= 0)
-        expect(-rank <= axis < rank)
+        require(array.ndim == 1 and node.attributes.get_int("block_size", 0) <= 0)
+        require(-rank <= axis < rank)
         return array.reshape((1,) * (axis % rank) + array.shape + (1,) * (rank - axis % rank - 1))
-    expect(array.ndim <= rank)
+    require(array.ndim <= rank)
     is_numpy = node.attributes.get_string("auto_broadcast", "numpy") == "numpy"
     if node.domain or not is_numpy:
-        expect(array.size <= 1)
+        require(array.size <= 1)
         return array.reshape((1,) * rank)
     return array.reshape((1,) * (rank - array.ndim) + array.shape)
 
@@ -200,7 +200,7 @@ def keeps_sizes(graph: Rewriter, node: ir.Node, value: ir.Value) -> bool:
         return False
     try:
         parameters = parameters_of(graph, node, None if own is None else len(own))
-    except DoesNotApplyError:
+    except Unknown:
         return False
     return all(
         size == 1 or (own is not None and own[axis] == size)
@@ -221,9 +221,9 @@ def stays(node: ir.Node, index: int) -> bool:
 
 def trim_constants(graph: Rewriter, node: ir.Node) -> None:
     """Reduce the dimensions of the constants of an elementwise node, in place."""
-    expect(is_on_elements(node) and node.domain in ("", "com.microsoft"))
+    require(is_on_elements(node) and node.domain in ("", "com.microsoft"))
     data = data_of(graph, node)
-    sizes = needed(stated_shape(data[0]) if data else None)
+    sizes = given(stated_shape(data[0]) if data else None)
     constants = {
         index: array
         for index, value in enumerate(node.inputs)
@@ -234,7 +234,7 @@ def trim_constants(graph: Rewriter, node: ir.Node) -> None:
     else:
         trimmed = {index: _trimmed(array, sizes) for index, array in constants.items()}
     changed = {p: a for p, a in trimmed.items() if a.shape != constants[p].shape}
-    expect(changed)
+    require(changed)
     for index, array in changed.items():
         name = str(getattr(node.inputs[index], "name", ""))
         node.replace_input_with(index, graph.constant(array, name))
@@ -252,8 +252,8 @@ def _trimmed(array: Array, sizes: Sizes) -> Array:
 def _one_parameter(node: ir.Node, constants: dict[int, Array], sizes: Sizes) -> dict[int, Array]:
     """Return the scale and the zero point as scalars if they do not vary."""
     axis = node.attributes.get_int("axis", 1)
-    expect(not node.attributes.get_int("block_size", 0) and len(constants) >= len(node.inputs) - 1)
-    expect(-len(sizes) <= axis < len(sizes))
+    require(not node.attributes.get_int("block_size", 0) and len(constants) >= len(node.inputs) - 1)
+    require(-len(sizes) <= axis < len(sizes))
     for array in constants.values():
-        expect(array.ndim == 1 and array.size in (1, sizes[axis]) and is_constant_along(array, 0))
+        require(array.ndim == 1 and array.size in (1, sizes[axis]) and is_constant_along(array, 0))
     return {index: np.asarray(array[0]) for index, array in constants.items()}

@@ -52,9 +52,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.rules import given, require
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.proof.matching.operators import expect, needed
 from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, has_elements, static_count, write
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
@@ -64,9 +64,9 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 def write_difference(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a difference of floating-point numbers as a sum."""
-    a, b = map(needed, node.inputs)
+    a, b = map(given, node.inputs)
     dtype, array = node.outputs[0].dtype, graph.array(b)
-    expect(dtype is ir.DataType.FLOAT)
+    require(dtype is ir.DataType.FLOAT)
     if array is not None:
         other = graph.constant(np.negative(array), f"{b.name}_negated")
     else:
@@ -76,68 +76,68 @@ def write_difference(graph: Rewriter, node: ir.Node) -> ir.Value:
 
 def write_factor(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write products with, and quotients by, 1, -1 or a power of two in one form."""
-    x, factor = map(needed, node.inputs)
+    x, factor = map(given, node.inputs)
     number = graph.single(factor)
     if number is None and node.op_type == "Mul":
         x, factor = factor, x
         number = graph.single(factor)
-    expect(number is not None and factor.shape is not None)
-    expect(needed(factor.shape).rank() <= len(stated_shape(x) or ()))
+    require(number is not None and factor.shape is not None)
+    require(given(factor.shape).rank() <= len(stated_shape(x) or ()))
     if number == 1:
         return x
     if number == -1:
         return graph.like(node, "Neg", [x])
     with np.errstate(all="ignore"):
         mantissa, reciprocal = np.frexp(number)[0], np.asarray(np.float32(1) / number)
-    expect(node.op_type == "Div" and abs(mantissa) == 0.5)
-    expect(np.isfinite(reciprocal) and reciprocal != 0)
+    require(node.op_type == "Div" and abs(mantissa) == 0.5)
+    require(np.isfinite(reciprocal) and reciprocal != 0)
     return graph.like(node, "Mul", [x, graph.constant(reciprocal.reshape(()), "reciprocal")])
 
 
 def join_negations(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Remove two negations that follow each other."""
-    inner = needed(producer_of(input_of(node, 0), "Neg"))
-    x = needed(inner.inputs[0])
+    inner = given(producer_of(input_of(node, 0), "Neg"))
+    x = given(inner.inputs[0])
     if x.dtype is not None:
         # Neg accepts real numbers, and signed integers of at least 8 bits
-        expect(x.dtype.is_signed())
-        expect(x.dtype.bitwidth >= (16 if x.dtype.is_floating_point() else 8))
+        require(x.dtype.is_signed())
+        require(x.dtype.bitwidth >= (16 if x.dtype.is_floating_point() else 8))
     return x
 
 
 def write_sum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a Sum of two numbers as an Add."""
-    expect(len(node.inputs) == 2)
+    require(len(node.inputs) == 2)
     return graph.like(node, "Add", node.inputs)
 
 
 def hand_on(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Remove an operator that returns its only operand."""
     is_last = node.op_type == "Identity" and node.outputs[0].is_graph_output()
-    expect(len(node.inputs) == 1 and not is_last)
-    return needed(node.inputs[0])
+    require(len(node.inputs) == 1 and not is_last)
+    return given(node.inputs[0])
 
 
 def write_relu(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a Relu as a Max with zero."""
-    x = needed(node.inputs[0])
-    dtype = needed(x.dtype)
-    expect(dtype.is_floating_point() and graph.gives_up_zero_sign(node.outputs[0]))
+    x = given(node.inputs[0])
+    dtype = given(x.dtype)
+    require(dtype.is_floating_point() and graph.gives_up_zero_sign(node.outputs[0]))
     return graph.like(node, "Max", [x, dtype.numpy().type(0)])
 
 
 def write_clip(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a Clip with constant bounds as a Max and a Min."""
-    x = needed(node.inputs[0])
-    expect(not node.attributes)
+    x = given(node.inputs[0])
+    require(not node.attributes)
     steps: list[tuple[str, Any]] = []
     for name, bound in zip(("Max", "Min"), node.inputs[1:], strict=False):
         if bound is not None:
-            array = needed(graph.array(bound))
-            expect(array.size == 1 and array.dtype.kind in "fiu")
+            array = given(graph.array(bound))
+            require(array.size == 1 and array.dtype.kind in "fiu")
             steps.append((name, array.reshape(())[()]))
-    expect(not any(np.isnan(bound.astype(np.float64)) for _, bound in steps))
-    expect(all(bound != 0 for _, bound in steps) or graph.gives_up_zero_sign(node.outputs[0]))
+    require(not any(np.isnan(bound.astype(np.float64)) for _, bound in steps))
+    require(all(bound != 0 for _, bound in steps) or graph.gives_up_zero_sign(node.outputs[0]))
     for name, bound in steps:
         x = graph.like(node, name, [x, bound])
     return x
@@ -145,22 +145,22 @@ def write_clip(graph: Rewriter, node: ir.Node) -> ir.Value:
 
 def join_bounds(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Join a bound with the bounds before it, or put them in order."""
-    x, bound = needed(_bounded(graph, node))
+    x, bound = given(_bounded(graph, node))
     if bound == (-np.inf if node.op_type == "Max" else np.inf):
         return x
     inner = x.producer()
     before = None if inner is None or graph.known.has(x) else _bounded(graph, inner)
     if inner is not None and before is not None:
         data, first = before
-        expect(bound.dtype == first.dtype)
-        expect(0 not in (bound, first) or graph.gives_up_zero_sign(node.outputs[0]))
+        require(bound.dtype == first.dtype)
+        require(0 not in (bound, first) or graph.gives_up_zero_sign(node.outputs[0]))
         if inner.op_type == node.op_type:
             chosen = max(bound, first) if node.op_type == "Max" else min(bound, first)
             return graph.like(node, node.op_type, [data, chosen])
         if node.op_type == "Max" and bound <= first:
             return graph.like(node, "Min", [graph.like(node, "Max", [data, bound]), first])
     last = node.inputs[1]  # the bound, as a scalar, comes after the data
-    expect(last is None or last is x or last.shape is None or last.shape.rank())
+    require(last is None or last is x or last.shape is None or last.shape.rank())
     return graph.like(node, node.op_type, [x, bound])
 
 
@@ -185,14 +185,14 @@ ACTIVATIONS = frozenset({"HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Thre
 
 def write_activation(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write an activation function as its definition."""
-    expect(node.inputs)
-    x = needed(node.inputs[0])
-    expect(x.dtype is ir.DataType.FLOAT)
+    require(node.inputs)
+    x = given(node.inputs[0])
+    require(x.dtype is ir.DataType.FLOAT)
     like, bool_ = partial(graph.like, node), ir.DataType.BOOL
     default = {"HardSigmoid": 0.2, "LeakyRelu": 0.01}.get(node.op_type, 1.0)
     factor: Any = np.float32(node.attributes.get_float("alpha", default))
     if node.op_type in ("HardSigmoid", "HardSwish"):
-        expect(graph.gives_up_zero_sign(node.outputs[0]))
+        require(graph.gives_up_zero_sign(node.outputs[0]))
         line = [factor, np.float32(node.attributes.get_float("beta", 0.5))]
         if node.op_type == "HardSwish":
             line = [np.float32(1 / 6), np.float32(0.5)]
@@ -203,7 +203,7 @@ def write_activation(graph: Rewriter, node: ir.Node) -> ir.Value:
     if node.op_type == "ThresholdedRelu":
         return like("Where", [like("Less", [factor, x], bool_), x, _ZERO])
     if node.op_type == "PRelu":
-        slope = needed(node.inputs[1])
+        slope = given(node.inputs[1])
         number = graph.single(slope)
         factor = slope if number is None else number
     return like("Where", [like("Less", [x, _ZERO], bool_), like("Mul", [x, factor]), x])
@@ -235,31 +235,31 @@ _AXES_AS_INPUT = 18
 
 def count_axis(graph: Rewriter, node: ir.Node) -> None:
     """Count the axis of a node from the front."""
-    expect(node.inputs)
-    x = needed(node.inputs[0])
-    expect(node.op_type not in ROWS or graph.imports.get("", 1) >= _SINCE)
+    require(node.inputs)
+    x = given(node.inputs[0])
+    require(node.op_type not in ROWS or graph.imports.get("", 1) >= _SINCE)
     scale = graph.array(node.inputs[1]) if is_along_axis(node) else None
     if scale is not None and scale.size == 1:
-        expect("axis" in node.attributes and node.attributes.get_int("block_size", 0) <= 0)
+        require("axis" in node.attributes and node.attributes.get_int("block_size", 0) <= 0)
         node.attributes.pop("axis")
         return
-    rank = len(needed(stated_shape(x)))
+    rank = len(given(stated_shape(x)))
     axis = node.attributes.get_int("axis", _DEFAULT.get(node.op_type, 0) or 0)
-    expect(-rank <= axis < 0)
+    require(-rank <= axis < 0)
     node.attributes["axis"] = ir.AttrInt64("axis", axis + rank)
 
 
 def write_reduction(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a reduction with a list of all its axes and ``keepdims = 1``."""
-    expect(not node.domain and node.op_type.startswith("Reduce"))
-    sizes = needed(stated_shape(needed(node.inputs[0])))
+    require(not node.domain and node.op_type.startswith("Reduce"))
+    sizes = given(stated_shape(given(node.inputs[0])))
     axes = reduced_axes(graph, node, len(sizes))
     kept = node.attributes.get_int("keepdims", 1)
-    expect(axes and not (kept and _states(graph, node, axes)))
+    require(axes and not (kept and _states(graph, node, axes)))
     result = tuple(1 if axis in axes else size for axis, size in enumerate(sizes))
     target = tuple(size for axis, size in enumerate(sizes) if axis not in axes)
     reshaping = Reshaping(result, result if kept else target)
-    needed(reshaping.shape)
+    given(reshaping.shape)
     return write(graph, _reduction(graph, node, node.op_type, axes, result), node, reshaping)
 
 
@@ -283,26 +283,26 @@ def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int]:
     if attribute is not None:
         axes = [int(axis) for axis in attribute.as_ints()]
     elif operand is not None:
-        axes = [int(axis) for axis in needed(graph.array(operand)).reshape(-1)]
-    expect(axes or node.attributes.get_int("noop_with_empty_axes", 0) == 0)
-    expect(all(-rank <= axis < rank for axis in axes))
+        axes = [int(axis) for axis in given(graph.array(operand)).reshape(-1)]
+    require(axes or node.attributes.get_int("noop_with_empty_axes", 0) == 0)
+    require(all(-rank <= axis < rank for axis in axes))
     return sorted({axis % rank for axis in axes}) or list(range(rank))
 
 
 def write_rows(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a Softmax as a Softmax over rows, if all later dimensions have size 1."""
-    x = needed(node.inputs[0])
-    sizes = needed(stated_shape(x))
-    expect(sizes and None not in sizes and graph.imports.get("", 1) >= _SINCE)
+    x = given(node.inputs[0])
+    sizes = given(stated_shape(x))
+    require(sizes and None not in sizes and graph.imports.get("", 1) >= _SINCE)
     axis = node.attributes.get_int("axis", -1) % len(sizes)
-    expect(all(size == 1 for size in sizes[axis + 1 :]) and (len(sizes), axis) != (2, 1))
+    require(all(size == 1 for size in sizes[axis + 1 :]) and (len(sizes), axis) != (2, 1))
     # the product of the sizes before, as a number or one symbolic dimension
     names = [size for size in sizes[:axis] if isinstance(size, str)]
     count = static_count(sizes[:axis])
-    expect(not names or (len(names), count) == (1, 1))
+    require(not names or (len(names), count) == (1, 1))
     rows = (names[0] if names else count, sizes[axis])
     flat, back = Reshaping(sizes, rows), Reshaping(rows, sizes)
-    expect(flat.shape is not None and back.shape is not None)
+    require(flat.shape is not None and back.shape is not None)
     data, dtype = write(graph, x, node, flat), node.outputs[0].dtype
     moved = graph.node(node, node.op_type, [data], {"axis": 1}, dtype=dtype, sizes=rows)
     return write(graph, moved, node, back)
@@ -310,10 +310,10 @@ def write_rows(graph: Rewriter, node: ir.Node) -> ir.Value:
 
 def write_global_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Write a GlobalMaxPool as a ReduceMax."""
-    sizes = needed(stated_shape(needed(node.inputs[0])))
+    sizes = given(stated_shape(given(node.inputs[0])))
     axes = list(range(2, len(sizes)))
     # of no elements, ReduceMax has a result and GlobalMaxPool has none
-    expect(axes and has_elements(sizes, axes) and graph.gives_up_zero_sign(node.outputs[0]))
+    require(axes and has_elements(sizes, axes) and graph.gives_up_zero_sign(node.outputs[0]))
     graph.exchanged += 1
     return _reduction(graph, node, "ReduceMax", axes, (*sizes[:2], *[1] * len(axes)))
 

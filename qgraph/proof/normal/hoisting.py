@@ -30,10 +30,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import producer_of
 from qgraph.numerics import Array
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, is_elementwise, needed
+from qgraph.proof.matching.operators import is_elementwise
 from qgraph.proof.normal.elementwise import (
     data_of,
     is_along_axis,
@@ -64,17 +65,17 @@ from qgraph.reasons import Undecidable
 def write_movements(graph: Rewriter, node: ir.Node) -> None:
     """Write a node that moves elements in the canonical form of its movements."""
     used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    expect(used and not is_written(graph, node) and not any(map(graph.known.has, used)))
-    moves = [needed(read(graph, value)) for value in used]
+    require(used and not is_written(graph, node) and not any(map(graph.known.has, used)))
+    moves = [given(read(graph, value)) for value in used]
     for value, move in zip(used, moves, strict=True):
         graph.replace(value, write(graph, move.data, node, *move.steps))
 
 
 def join_movements(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Join two consecutive movements, or sort them."""
-    expect(is_written(graph, node))
+    require(is_written(graph, node))
     last: Movement = graph.movements[node]
-    before = read(graph, needed(node.inputs[0]))
+    before = read(graph, given(node.inputs[0]))
     if before is None or len(before.steps) != 1:
         return _permute_concat(graph, node, last)
     (first,) = before.steps
@@ -84,7 +85,7 @@ def join_movements(graph: Rewriter, node: ir.Node) -> ir.Value:
             steps = [Permutation(tuple(first.order[axis] for axis in last.order))]
         case Reshaping(), Reshaping():
             steps = [joined := Reshaping(first.source, last.target)]
-            needed(joined.shape)
+            given(joined.shape)
         case Selection(), Selection() if first.axis == last.axis:
             steps = [Selection(last.axis, tuple(first.chosen[index] for index in last.chosen))]
         case Selection(), Selection() if last.axis < first.axis:
@@ -92,30 +93,30 @@ def join_movements(graph: Rewriter, node: ir.Node) -> ir.Value:
         case Selection(), Permutation():
             steps = [last, Selection(last.order.index(first.axis), first.chosen)]
         case _:
-            raise DoesNotApplyError
+            raise Unknown
     return write(graph, before.data, node, *steps)
 
 
 def hoist(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Move the operands instead of the result of an elementwise operator."""
-    expect(is_written(graph, node))
+    require(is_written(graph, node))
     movement: Movement = graph.movements[node]
-    value = needed(node.inputs[0])
-    inner = needed(value.producer())
-    expect(not graph.known.has(value) and (is_on_elements(inner) or reads_table(graph, inner)))
-    expect(may_move(graph, inner, node.outputs[0]))
+    value = given(node.inputs[0])
+    inner = given(value.producer())
+    require(not graph.known.has(value) and (is_on_elements(inner) or reads_table(graph, inner)))
+    require(may_move(graph, inner, node.outputs[0]))
     sizes, data = stated_shape(value), data_of(graph, inner)
-    expect(data)
+    require(data)
     if isinstance(movement, Permutation):
         rank, shapes = len(movement.order), [stated_shape(x) for x in data]
         arrays = [graph.array(v) for v in inner.inputs if v is not None and graph.known.has(v)]
         # a constant with dimensions might enlarge the data
         if len(data) == 1 and all(array is not None and array.ndim == 0 for array in arrays):
             sizes = (None,) * rank if sizes is None else sizes
-        expect(len(needed(sizes)) == rank and (len(data) == 1 or None not in shapes))
-        expect(all(shape is None or len(shape) == rank for shape in shapes))
+        require(len(given(sizes)) == rank and (len(data) == 1 or None not in shapes))
+        require(all(shape is None or len(shape) == rank for shape in shapes))
     else:
-        expect(sizes is not None and all(keeps_sizes(graph, inner, x) for x in data))
+        require(sizes is not None and all(keeps_sizes(graph, inner, x) for x in data))
     return moved(
         graph,
         inner,
@@ -123,7 +124,7 @@ def hoist(graph: Rewriter, node: ir.Node) -> ir.Value:
         lambda x: write(graph, x, node, movement),
         lambda array: moved_parameter(movement, array),
         sizes,
-        stated_shape(node.outputs[0]) or result_of(movement, needed(sizes)),
+        stated_shape(node.outputs[0]) or result_of(movement, given(sizes)),
     )
 
 
@@ -133,19 +134,19 @@ def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> ir.Value:
     The operands of the function that are not constant have one shape, and the others are single
     numbers. So the function is the same for each element, whatever its index.
     """
-    value = needed(node.inputs[0])
-    inner = needed(value.producer())
-    expect(not is_written(graph, node) and not graph.known.has(value))
+    value = given(node.inputs[0])
+    inner = given(value.producer())
+    require(not is_written(graph, node) and not graph.known.has(value))
     data = list(dict.fromkeys(x for x in inner.inputs if x is not None and not graph.known.has(x)))
-    expect(is_on_elements(inner) and data and all(x.dtype is not None for x in data))
-    expect(len(data) == 1 or len({_source_of_shape(graph, x) for x in data}) == 1)
+    require(is_on_elements(inner) and data and all(x.dtype is not None for x in data))
+    require(len(data) == 1 or len({_source_of_shape(graph, x) for x in data}) == 1)
     inputs, rank = list(inner.inputs), len(stated_shape(data[0]) or ())
     for index, operand in enumerate(inputs):
         if operand is not None and operand not in data:
-            array = needed(graph.array(operand))
-            expect(array.size == 1 and array.ndim <= rank)
+            array = given(graph.array(operand))
+            require(array.size == 1 and array.ndim <= rank)
             inputs[index] = graph.constant(array.reshape(()), str(operand.name))
-    expect(may_move(graph, inner, node.outputs[0]))
+    require(may_move(graph, inner, node.outputs[0]))
     turned = {x: _reshaped(graph, node, x) for x in data}
     moved_inputs = [x if x is None else turned.get(x, x) for x in inputs]
     return graph.copy(inner, node, moved_inputs, stated_shape(node.outputs[0]))
@@ -174,12 +175,12 @@ def _source_of_shape(graph: Rewriter, value: ir.Value) -> ir.Value:
 
 
 def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> ir.Value:
-    inner = needed(producer_of(node.inputs[0], "Concat"))
+    inner = given(producer_of(node.inputs[0], "Concat"))
     if not isinstance(last, Permutation):
-        raise DoesNotApplyError
-    expect("axis" in inner.attributes and not graph.known.has(inner.outputs[0]))
+        raise Unknown
+    require("axis" in inner.attributes and not graph.known.has(inner.outputs[0]))
     rank, axis = len(last.order), inner.attributes["axis"].as_int()
-    expect(-rank <= axis < rank)
+    require(-rank <= axis < rank)
     parts = [write(graph, part, node, last) for part in inner.inputs if part is not None]
     along = ir.AttrInt64("axis", last.order.index(axis % rank))
     return graph.copy(inner, node, parts, stated_shape(node.outputs[0]), [along])
@@ -188,34 +189,34 @@ def _permute_concat(graph: Rewriter, node: ir.Node, last: Movement) -> ir.Value:
 def hoist_concat(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Concatenate the data of one function instead of its results."""
     parts = [value for value in node.inputs if value is not None]
-    expect("axis" in node.attributes and len(parts) > 1)
-    makers = [needed(part.producer()) for part in parts]
-    expect(not any(graph.known.has(maker.outputs[0]) for maker in makers))
-    sizes = needed(stated_shape(node.outputs[0]))
-    expect(sizes)
+    require("axis" in node.attributes and len(parts) > 1)
+    makers = [given(part.producer()) for part in parts]
+    require(not any(graph.known.has(maker.outputs[0]) for maker in makers))
+    sizes = given(stated_shape(node.outputs[0]))
+    require(sizes)
     try:
         data = common_function(graph, makers)
-    except DoesNotApplyError:
+    except Unknown:
         return _join_choices(graph, node, makers)
     axis, first = node.attributes["axis"].as_int() % len(sizes), makers[0]
     parameters = parameters_of(graph, first, len(sizes))
-    expect(all(array.shape[axis] == 1 for array in parameters.values()))
-    expect(all(value is None or graph.known.has(value) for value in first.inputs[1:]))
-    expect(may_move(graph, first, node.outputs[0]))
+    require(all(array.shape[axis] == 1 for array in parameters.values()))
+    require(all(value is None or graph.known.has(value) for value in first.inputs[1:]))
+    require(may_move(graph, first, node.outputs[0]))
     return graph.copy(first, node, [_joined(graph, node, data), *first.inputs[1:]], sizes)
 
 
 def _join_choices(graph: Rewriter, node: ir.Node, makers: list[ir.Node]) -> ir.Value:
     """Concatenate the operands of Where, of the size of their results or equal numbers."""
-    expect(all(maker.op_type == "Where" and not maker.domain for maker in makers))
+    require(all(maker.op_type == "Where" and not maker.domain for maker in makers))
     chosen: list[ir.Value] = []
     for operands in zip(*(maker.inputs for maker in makers), strict=True):
-        data, filler = [needed(value) for value in operands], graph.array(operands[0])
+        data, filler = [given(value) for value in operands], graph.array(operands[0])
         if filler is not None and filler.ndim == 0:
-            expect(all(are_equal_constants(graph, data[0], other) for other in data))
+            require(all(are_equal_constants(graph, data[0], other) for other in data))
             chosen.append(data[0])
         else:
-            expect(all(keeps_sizes(graph, *pair) for pair in zip(makers, data, strict=True)))
+            require(all(keeps_sizes(graph, *pair) for pair in zip(makers, data, strict=True)))
             chosen.append(_joined(graph, node, data))
     return graph.copy(makers[0], node, chosen, stated_shape(node.outputs[0]))
 
@@ -233,18 +234,18 @@ def _joined(graph: Rewriter, node: ir.Node, data: list[ir.Value]) -> ir.Value:
 def sink_pad(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Pad the results of a function instead of its data, and move them afterwards."""
     start, steps = _unmoved(graph, _only_data(graph, node))
-    pad = needed(producer_of(start, "Pad"))
-    x = needed(pad.inputs[0])
-    expect(pad.attributes.get_string("mode", "constant") == "constant")
-    expect("pads" not in pad.attributes)
+    pad = given(producer_of(start, "Pad"))
+    x = given(pad.inputs[0])
+    require(pad.attributes.get_string("mode", "constant") == "constant")
+    require("pads" not in pad.attributes)
     operands = [*pad.inputs[1:], None, None, None][:3]
     constants = [graph.array(value) for value in operands]
-    expect(all((a is None) == (v is None) for a, v in zip(constants, operands, strict=True)))
-    expect(constants[0] is not None)
-    value = np.zeros((), needed(x.dtype).numpy()) if constants[1] is None else constants[1]
-    expect(value.size == 1 and _has_single_numbers(graph, node, len(stated_shape(x) or ())))
+    require(all((a is None) == (v is None) for a, v in zip(constants, operands, strict=True)))
+    require(constants[0] is not None)
+    value = np.zeros((), given(x.dtype).numpy()) if constants[1] is None else constants[1]
+    require(value.size == 1 and _has_single_numbers(graph, node, len(stated_shape(x) or ())))
     result = _computed(graph, node, value.reshape(()))
-    expect(result.size == 1 and may_move(graph, node, node.outputs[0]))
+    require(result.size == 1 and may_move(graph, node, node.outputs[0]))
     inner = graph.copy(node, node, [x, *node.inputs[1:]], stated_shape(x))
     filler = graph.constant(result.reshape(()), "pad_value")
     return _again(graph, node, pad, [inner, operands[0], filler, *operands[2:]], steps)
@@ -255,14 +256,14 @@ def look_up(graph: Rewriter, node: ir.Node) -> ir.Value:
     value = _only_data(graph, node)
     rank = len(stated_shape(value) or ())
     start, steps = _unmoved(graph, value)
-    table, indices = needed(producer_of(start, "Gather")).inputs
-    sizes = stated_shape(needed(table))
-    expect(sizes and graph.known.has(needed(table)))
-    expect(
+    table, indices = given(producer_of(start, "Gather")).inputs
+    sizes = stated_shape(given(table))
+    require(sizes and graph.known.has(given(table)))
+    require(
         _has_single_numbers(graph, node, min(rank, 1)) and may_move(graph, node, node.outputs[0])
     )
     results = graph.copy(node, node, [table, *node.inputs[1:]], sizes)
-    return _again(graph, node, needed(producer_of(start)), [results, indices], steps)
+    return _again(graph, node, given(producer_of(start)), [results, indices], steps)
 
 
 def _unmoved(graph: Rewriter, value: ir.Value) -> tuple[ir.Value | None, list[Movement]]:
@@ -296,21 +297,21 @@ def _has_single_numbers(graph: Rewriter, node: ir.Node, rank: int) -> bool:
 
 def _only_data(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Return the first operand of an elementwise function whose others are all constant."""
-    expect(is_on_elements(node) and is_elementwise(node))
+    require(is_on_elements(node) and is_elementwise(node))
     data = data_of(graph, node)
-    expect(len(data) == 1 and node.inputs[0] is data[0] and node.inputs.count(data[0]) == 1)
+    require(len(data) == 1 and node.inputs[0] is data[0] and node.inputs.count(data[0]) == 1)
     return data[0]
 
 
 def _computed(graph: Rewriter, node: ir.Node, value: Array) -> Array:
     """Return the result of a node for one number, if it is defined and not NaN."""
-    expect(node.op_type not in ("Cast", "Pow") and not np.isnan(value.astype(np.float64)).any())
-    data = needed(node.inputs[0])
+    require(node.op_type not in ("Cast", "Pow") and not np.isnan(value.astype(np.float64)).any())
+    data = given(node.inputs[0])
     # parameters along an axis are single numbers, so that one dimension is enough
     number = value.reshape((1,) * max(len(stated_shape(data) or ()), 2))
     try:
         result = run_nodes(graph.known, [node], {data: number}, node.outputs[0])
     except (Undecidable, ValueError) as error:
-        raise DoesNotApplyError from error
-    expect(not np.isnan(result.astype(np.float64)).any())
+        raise Unknown from error
+    require(not np.isnan(result.astype(np.float64)).any())
     return result

@@ -27,6 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
@@ -45,13 +46,7 @@ from qgraph.proof.functions.expression import (
 )
 from qgraph.proof.functions.lowering import lower
 from qgraph.proof.functions.search import plateaus
-from qgraph.proof.matching.operators import (
-    DoesNotApplyError,
-    check_parameters,
-    expect,
-    needed,
-    operands,
-)
+from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.elementwise import data_of, is_on_elements, keeps_sizes, parameters_of
 from qgraph.proof.normal.forms import reduced_axes
 from qgraph.proof.normal.movements import are_equal, has_elements
@@ -77,7 +72,7 @@ def exchanges(
     must not vary along ``axes`` of the data.
     """
     try:
-        kind, channels = needed(x.dtype), _channels(graph, nodes, axes, rank)
+        kind, channels = given(x.dtype), _channels(graph, nodes, axes, rank)
         for node in nodes:
             check_parameters(node, graph.known.array)
         if kind is not ir.DataType.FLOAT:
@@ -93,7 +88,7 @@ def exchanges(
 
 
 _FAILURES = (
-    DoesNotApplyError,
+    Unknown,
     ExecutionError,
     OperatorError,
     Undecidable,
@@ -107,9 +102,9 @@ def _channels(
 ) -> tuple[int, ...]:
     """Return the shape to which all parameters broadcast, if they do not vary along ``axes``."""
     arrays = [a for node in nodes for a in parameters_of(graph, node, rank).values()]
-    expect(all(array.shape[axis] == 1 for array in arrays for axis in axes))
+    require(all(array.shape[axis] == 1 for array in arrays for axis in axes))
     shape = np.broadcast_shapes((1,) * rank, *(array.shape for array in arrays))
-    expect(np.prod(shape) <= _MOST_CHANNELS)
+    require(np.prod(shape) <= _MOST_CHANNELS)
     return shape
 
 
@@ -122,20 +117,20 @@ def _by_values(
     axes: Sequence[int],
 ) -> bool:
     """Return the same from the results for all values of a type of up to 16 bits."""
-    expect(kind.bitwidth <= NARROW_BITS and kind is not ir.DataType.BOOL)
+    require(kind.bitwidth <= NARROW_BITS and kind is not ir.DataType.BOOL)
     values = all_values(kind.name)
     numbers = values[~is_nan(values)]
     data = numbers[np.argsort(numbers.astype(np.float64), kind="stable")]
     axes = axes or [axis for axis, size in enumerate(channels) if size == 1]
-    expect(axes)
+    require(axes)
     every = np.array(along_axis(data, channels, axes[0]))
     results = run_nodes(graph.known, nodes, {ends[0]: every}, ends[1])
-    expect(results.shape == every.shape and not is_nan(results).any())
+    require(results.shape == every.shape and not is_nan(results).any())
     rows = np.moveaxis(results.astype(np.float64), axes[0], 0)
     wide = data.astype(np.float64)
     rises = rows[1:] >= rows[:-1]
     ties = (wide[1:] == wide[:-1]).reshape(-1, *[1] * (rows.ndim - 1))
-    expect((rises & (~ties | (rows[1:] == rows[:-1]))).all())
+    require((rises & (~ties | (rows[1:] == rows[:-1]))).all())
     minus_zero = (rows == 0) & np.signbit(rows)
     return kind.is_integer() and not bool(minus_zero.any())
 
@@ -146,9 +141,9 @@ _MOST_GATES = 12
 
 def hoist_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Take the maximum of the data of a function instead of its results."""
-    axes, value = _axes(graph, node), needed(node.inputs[0])
-    rank = len(needed(stated_shape(value)))
-    expect(not graph.known.has(value))
+    axes, value = _axes(graph, node), given(node.inputs[0])
+    rank = len(given(stated_shape(value)))
+    require(not graph.known.has(value))
     chain = dominators(value, lambda v: operands(v, graph.known.has))[1:_MOST_GATES]
     for start in chain:
         nodes = _between(graph, start, value)
@@ -157,19 +152,19 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
         sizes, inputs = stated_shape(node.outputs[0]), [start, *node.inputs[1:]]
         maximum = graph.copy(node, node, inputs, sizes, dtype=start.dtype)
         return _copied(graph, nodes, {start: maximum}, value, node, sizes)
-    raise DoesNotApplyError
+    raise Unknown
 
 
 def join_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Take the maximum of two inputs of one function instead of its results."""
     pair = [value for value in node.inputs if value is not None and not graph.known.has(value)]
-    expect(len(node.inputs) == 2 and len(set(pair)) == 2)
-    inner = [needed(value.producer()) for value in pair]
-    function, sizes = common_function(graph, inner), needed(stated_shape(pair[0]))
-    expect(are_equal(sizes, stated_shape(pair[1]) or (None,)))
+    require(len(node.inputs) == 2 and len(set(pair)) == 2)
+    inner = [given(value.producer()) for value in pair]
+    function, sizes = common_function(graph, inner), given(stated_shape(pair[0]))
+    require(are_equal(sizes, stated_shape(pair[1]) or (None,)))
     first = inner[:1]
     keeps_bits = exchanges(graph, first, function[0], pair[0], (), len(sizes))
-    expect(_may_exchange(graph, node, keeps_bits))
+    require(_may_exchange(graph, node, keeps_bits))
     maximum = graph.node(node, node.op_type, function, dtype=function[0].dtype, sizes=sizes)
     return _copied(graph, first, {function[0]: maximum}, pair[0], node, sizes)
 
@@ -181,14 +176,14 @@ def common_function(graph: Rewriter, nodes: Sequence[ir.Node]) -> list[ir.Value]
     data: list[ir.Value] = []
     for node in nodes:
         data += (own := data_of(graph, node))
-        expect(is_on_elements(node) and len(own) == 1 and node.inputs[0] is own[0])
-        expect(node.op_identifier() == first.op_identifier())
-        expect({name: a.value for name, a in node.attributes.items()} == attributes)
-        expect(len(node.inputs) == len(first.inputs))
+        require(is_on_elements(node) and len(own) == 1 and node.inputs[0] is own[0])
+        require(node.op_identifier() == first.op_identifier())
+        require({name: a.value for name, a in node.attributes.items()} == attributes)
+        require(len(node.inputs) == len(first.inputs))
         for one, other in zip(node.inputs[1:], first.inputs[1:], strict=True):
-            expect(one is other or are_equal_constants(graph, one, other))
-        expect(own[0].dtype is not None and own[0].dtype is data[0].dtype)
-        expect(keeps_sizes(graph, node, own[0]))
+            require(one is other or are_equal_constants(graph, one, other))
+        require(own[0].dtype is not None and own[0].dtype is data[0].dtype)
+        require(keeps_sizes(graph, node, own[0]))
     return data
 
 
@@ -210,33 +205,33 @@ def _may_exchange(graph: Rewriter, node: ir.Node, keeps_bits: bool | None) -> bo
 
 def _axes(graph: Rewriter, node: ir.Node) -> list[int]:
     """Return the axes along which a node takes maxima."""
-    expect(not node.domain and node.inputs)
-    sizes = needed(stated_shape(needed(node.inputs[0])))
-    expect(not any(output.uses() for output in node.outputs[1:]))
+    require(not node.domain and node.inputs)
+    sizes = given(stated_shape(given(node.inputs[0])))
+    require(not any(output.uses() for output in node.outputs[1:]))
     axes = list(range(2, len(sizes)))
     match node.op_type:
         case "GlobalMaxPool":
-            expect(has_elements(sizes, axes))
+            require(has_elements(sizes, axes))
         case "MaxPool":
-            expect(not any(output.name for output in node.outputs[1:]))
-            expect(is_never_empty(node, sizes))
+            require(not any(output.name for output in node.outputs[1:]))
+            require(is_never_empty(node, sizes))
         case "ReduceMax" | "ReduceMin":
             axes = reduced_axes(graph, node, len(sizes))
-            expect(node.attributes.get_int("keepdims", 1))
-            expect(axes and has_elements(sizes, axes))
+            require(node.attributes.get_int("keepdims", 1))
+            require(axes and has_elements(sizes, axes))
         case _:
-            raise DoesNotApplyError
+            raise Unknown
     return axes
 
 
 def _between(graph: Rewriter, start: ir.Value, end: ir.Value) -> list[ir.Node]:
     """Return the nodes that compute ``end`` from ``start``, if none enlarges the data."""
     step, known = operands, graph.known.has
-    nodes = needed(between(end, [start], lambda v: step(v, known), most=_MOST_NODES))
-    one, other = needed(stated_shape(start)), needed(stated_shape(end))
-    expect(all(map(is_on_elements, nodes)) and len(one) == len(other))
+    nodes = given(between(end, [start], lambda v: step(v, known), most=_MOST_NODES))
+    one, other = given(stated_shape(start)), given(stated_shape(end))
+    require(all(map(is_on_elements, nodes)) and len(one) == len(other))
     if not are_equal(one, other):
-        expect(all(keeps_sizes(graph, node, x) for node in nodes for x in data_of(graph, node)))
+        require(all(keeps_sizes(graph, node, x) for node in nodes for x in data_of(graph, node)))
     return nodes
 
 

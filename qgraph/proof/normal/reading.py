@@ -19,9 +19,9 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import input_of
-from qgraph.proof.matching.operators import DoesNotApplyError, expect, needed
 from qgraph.proof.normal.movements import (
     Expansion,
     Movement,
@@ -57,8 +57,8 @@ def read(graph: Rewriter, value: ir.Value) -> Move | None:
         return Move(node.inputs[0], (graph.movements[node],))
     reader, data = _READERS.get(node.op_type), node.inputs[0]
     try:
-        steps = needed(reader)(graph, value, node, stated_shape(data))
-    except DoesNotApplyError:
+        steps = given(reader)(graph, value, node, stated_shape(data))
+    except Unknown:
         return None
     return Move(data, tuple(steps))
 
@@ -71,10 +71,10 @@ def _numbers(graph: Rewriter, value: ir.Value | None) -> list[int] | None:
 def _transpose(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     attribute = node.attributes.get("perm")
     if attribute is None:
-        order = tuple(range(len(needed(sizes))))[::-1]
+        order = tuple(range(len(given(sizes))))[::-1]
     else:
         order = tuple(attribute.as_ints())
-    expect(sorted(order) == list(range(len(order))) and (not sizes or len(sizes) == len(order)))
+    require(sorted(order) == list(range(len(order))) and (not sizes or len(sizes) == len(order)))
     movement = Permutation(order)
     if sizes is not None:
         moved = [axis for axis in order if sizes[axis] != 1]
@@ -85,28 +85,28 @@ def _transpose(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | N
 
 
 def _reshape(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    movement = Reshaping(needed(sizes), needed(stated_shape(value)))
-    needed(movement.shape)
+    movement = Reshaping(given(sizes), given(stated_shape(value)))
+    given(movement.shape)
     return [movement]
 
 
 def _slice(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    expect("starts" not in node.attributes)
-    sizes, used = needed(sizes), [*node.inputs[1:], None, None][:4]
-    starts, ends = (needed(_numbers(graph, operand)) for operand in used[:2])
-    axes = list(range(len(starts))) if used[2] is None else needed(_numbers(graph, used[2]))
-    steps = [1] * len(starts) if used[3] is None else needed(_numbers(graph, used[3]))
-    expect(len(starts) == len(ends) == len(axes) == len(steps) and 0 not in steps)
+    require("starts" not in node.attributes)
+    sizes, used = given(sizes), [*node.inputs[1:], None, None][:4]
+    starts, ends = (given(_numbers(graph, operand)) for operand in used[:2])
+    axes = list(range(len(starts))) if used[2] is None else given(_numbers(graph, used[2]))
+    steps = [1] * len(starts) if used[3] is None else given(_numbers(graph, used[3]))
+    require(len(starts) == len(ends) == len(axes) == len(steps) and 0 not in steps)
     chosen: dict[int, tuple[int, ...]] = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        expect(-len(sizes) <= axis < len(sizes))
+        require(-len(sizes) <= axis < len(sizes))
         index = axis % len(sizes)
         size = sizes[index]
-        expect(index not in chosen)
+        require(index not in chosen)
         if not isinstance(size, int):
-            expect((start, step) == (0, 1) and end >= np.iinfo(np.int32).max)
+            require((start, step) == (0, 1) and end >= np.iinfo(np.int32).max)
             continue
-        expect(size <= _MOST_INDICES and (step > 0 or start >= -size))  # else it is clamped
+        require(size <= _MOST_INDICES and (step > 0 or start >= -size))  # else it is clamped
         indices = _range(start, end, step, size)
         if indices != tuple(range(size)):
             chosen[index] = indices
@@ -124,63 +124,63 @@ def _range(start: int, end: int, step: int, size: int) -> tuple[int, ...]:
 
 def _sized_axis(node: ir.Node, sizes: Sizes | None) -> tuple[int, int]:
     """Return the axis of a node, counted from the first one, and its size, which must be known."""
-    rank, axis = len(needed(sizes)), node.attributes.get_int("axis", 0)
-    expect(-rank <= axis < rank)
-    size = needed(sizes)[axis]
+    rank, axis = len(given(sizes)), node.attributes.get_int("axis", 0)
+    require(-rank <= axis < rank)
+    size = given(sizes)[axis]
     if not isinstance(size, int):
-        raise DoesNotApplyError
+        raise Unknown
     return axis % rank, size
 
 
 def _split(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
     (axis, size), count = _sized_axis(node, sizes), len(node.outputs)
-    expect("split" not in node.attributes and size <= _MOST_INDICES)
+    require("split" not in node.attributes and size <= _MOST_INDICES)
     operand = input_of(node, 1)
     parts = _numbers(graph, operand)
     if parts is None:
-        expect(operand is None and ("num_outputs" in node.attributes or size % count == 0))
+        require(operand is None and ("num_outputs" in node.attributes or size % count == 0))
         chunk = -(-size // count)
         parts = [min(chunk, max(size - i * chunk, 0)) for i in range(count)]
-    expect(sum(parts) == size and len(parts) == count and min(parts, default=-1) >= 0)
+    require(sum(parts) == size and len(parts) == count and min(parts, default=-1) >= 0)
     index = list(node.outputs).index(value)
     start = sum(parts[:index])
     return [Selection(axis, tuple(range(start, start + parts[index])))]
 
 
 def _gather(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    indices, (axis, size) = needed(graph.array(node.inputs[1])), _sized_axis(node, sizes)
-    expect(indices.ndim <= 1 and indices.size <= _MOST_INDICES)
+    indices, (axis, size) = given(graph.array(node.inputs[1])), _sized_axis(node, sizes)
+    require(indices.ndim <= 1 and indices.size <= _MOST_INDICES)
     listed = [int(index) for index in indices.reshape(-1)]
-    expect(all(-size <= index < size for index in listed))
+    require(all(-size <= index < size for index in listed))
     select = Selection(axis, tuple(index % size for index in listed))
     if indices.ndim:
         return [select]
-    kept = result_of(select, needed(sizes))
+    kept = result_of(select, given(sizes))
     dropped = Reshaping(kept, kept[:axis] + kept[axis + 1 :])
-    needed(dropped.shape)
+    given(dropped.shape)
     return [select, dropped]
 
 
 def _expand(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    sizes, target = needed(sizes), needed(stated_shape(value))
-    expect(len(sizes) <= len(target))
+    sizes, target = given(sizes), given(stated_shape(value))
+    require(len(sizes) <= len(target))
     own = (1,) * (len(target) - len(sizes)) + sizes
     # a symbolic dimension cannot be written as a number: only the data can have it
     pairs = zip(target, own, strict=True)
-    expect(all(isinstance(m, int) or (m is not None and m == n) for m, n in pairs))
+    require(all(isinstance(m, int) or (m is not None and m == n) for m, n in pairs))
     return [Expansion(target)]
 
 
 def _tile(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    repeats = needed(_numbers(graph, input_of(node, 1)))
-    expect(min(repeats, default=0) >= 0)
+    repeats = given(_numbers(graph, input_of(node, 1)))
+    require(min(repeats, default=0) >= 0)
     return [Tiling(tuple(repeats))]
 
 
 def _rearranged(graph: Rewriter, value: ir.Value, node: ir.Node, sizes: Sizes | None) -> _Moves:
-    target, rest = needed(stated_shape(value)), node.inputs[1:]
-    expect(node.op_type not in ("Pad", "Resize") or _repeats(node))
-    arrays = [None if operand is None else needed(graph.array(operand)) for operand in rest]
+    target, rest = given(stated_shape(value)), node.inputs[1:]
+    require(node.op_type not in ("Pad", "Resize") or _repeats(node))
+    arrays = [None if operand is None else given(graph.array(operand)) for operand in rest]
     operands = [None if a is None else (a.dtype.name, tuple(a.ravel().tolist())) for a in arrays]
     defaults: dict[str, object] = {"mode": "DCR"} if node.op_type == "DepthToSpace" else {}
     stated = {name: attribute.value for name, attribute in node.attributes.items()}

@@ -18,7 +18,7 @@ from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.dimensions import symbol
-from qgraph.graph.inference.rules import Fact, of_tensor
+from qgraph.graph.inference.rules import Fact, Unknown, given, of_tensor
 from qgraph.graph.inference.walk import infer_nodes
 from qgraph.graph.inference.walk import write as write_fact
 from qgraph.graph.interface import stated_shape
@@ -28,7 +28,6 @@ from qgraph.numerics import Array
 from qgraph.ops.composite import region_of
 from qgraph.ops.dispatch import Imports
 from qgraph.ops.known_values import KnownValues
-from qgraph.proof.matching.operators import DoesNotApplyError, needed
 from qgraph.proof.matching.zero_signs import distinguished
 from qgraph.records import dataclass, field
 
@@ -55,7 +54,7 @@ class RewriteRule:
     Attributes:
         name: its name in the notes of certificates.
         apply: returns what replaces the first output of a node; None if it changed the graph
-            itself. Raises DoesNotApplyError, with no node changed, if the rule does not apply.
+            itself. Raises Unknown, with no node changed, if the rule does not apply.
         operators: the operators of ``domain`` to which it may apply; None for all operators.
         constants: whether it also applies to nodes with constant results.
         domain: domain of the operators.
@@ -135,7 +134,7 @@ class Rewriter:
                     continue
                 try:
                     new = rule.apply(self, node)
-                except DoesNotApplyError:
+                except Unknown:
                     continue
                 if new is not None:
                     self.replace(node.outputs[0], new)
@@ -263,7 +262,7 @@ class Rewriter:
     def define(self, node: ir.Node, write: Callable[[Draft, ir.Node], Operand]) -> Draft:
         """Replace a node by its definition, and return that.
 
-        Raises DoesNotApplyError if ``write`` refuses the node.
+        Raises Unknown if ``write`` refuses the node.
         """
         draft = Draft(self._editor, region_of(node))
         try:
@@ -272,7 +271,7 @@ class Rewriter:
             draft.discard()
         if not draft.nodes or draft.opset > self.imports.get("", 1):
             draft.discard()
-            raise DoesNotApplyError
+            raise Unknown
         new: dict[ir.Value | None, ir.Value | None] = {None: None}
         facts: dict[ir.Value, Fact] = {}
         for value in [value for each in draft.nodes for value in each.inputs if value is not None]:
@@ -292,7 +291,7 @@ class Rewriter:
                 sizes=stated_shape(output),
             )
         draft.discard()
-        self.replace(node.outputs[0], needed(new[draft.y]))
+        self.replace(node.outputs[0], given(new[draft.y]))
         return draft
 
     def shared(self, key: Hashable) -> ir.Value | None:
@@ -309,7 +308,7 @@ class Rewriter:
 
     def replace(self, value: ir.Value, new: ir.Value) -> None:
         """Replace the only used output of a node by ``new``, and remove the node."""
-        node = needed(value.producer())
+        node = given(value.producer())
         is_output, name = value.is_graph_output(), value.name
         if is_output:
             self._hand_on(value, new)
