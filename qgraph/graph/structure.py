@@ -20,10 +20,10 @@ from qgraph.graph.scopes import nodes_of, owners
 _AGAIN = "Correct what wrote the model, or export it again."
 
 _LAST_VERSION = 2**31 - 1
+"""Versions of operator sets are read as 32-bit integers."""
 
 _LAST_OF_ONNX = 1000
 """Far above any version of ONNX, which counts them one by one."""
-"""Versions of operator sets are read as 32-bit integers."""
 
 _ONNX = ("", "ai.onnx.ml")
 """Domains whose operators onnx defines; other domains differ between programs."""

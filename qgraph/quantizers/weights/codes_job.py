@@ -24,7 +24,7 @@ from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat, container
 from qgraph.numerics.minifloat import encode
 from qgraph.quantizers.weights import job
-from qgraph.quantizers.weights.job import CodeWriter, Scratch, flat_parts
+from qgraph.quantizers.weights.job import CodeWriter, Workspace, flat_parts
 from qgraph.quantizers.weights.level_table import LevelTable, numbers_of
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 from qgraph.records import dataclass, fields, is_dataclass
@@ -160,7 +160,7 @@ class CodesPlan:
         start, stop = span
         table = [] if self.table is None else [self.table.shape]
         shapes = sorted({*self.quantize.shapes, *self.dequantize.shapes, self.shape, *table})
-        buffer, scratch = np.empty(min(job.PIECE, stop - start), self.weight.dtype), Scratch()
+        buffer, scratch = np.empty(min(job.PIECE, stop - start), self.weight.dtype), Workspace()
         tally = _no_elements(self.coding.bits)
         writer = CodeWriter(sinks[0], self.coding.kind, start, self.label)
         for first, last in pieces(shapes, start, stop, job.PIECE):
@@ -172,7 +172,7 @@ class CodesPlan:
             writer.write(codes, is_last=last == stop, checks=not is_proved)
         return tally
 
-    def _by_table(self, data: Array, start: int, tally: Tally, scratch: Scratch) -> Array | None:
+    def _by_table(self, data: Array, start: int, tally: Tally, scratch: Workspace) -> Array | None:
         """Return codes of proved levels and overwrite ``data``; None if not possible."""
         if self.table is None:
             return None

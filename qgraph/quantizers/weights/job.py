@@ -61,7 +61,7 @@ def run_now(job: Job, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
     return [sink.data for sink in sinks]
 
 
-class Scratch:
+class Workspace:
     """Memory for intermediate results, used again for each piece."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from qgraph.numerics.float32 import look_up, representatives
 from qgraph.numerics.formats import FORMATS, IntFormat, container, numpy_dtype
 from qgraph.numerics.minifloat import decode, encode
 from qgraph.ops.steps import Stages
-from qgraph.quantizers.weights.job import Scratch
+from qgraph.quantizers.weights.job import Workspace
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter
 from qgraph.records import dataclass
 
@@ -98,7 +98,7 @@ class LevelTable:
             codes = encode(inputs, type_name).view(np.uint8)
         return cls(shape, stages, stages.arrays, type_name, ends, codes)
 
-    def read(self, data: Array, start: int, scratch: Scratch) -> tuple[Array, int] | None:
+    def read(self, data: Array, start: int, scratch: Workspace) -> tuple[Array, int] | None:
         """Return the codes of flat ``data``, which is overwritten, and how many were clipped.
 
         The ``[n]`` elements from ``start`` on are a box of :attr:`shape`. None if one is NaN, which
@@ -177,7 +177,7 @@ def _equal(wanted: Array, decoded: Array, shape: Shape, *, keeps_zeros: bool) ->
     return bool((one == other).all())
 
 
-def _spread(array: Array, sizes: Sequence[int], scratch: Scratch, use: int) -> Array:
+def _spread(array: Array, sizes: Sequence[int], scratch: Workspace, use: int) -> Array:
     """Return ``array`` so that it broadcasts to ``sizes`` in long runs."""
     if array.ndim == 0 or array.shape[-1] == sizes[-1] or sizes[-1] >= _SHORT:
         return array

@@ -19,7 +19,7 @@ from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
 from qgraph.quantizers.weights import job, search
 from qgraph.quantizers.weights import scheme as quantization
-from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, Scratch, run_now
+from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, Workspace, run_now
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
 from qgraph.records import dataclass, field
 
@@ -122,7 +122,7 @@ class _WeightQuantizer:
         codes = CodeWriter(sinks[0], self.scheme.codes, groups.offset(box))
         first_scale = (box.top * groups.count + box.first // groups.size) * groups.inner
         parameters = _ParameterWriter(sinks, self.scheme, self.unit, first_scale)
-        scratch = Scratch()
+        scratch = Workspace()
         for piece, w in self._read(box, job.PIECE):
             flat = w.reshape(-1)
             losses.signal += float(np.dot(flat, flat))
@@ -147,7 +147,7 @@ class _WeightQuantizer:
         return losses
 
     def _quantize_groups(
-        self, w: Float32, codes: Array, losses: Losses, scratch: Scratch
+        self, w: Float32, codes: Array, losses: Losses, scratch: Workspace
     ) -> Parameters:
         """Write the codes of whole groups; return their scales and zero points."""
         rows, length, inner = w.shape
@@ -232,7 +232,7 @@ class _WeightQuantizer:
 
     def _read(self, box: Box, size: int) -> Iterator[tuple[Box, Float32]]:
         """Yield pieces of a box as float32; the next piece takes over the memory of the last."""
-        scratch = Scratch()
+        scratch = Workspace()
         for piece in self.groups.pieces(box, size):
             count, start = self.groups.size_of(piece), self.groups.offset(piece)
             w = self.stream.read(start, start + count, scratch.of([count], self.stream.dtype))
