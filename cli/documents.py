@@ -36,7 +36,7 @@ def show_document(
         document: the result.
         view: turns the document into a page or its sections.
         models: files that the command was given, for the advice on what to do next.
-        inputs: options with which the command got its inputs, for the advice too.
+        inputs: options to repeat in the advice, such as those for the inputs.
     """
     if talk.form == "json":
         show(json_text(dict(document)).rstrip())

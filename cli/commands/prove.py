@@ -129,7 +129,8 @@ def command(
             if views.are_wanted:
                 bar.tell("drawing", 0, 0)
                 views.write(document, (reference, candidate), outputs)
-        show_document(talk, document, page_of, (reference, candidate))
+        again = () if certificate is None else ("--verify", str(certificate))
+        show_document(talk, document, page_of, (reference, candidate), again)
         if witness is not None:
             save_witness(talk, proof, witness, outputs)
     return _status(proof.verdict, proof)

@@ -20,14 +20,15 @@ def next_step(
     """Return the next step after a result, in one line; None if there is none.
 
     The line is a command, usually with a comment, so that it can be pasted as a whole. ``models``
-    and ``inputs`` are the files, in their order, and the options for inputs that the command was
-    given.
+    are the files that the command was given, in their order; ``inputs`` are options to repeat.
     """
     names = [shlex.quote(str(model)) for model in models]
     command = str(document.get("command"))
+    given = "".join(f" {shlex.quote(word)}" for word in inputs)
     if command == "check" and len(names) == 2:
-        given = "".join(f" {shlex.quote(word)}" for word in inputs)
         return _after_check(document, names[0], names[1], given)
+    if command == "prove" and given and document["verdict"] == "proved":
+        return f"qgraph prove {' '.join(names)}{given}  # checks it without the search"
     if command in _PAIRS and len(names) == 2:
         return _PAIRS[command](document, *names)
     if command in _OTHERS:

@@ -199,6 +199,14 @@ def test_advice_can_be_pasted():
     assert next_step({"command": "lock"}) is None
 
 
+def test_a_certificate_leads_to_its_check():
+    document = {"command": "prove", "verdict": "proved"}
+    advice = next_step(document, ("a.onnx", "b.onnx"), ("--verify", "my proof.json"))
+    assert advice is not None
+    words = shlex.split(advice, comments=True)
+    assert words == ["qgraph", "prove", "a.onnx", "b.onnx", "--verify", "my proof.json"]
+
+
 EXECUTED = {"path": "a b.onnx", "integer_nodes": 0, "float_nodes": 3}
 """A model of a measurement."""
 
