@@ -12,10 +12,9 @@ exact for every type of up to 16 bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.numerics import Array, minifloat
@@ -86,24 +85,6 @@ def _one_by_one(pick: np.ufunc) -> Callable[..., Array]:
         return first
 
     return compute
-
-
-class Numpy:
-    """Interpreter ``op`` of definitions that computes with NumPy; numbers get a type."""
-
-    def __init__(self, dtype: npt.DTypeLike = np.float32) -> None:
-        self._dtype = dtype
-
-    def __getattr__(self, name: str) -> Callable[..., Array]:
-        compute = NUMPY[name]
-
-        def call(*operands: Any, **attributes: Any) -> Array:
-            arrays = (
-                np.asarray(x, self._dtype) if isinstance(x, float | int) else x for x in operands
-            )
-            return np.asarray(compute(*arrays, **attributes))
-
-        return call
 
 
 NUMPY: dict[str, Callable[..., Array]] = {

@@ -12,7 +12,6 @@ from qgraph.errors import Choice
 from qgraph.graph.schema import Attribute, OpSchema
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.float32 import multiply_add
-from qgraph.numerics.primitives import Numpy
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
 from qgraph.records import dataclass
@@ -349,9 +348,28 @@ def fake_quantize(
     stages = RangeStages.of(x.dtype, il, ih, ol, oh, **ranges) if x.size > _LITTLE else None
     if stages is not None:
         return steps.fill(stages, shape, x)
-    op = Numpy(x.dtype)
+    last = x.dtype.type(levels - 1)
 
-    def work(y: Array, *operands: Array) -> None:
-        y[...] = define(op, *operands, **ranges)
+    def work(
+        y: Array,
+        x: Array,
+        il: Array,
+        ol: Array,
+        oh: Array,
+        width: Array,
+        height: Array,
+        lowest: Array,
+        highest: Array,
+    ) -> None:
+        np.subtract(x, il, out=y)
+        np.divide(y, width, out=y)
+        np.multiply(y, last, out=y)
+        np.rint(y, out=y)
+        np.divide(y, last, out=y)
+        np.multiply(y, height, out=y)
+        np.add(y, ol, out=y)
+        chunks.put(y, oh, x > highest)
+        chunks.put(y, ol, x <= lowest)
 
-    return chunks.fill(work, np.empty(shape, x.dtype), x, il, ih, ol, oh)
+    ends = np.minimum(il, ih), np.maximum(il, ih)
+    return chunks.fill(work, np.empty(shape, x.dtype), x, il, ol, oh, ih - il, oh - ol, *ends)

@@ -19,7 +19,7 @@ from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.streaming import box_at, cut_box
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.formats import numpy_dtype
-from qgraph.numerics.primitives import NUMPY, Numpy
+from qgraph.numerics.primitives import NUMPY
 from qgraph.numerics.values import as_float32
 from qgraph.ops import steps
 from qgraph.ops.dispatch import evaluate
@@ -128,7 +128,7 @@ class _Call:
             if (result := self._by_stages(arrays)) is not None:
                 return result
             definition = OPERATORS.find(self.name).define
-            result = np.asarray(definition(Numpy(), *arrays, **self.arguments))
+            result = np.asarray(definition(_NUMPY, *arrays, **self.arguments))
             return result if self.dtype is None else result.astype(self.dtype, copy=False)
         else:
             compute = OPERATORS.find(self.name).kernel
@@ -268,6 +268,24 @@ def pieces(shapes: Sequence[Shape], start: int, stop: int, most: int) -> Iterabl
             count = shorter
         yield start, start + count
         start += count
+
+
+class _Numpy:
+    """Interpreter ``op`` of definitions that computes with NumPy."""
+
+    def __getattr__(self, name: str) -> Callable[..., Array]:
+        compute = NUMPY[name]
+
+        def call(*operands: Any, **attributes: Any) -> Array:
+            arrays = (
+                np.asarray(x, np.float32) if isinstance(x, float | int) else x for x in operands
+            )
+            return np.asarray(compute(*arrays, **attributes))
+
+        return call
+
+
+_NUMPY = _Numpy()
 
 
 def _call(
