@@ -1,4 +1,9 @@
-"""Evaluate the two sides of a region as functions of one number, and compare them everywhere."""
+"""Evaluate the two sides of a region as functions of one number, and compare them everywhere.
+
+Definitions are evaluated at the first and the last input of boxes. Primitives are monotone in each
+operand, as rounding is. So all results of a box lie between these two, if at most one operand of
+each primitive changes in it. Other boxes are open, and are divided.
+"""
 
 from __future__ import annotations
 
@@ -11,191 +16,237 @@ import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Array, Mask
-from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys, to_keys
+from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys
+from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.verify import confirm, need
-from qgraph.verify.primitives import HALVES, Ranges, Span
-from qgraph.verify.reading import Reading, Shape
+from qgraph.verify.reading import Reading, Shape, code_range, names
 
-_REAL = HALVES | {ir.DataType.FLOAT}
+_MONOTONE = names(
+    "Abs Add And Cast Ceil Div Floor Greater GreaterOrEqual Identity IsNaN Less LessOrEqual Max "
+    "Min Mul Neg Not Or Relu Round Sign Sqrt Sub Where"
+)
+"""Primitives that are monotone in each operand, Abs and Div on either side of 0."""
+
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_REAL = _HALVES | {ir.DataType.FLOAT}
 _WIDE = ir.DataType.DOUBLE
+_TYPES = {
+    **dict.fromkeys(("Add", "Mul", "Sub"), _REAL | {_WIDE}),
+    **dict.fromkeys(("And", "Not", "Or"), frozenset({ir.DataType.BOOL})),
+    "Where": _REAL | {ir.DataType.BOOL},
+}
 _BATCH = 1 << 16
 _MOST_OPEN = 1 << 21
 _MOST_BOXES = 1 << 23
 
 
-class Function:
-    """The elementwise function that nodes compute from one value.
+def _same(a: Array, b: Array) -> Mask:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
-    Args:
-        side: the model.
-        nodes: the nodes in topological order.
-        x: the variable.
-        y: the result.
-        shape: shape of ``x``; None if the rank is unknown.
+
+def _moves(x: Array) -> Mask:
+    """Return the boxes in which data changes, if only from -0 to +0; constants have one axis."""
+    a, b = (x[0], x[-1]) if x.ndim > 1 else (x, x)
+    return np.asarray(~_same(a, b) | ((a == 0) & (np.signbit(a) != np.signbit(b))))
+
+
+def _any(mask: Mask) -> Mask:
+    return np.asarray(mask.any(axis=0)) if mask.ndim > 1 else mask
+
+
+def _meets_zero(x: Array) -> Mask:
+    a, b = (x[0], x[-1]) if x.ndim > 1 else (x, x)
+    return np.asarray(np.sign(a) * np.sign(b) <= 0)
+
+
+class BoxEnds:
+    """Computes primitives at the ends of boxes ``[n]``, in float32, which represents all codes.
+
+    A definition calls ``ends.Div(x, scale)``. Data is ``[2, n]``, or ``[1, n]`` for single inputs.
+    Constants have one axis or none.
 
     Attributes:
-        constants: arrays of the constant operands, shaped to broadcast to the data.
+        has_ties: whether Min, Max or Relu returned ``tie`` for -0 and +0; ONNX allows both.
+        is_open: boxes with results that do not lie between the ends, or that ONNX does not define.
+        division: type in which the next definition divides; None for float32.
+    """
+
+    def __init__(self, tie: float) -> None:
+        self._tie, self.has_ties = np.float32(tie), False
+        self.is_open: Mask = np.zeros((), np.bool_)
+        self.division: ir.DataType | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Array]:
+        if name not in NUMPY:
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    def kernel(self, node: ir.Node, operator: Operator, operands: list[Any]) -> Array:
+        """Return the results of an operator's kernel on float16 or bfloat16 data."""
+        x, half = operands[0], numpy_dtype(node.inputs[0].dtype.name)  # type: ignore[union-attr]
+        self.is_open = self.is_open | _moves(x)
+        return operator.run(node, [x.astype(half), *operands[1:]]).astype(np.float32)
+
+    def _call(self, name: str, *operands: Any, **attributes: Any) -> Array:
+        values = [o if isinstance(o, np.ndarray) else np.asarray(o, np.float32) for o in operands]
+        if name in ("Max", "Min"):
+            return functools.reduce(lambda a, b: self._apply(name, [a, b], {}), values)
+        is_plain = name == "Cast" or (name != "Gather" and not attributes)
+        need(is_plain, f"{name} with attributes, or from a table")
+        result = self._apply(name, values, attributes)
+        halves = name == "Div" and self.division in _HALVES
+        return self._apply("Cast", [result], {"to": self.division}) if halves else result
+
+    def _apply(self, name: str, values: list[Array], attributes: Mapping[str, Any]) -> Array:
+        a, b = values[0], values[-1]
+        moving = [_moves(value) for value in values]
+        moves, is_open = functools.reduce(np.logical_or, moving), sum(moving) > 1
+        if name == "Where":
+            chosen = np.where(a[0] if a.ndim > 1 else a, *moving[1:])
+            moves, is_open = moving[0] | chosen, moving[0] & (moving[1] | moving[2])
+        if name == "Cast":
+            result, undefined, is_nan = _cast(a, attributes)
+            is_open = is_open | undefined
+        else:
+            result = np.asarray(NUMPY[name](*values, **attributes))
+            is_nan = np.zeros((), np.bool_)
+        if name in ("Abs", "Div"):
+            is_open = is_open | (_meets_zero(b) & moves)
+        elif name == "Mul":
+            for one, other in ((0, b), (1, a)):
+                is_open = is_open | (moving[one] & _any(np.isinf(other)))
+        elif name in ("Max", "Min", "Relu"):
+            b = b if name != "Relu" else np.zeros((), np.float32)
+            is_tie = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
+            if is_tie.any():
+                result, self.has_ties = np.where(is_tie, self._tie, result), True
+            is_open = is_open | (moves & _meets_zero(a) & _meets_zero(b))
+        elif name not in _MONOTONE:
+            is_open = is_open | moves
+        is_open = is_open | (moves & _any(np.isnan(result)) & ~is_nan)
+        self.is_open = self.is_open | is_open
+        return result
+
+
+def _cast(x: Array, attributes: Mapping[str, Any]) -> tuple[Array, Mask, Mask]:
+    """Return a Cast, where ONNX does not define it, and where it is NaN in a whole box."""
+    to = attributes["to"]
+    to = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    is_known = x.dtype != np.float64 or to in (ir.DataType.FLOAT, _WIDE)
+    need(is_known, "a Cast from float64, other than to float32")
+    if to in _HALVES:
+        result = x.astype(numpy_dtype(to.name)).astype(np.float32)
+    else:
+        result = x.astype(np.float64) if to is _WIDE else NUMPY["Cast"](x, **attributes)
+    undefined = _any(np.asarray((to is ir.DataType.FLOAT8E8M0) & (x < 0)))
+    if to is ir.DataType.BOOL:
+        undefined = _moves(x)
+    elif to.is_integer() and x.dtype != np.bool_:
+        (low, high), whole = code_range(to), np.trunc(x)
+        undefined = _any(~((whole >= np.float32(low)) & (whole < np.float32(high + 1))))
+    # all formats can represent 1, and no number beyond their largest one
+    is_nan = np.isnan(result).all(axis=0) & ((x >= 1).all(axis=0) | (x <= -1).all(axis=0))
+    return result, undefined, np.asarray(is_nan)
+
+
+class Function:
+    """The elementwise function that nodes compute from ``x`` of a shape, operands first.
+
+    Attributes:
+        rank: the number of dimensions of the result; those of constants if ``shape`` is unknown.
     """
 
     def __init__(
         self, side: Reading, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, shape: Shape | None
     ) -> None:
-        self._side, self._shape = side, shape
+        self._side, self.rank = side, len(shape or ())
         self._x, self._y = x, y
-        self.constants: dict[tuple[ir.Node, int], Array] = {}
+        self._constants: dict[ir.Value | None, Array] = {}
         self._steps: list[tuple[ir.Node, Operator | None, dict[str, Any]]] = []
         for node in nodes:
             operator = operator_of(node)
             self._steps.append((node, operator, self._arguments(node, operator)))
-            for index, value in enumerate(node.inputs):
+            for value in node.inputs:
                 if value is not None and side.has(value):
-                    self._enter(node, index, value)
+                    self._enter(value)
 
-    def result_shape(self) -> Shape:
-        """Return the shape of the result: the shape of data and constants after broadcasting."""
-        own: Shape = np.broadcast_shapes(*(array.shape for array in self.constants.values()))
-        if self._shape is None:
-            return own
-        before = len(self._shape) - len(own)
-        sizes = list(zip((1,) * before + own, self._shape, strict=before >= 0))
-        fits = all(c == 1 or d in (1, c) for c, d in sizes if isinstance(d, int))
-        need(before >= 0 and fits, "its constants do not fit its data, or have more dimensions")
-        return tuple(d if c == 1 else c for c, d in sizes)
-
-    def run(self, ranges: Ranges, x: Span, take: Callable[[Array], Array]) -> Span:
-        """Return bounds of the result; ``take`` selects elements of a constant."""
-        spans: dict[ir.Value | None, Any] = {None: None, self._x: x}
+    def run(self, ends: BoxEnds, x: Array) -> Array:
+        """Return the results at the ends of boxes."""
+        values: dict[ir.Value | None, Any] = {None: None, self._x: x} | self._constants
         for node, operator, arguments in self._steps:
-            operands = [
-                spans[value]
-                if (node, index) not in self.constants
-                else ranges.constant(take(self.constants[node, index]))
-                for index, value in enumerate(node.inputs)
-            ]
+            operands = [values[value] for value in node.inputs]
             data, result = node.inputs[0], node.outputs[0]
             if operator is None:
-                span = getattr(ranges, node.op_type)(*operands, **arguments)
-            elif data is not None and data.dtype in HALVES and not operator.schema.standard:
-                run = functools.partial(operator.run, node)
-                span = ranges.kernel(run, data.dtype, operands)
+                y = getattr(ends, node.op_type)(*operands, **arguments)
+            elif data is not None and data.dtype in _HALVES and not operator.schema.standard:
+                y = ends.kernel(node, operator, operands)
             else:
                 operands += [None] * (len(operator.schema.inputs) - len(operands))
-                ranges.division = _division(node)
-                span = operator.define(ranges, *operands, **arguments)
-                ranges.division = None
-            halves = result.dtype in HALVES
-            spans[result] = ranges.apply("Cast", [span], {"to": result.dtype}) if halves else span
-        return spans[self._y]  # type: ignore[no-any-return]
+                ends.division = _division(node)
+                y = operator.define(ends, *operands, **arguments)
+                ends.division = None
+            values[result] = ends.Cast(y, to=result.dtype) if result.dtype in _HALVES else y
+        return values[self._y]  # type: ignore[no-any-return]
 
     def _arguments(self, node: ir.Node, operator: Operator | None) -> dict[str, Any]:
         """Return the keyword arguments of the definition of a node."""
-        sources = self._side.sources(node)
-        need(sources, f"{node.op_type} of constants cannot be computed by the checker")
+        name, sources = node.op_type, self._side.sources(node)
+        need(sources, f"{name} of constants cannot be computed by the checker")
         if operator is None:
-            _check_types(node)
-            return {name: attribute.value for name, attribute in node.attributes.items()}
+            types = {None if v is None else v.dtype for v in node.inputs}
+            is_primitive = not node.domain and name in NUMPY.keys() - {"Cast", "Gather", "Pow"}
+            need(is_primitive, f"{name} has no definition over single elements")
+            fits = types <= _TYPES.get(name, _REAL) and len(types) == 1 + (name == "Where")
+            need(fits or (name == "Identity" and None not in types), f"{name} of these types")
+            return {key: attribute.value for key, attribute in node.attributes.items()}
         data, result = sources[0].dtype, node.outputs[0].dtype
         is_first = sources == [node.inputs[0]]
-        need(is_first, f"the parameters of {node.op_type} are computed from data")
+        need(is_first, f"the parameters of {name} are computed from data")
         if not operator.schema.standard:
             parameters = [None if v is None else self._side.array(v) for v in node.inputs[1:]]
             sizes = np.broadcast_shapes(*(a.shape for a in parameters if a is not None))
             operator.run(node, [np.zeros(sizes, np.float32), *parameters])  # refuses bad values
-            return {} if data in HALVES else operator.arguments(node)
+            return {} if data in _HALVES else operator.arguments(node)
         arguments = operator.schema.attributes_of(node)
-        fits = operator.schema.name == "Cast" or _WIDE not in (data, result)
-        match operator.schema.name:
-            case "QuantizeLinear":
-                division = _division(node)
-                fits = fits and data in _REAL and (division not in HALVES or data is division)
-                fits = fits and division is not _WIDE and result is not None
-                arguments |= {"to": result}
-            case "DequantizeLinear":
-                zero = self._side.array(node.inputs[2]) if len(node.inputs) > 2 else None
-                fits = fits and (zero is None or zero.dtype != np.int32 or not zero.any())
-                fits = fits and result in _REAL
-            case "Clip":
-                bounds = (*node.inputs[1:], None, None)[:2]
-                fits = fits and (bool(node.attributes) or None not in bounds)
-        need(fits, f"{node.op_type} of these types, or without its bounds")
+        fits = name == "Cast" or _WIDE not in (data, result)
+        if name == "QuantizeLinear":
+            fits = fits and data in _REAL and _division(node) in (ir.DataType.FLOAT, data)
+            fits = fits and result is not None and not node.attributes.get_int("precision", 0)
+            arguments |= {"to": result}
+        elif name == "DequantizeLinear":
+            fits = fits and result in _REAL and data is not ir.DataType.INT32
+        elif name == "Clip":
+            has_limits = len(node.inputs) > 2 and None not in node.inputs
+            fits = fits and (has_limits or bool(node.attributes))
+        need(fits, f"{name} of these types, or without its bounds")
         return arguments
 
-    def _enter(self, node: ir.Node, index: int, value: ir.Value) -> None:
-        """Store a constant operand, shaped to broadcast to the data."""
+    def _enter(self, value: ir.Value) -> None:
+        """Store a constant operand: one number."""
         array = self._side.array(value)
         if array is None or array.dtype.kind in "OSU":
             raise UnsupportedError(f"the constant {value.name!r} cannot be computed by the checker")
-        is_kept = array.dtype == np.bool_ or (array.dtype == np.float64 and array.size == 1)
-        wide = array if is_kept else array.astype(np.float32)
+        need(array.size == 1, "it has several channels")
+        self.rank = max(self.rank, array.ndim)
+        wide = array if array.dtype in (np.bool_, np.float64) else array.astype(np.float32)
         is_same = np.array_equal(wide.astype("f8"), array.astype("f8"), equal_nan=True)
         need(is_same, f"a constant of type {array.dtype} is not exact in float32")
-        if node.op_type in ("Clip", "DequantizeLinear", "QuantizeLinear") and wide.size == 1:
-            wide = wide.reshape(())
-        elif node.op_type in ("DequantizeLinear", "QuantizeLinear"):
-            rank, axis = len(self._shape or ()), node.attributes.get_int("axis", 1)
-            is_plain = wide.ndim == 1 and node.attributes.get_int("block_size", 0) == 0
-            is_known = is_plain and -rank <= axis < rank
-            need(is_known, f"the axis of {node.op_type} is not known, or blocked")
-            wide = wide.reshape([wide.size if i == axis % rank else 1 for i in range(rank)])
-        self.constants[node, index] = wide
+        self._constants[value] = wide.reshape(1)
 
 
 def _division(node: ir.Node) -> ir.DataType | None:
     """Return the type in which a QuantizeLinear divides; None for other operators."""
-    if node.op_type != "QuantizeLinear" or node.inputs[1] is None:
-        return None
-    precision = ir.DataType(node.attributes.get_int("precision", 0))
-    return node.inputs[1].dtype if precision == ir.DataType.UNDEFINED else precision
-
-
-def _check_types(node: ir.Node) -> None:
-    """Raise if a node is not a primitive, or has a type that float32 does not represent."""
-    name, types = node.op_type, [None if v is None else v.dtype for v in node.inputs]
-    is_primitive = not node.domain and name in NUMPY and name not in ("Cast", "Gather", "Pow")
-    need(is_primitive, f"{name} has no definition over single elements")
-    truth = types[0] is ir.DataType.BOOL
-    if name in ("And", "Not", "Or"):
-        fits = truth and len(set(types)) == 1
-    else:
-        data = set(types[1:] if name == "Where" else types)
-        fits = len(data) == 1 and (data <= _REAL or name == "Identity") and None not in data
-        fits = fits or (data == {_WIDE} and name in ("Add", "Mul", "Sub"))
-        fits = fits and truth is (name == "Where")
-    names = ", ".join("unknown" if dtype is None else dtype.name for dtype in types)
-    need(fits, f"{name} in type {names}")
-
-
-class Boxes(NamedTuple):
-    """Boxes ``[n]`` of inputs: channel, keys of the first and of the last input."""
-
-    channel: Keys
-    lo: Keys
-    hi: Keys
-
-    def at(self, chosen: Mask | slice) -> Boxes:
-        """Return some of the boxes."""
-        return Boxes(*(column[chosen] for column in self))
-
-    def halves(self) -> Boxes:
-        """Return both halves of each box."""
-        middle = (self.lo + self.hi) >> 1
-        lo, hi = np.concatenate([self.lo, middle + 1]), np.concatenate([middle, self.hi])
-        return Boxes(np.tile(self.channel, 2), lo, hi)
+    scale = node.inputs[1] if node.op_type == "QuantizeLinear" else None
+    return None if scale is None else scale.dtype
 
 
 class Compared(NamedTuple):
-    """Results on boxes ``[n]``, and masks; -0 equals +0, and NaN equals NaN.
+    """Results for the first input ``x`` of boxes ``[n]``, and where they differ.
 
-    Attributes:
-        x: the first input.
-        reference, candidate: a result of each side.
-        differ: where these results differ.
-        signs: where they are zeros whose signs differ, or may differ.
-        tied: where ONNX does not define the sign of a zero.
-        is_open: where there may be other results, or ONNX does not define them.
-        settled: where both sides have these results on the whole box.
+    Zeros with other signs are in ``signs``; those whose signs ONNX does not define are ``tied``.
+    Boxes that may have other results, or results that ONNX does not define, are open.
     """
 
     x: Array
@@ -205,7 +256,6 @@ class Compared(NamedTuple):
     signs: Mask
     tied: Mask
     is_open: Mask
-    settled: Mask
 
     @property
     def is_unequal(self) -> Mask:
@@ -221,97 +271,52 @@ class Compared(NamedTuple):
 
 
 class Both:
-    """Two functions of one variable, in all channels: the elements of the broadcast constants.
-
-    Attributes:
-        channels: number of channels.
-        likes: number of channels with equal constants, at the first channel of each such set.
-    """
+    """Two functions of numbers. Boxes are keys of ends ``[2, n]``, or of inputs ``[1, n]``."""
 
     def __init__(self, reference: Function, candidate: Function) -> None:
         self._functions = reference, candidate
-        arrays = [array for function in self._functions for array in function.constants.values()]
-        # a ValueError leaves the region undecided: the constants do not broadcast
-        self._shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        self.channels = int(np.prod(self._shape, dtype=np.int64))
-        columns = [
-            self._column(array).astype("f4").view("u4") for array in arrays if array.size > 1
-        ]
-        rows = np.stack([np.zeros(self.channels, "u4"), *columns], axis=1)
-        _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
-        self.likes = np.zeros(self.channels, np.int64)
-        self.likes[first] = counts
+        has_shape = reference.rank == candidate.rank
+        need(has_shape, "the constants of one side have more dimensions, or those of its data")
 
-    def _column(self, array: Array) -> Array:
-        return np.broadcast_to(array, self._shape).ravel()
-
-    def points(self, numbers: Array) -> Boxes:
-        """Return boxes of single inputs ``[n]``, in all distinct channels."""
-        kinds, keys = np.flatnonzero(self.likes), to_keys(numbers)
-        lo = np.repeat(keys, len(kinds))
-        return Boxes(np.tile(kinds, len(keys)), lo, lo)
-
-    def divided(self, starts: Mapping[int, Sequence[int]]) -> Boxes:
-        """Return boxes that cover all finite inputs, in all distinct channels.
-
-        Args:
-            starts: for each channel, keys at which its results may change; they only save time.
-        """
-        parts = list[Boxes]()
-        for channel in np.flatnonzero(self.likes).tolist():
-            inner = [key for key in starts.get(channel, ()) if LOWEST < key <= HIGHEST]
-            lo = np.unique(np.array([LOWEST, 0, *inner], np.int64))
-            parts.append(Boxes(np.full_like(lo, channel), lo, np.append(lo[1:] - 1, HIGHEST)))
-        return Boxes(*map(np.concatenate, zip(*parts, strict=True)))
-
-    def _run(self, boxes: Boxes, ranges: Ranges) -> list[Span]:
-        """Return bounds of both results on boxes."""
-
-        def take(array: Array) -> Array:
-            return self._column(array)[boxes.channel] if array.size > 1 else array.reshape(-1)
-
-        lo, hi = from_keys(boxes.lo), from_keys(boxes.hi)
-        x = Span(lo, lo if boxes.lo is boxes.hi else hi, np.zeros(lo.shape, np.bool_))
-        with np.errstate(all="ignore"):
-            spans = [function.run(ranges, x, take) for function in self._functions]
-        return [Span(*np.broadcast_arrays(s.lo, s.hi, s.bad, lo)[:3]) for s in spans]
-
-    def compare(self, boxes: Boxes) -> Compared:
+    def compare(self, boxes: Keys) -> Compared:
         """Return the results on boxes; one possible result where ONNX allows several."""
-        first = Ranges(-0.0)
-        spans = self._run(boxes, first)
-        spans += self._run(boxes, Ranges(0.0)) if first.has_ties else spans
-        a, b, c, d = (s.lo.astype("f8" if s.lo.dtype == "f8" else "f4") for s in spans)
-        is_open = np.logical_or.reduce([s.bad | ~_same(s.lo, s.hi) for s in spans])
-        is_open |= ~_same(a, c) | ~_same(b, d)
-        are_points = np.logical_and.reduce([s.is_point() for s in spans])
+        x, first, second = from_keys(boxes), BoxEnds(-0.0), BoxEnds(0.0)
+        with np.errstate(all="ignore"):
+            results = [function.run(first, x) for function in self._functions]
+            if first.has_ties:
+                results += [function.run(second, x) for function in self._functions]
+        a, b, *others = (np.broadcast_to(y, x.shape).astype("f8") for y in results)
+        c, d = others or (a, b)
+        is_open = first.is_open | second.is_open | ~_same(a[0], c[0]) | ~_same(b[0], d[0])
+        is_open = np.logical_or.reduce([is_open, *map(_moves, (a, b, c, d))])
+        a, b, c, d = a[0], b[0], c[0], d[0]
         differ, bits = ~_same(a, b), [np.signbit(result) for result in (a, b, c, d)]
         tied = np.asarray((bits[0] != bits[2]) | (bits[1] != bits[3]))
         signs = (tied | (bits[0] != bits[1])) & ~differ & (a == 0)
-        settled = ~(is_open | differ) & (are_points | (a != 0))
-        return Compared(from_keys(boxes.lo), a, d, differ, signs, tied, is_open, settled)
+        return Compared(x[0], a, d, differ, signs, tied, is_open)
 
-    def count_signs(self, boxes: Boxes) -> int:
-        """Return the number of inputs in boxes, over all channels, with zeros of different signs.
+    def count_signs(self, starts: Sequence[int]) -> int:
+        """Return the number of finite inputs with zeros of different signs.
 
-        Both functions are checked to be equal on the boxes.
+        Both functions are checked to be equal for all finite inputs. ``starts`` are keys at which
+        results may change; they only save time.
         """
-        signs, budget = 0, 64 * len(boxes.lo) + _MOST_BOXES
-        while len(boxes.lo):
-            budget -= len(boxes.lo)
-            need(budget >= 0 and len(boxes.lo) <= _MOST_OPEN, "its values change on too many boxes")
+        inner = [key for key in starts if LOWEST < key <= HIGHEST]
+        lo = np.unique(np.array([LOWEST, 0, *inner], np.int64))
+        boxes = np.stack([lo, np.append(lo[1:] - 1, HIGHEST)])
+        signs, budget = 0, 64 * len(lo) + _MOST_BOXES
+        while boxes.size:
+            budget -= len(boxes[0])
+            need(budget >= 0 and len(boxes[0]) <= _MOST_OPEN, "its values change on too many boxes")
             rests = []
-            for start in range(0, len(boxes.lo), _BATCH):
-                batch = boxes.at(slice(start, start + _BATCH))
-                found, is_single = self.compare(batch), batch.lo == batch.hi
-                found.expect_equal(is_single)
-                settled = found.settled | is_single
-                sizes = (batch.hi - batch.lo + 1) * self.likes[batch.channel]
+            for start in range(0, len(boxes[0]), _BATCH):
+                batch = boxes[:, start : start + _BATCH]
+                found, sizes = self.compare(batch), batch[1] - batch[0] + 1
+                found.expect_equal(sizes == 1)
+                settled = ~(found.is_open | found.differ) | (sizes == 1)
                 signs += int(sizes[settled & found.signs].sum())
-                rests.append(batch.at(~settled))
-            boxes = Boxes(*map(np.concatenate, zip(*rests, strict=True))).halves()
+                rests.append(batch[:, ~settled])
+            lo, hi = np.concatenate(rests, axis=1)
+            middle = (lo + hi) >> 1
+            boxes = np.stack([np.append(lo, middle + 1), np.append(middle, hi)])
         return signs
-
-
-def _same(a: Array, b: Array) -> Mask:
-    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))

@@ -1,8 +1,8 @@
-"""Ideal values of a model as functions of codes in real arithmetic, and its roundings.
+"""Ideal values of a model as functions of codes in real arithmetic, their distance, and roundings.
 
 A function is a linear combination of bases, plus an offset. A basis depends on codes alone: codes,
 the sum of their products with weights, a limited sum, a mean, moved elements. Both models share the
-codes, so the distance of two functions can be computed from their coefficients.
+codes, so the distance of two functions follows from their coefficients.
 
 Numbers are float64. ``depth`` counts the roundings of a factor or an offset, so the relative error
 of this arithmetic is at most ``depth * 2**-52``.
@@ -15,8 +15,9 @@ from functools import cached_property
 
 import numpy as np
 
+from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
-from qgraph.numerics.values import fingerprint
+from qgraph.numerics.values import fingerprint, ratios_of_rows
 from qgraph.ops.approximation import Approximation, granules, largest_of, product
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
@@ -30,16 +31,9 @@ ENDLESS: Float64 = np.full((), np.inf)
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """A function of codes.
+    """A function of codes and its range. Its argument ``inner`` is None for codes.
 
-    Attributes:
-        kind: the function, without its numbers.
-        low, high: bounds of its values.
-        inner: its argument; None for codes.
-        weights: weights of a sum, ``[rows, taps, *places]``.
-        reach: largest magnitudes of the data of the weights, in the same shape.
-        ends: limits of a clip.
-        movement: movement of moved elements.
+    A sum has weights ``[rows, taps, *places]`` and the largest magnitudes of their data.
     """
 
     kind: tuple[Hashable, ...]
@@ -64,14 +58,8 @@ class Basis:
 
     def has_inner_of(self, other: Basis) -> bool:
         """Return whether it has the same argument as another basis."""
-        if self.inner is None or other.inner is None:
-            return False
-        return self.inner.identity == other.inner.identity
-
-    @property
-    def is_border(self) -> bool:
-        """Whether it is a sum of weights whose data is not padding."""
-        return self.inner is not None and self.inner.key == ((ONE.key,))
+        own, inner = self.inner, other.inner
+        return own is not None and inner is not None and own.identity == inner.identity
 
     @property
     def largest(self) -> Float64:
@@ -81,13 +69,10 @@ class Basis:
 
 @dataclass(frozen=True, eq=False)
 class Ideal:
-    """A function in real arithmetic.
+    """A function in real arithmetic: factors of bases, and an offset.
 
-    Attributes:
-        terms: factors and bases.
-        offset: the constant term.
-        size: upper bound on the sum of magnitudes whose sum is the offset.
-        depth: number of roundings of each factor and of the offset.
+    ``size`` is the largest sum of magnitudes whose sum is the offset, and ``depth`` the number of
+    roundings of each factor and of the offset.
     """
 
     terms: tuple[tuple[Float64, Basis], ...] = ()
@@ -108,7 +93,9 @@ class Ideal:
     @property
     def key(self) -> tuple[Hashable, ...]:
         """The keys of the bases."""
-        return tuple(basis.key for _, basis in self.terms if not basis.is_border)
+        own = [basis for _, basis in self.terms]
+        # without sums over what is not padding
+        return tuple(b.key for b in own if b.inner is None or b.inner.key != (ONE.key,))
 
     @cached_property
     def identity(self) -> Hashable:
@@ -239,6 +226,8 @@ def unlimited(function: Ideal) -> tuple[Ideal, Float64, Float64]:
     return function, low, high
 
 
+_Term = tuple[Float64, Basis]
+
 WHOLE = {"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil}
 
 UNKNOWN = Basis(("unknown",), -ENDLESS, ENDLESS)
@@ -247,16 +236,10 @@ UNKNOWN = Basis(("unknown",), -ENDLESS, ENDLESS)
 
 @dataclass(frozen=True, eq=False)
 class TracedRounding:
-    """A rounding of data to codes.
+    """A rounding of data in steps to codes; ``function`` is ideal, without limits.
 
-    Attributes:
-        kind: Round, Floor or Ceil.
-        before: the data before rounding, in steps.
-        function: its ideal function, without limits.
-        clips: the first and the last code within the limits.
-        ends: the first and the last code that occur.
-        reach: the first and the last code without limits.
-        codes: the codes, as a function.
+    The first and the last code are ``clips`` within the limits, ``ends`` of those that occur, and
+    ``reach`` without limits.
     """
 
     kind: str
@@ -284,3 +267,106 @@ def rounding_of(kind: str, before: Executed, limits: tuple[Float64, Float64]) ->
     off = before.absolute + product(before.relative + 64 * ULP, largest_of(*bare))
     far = WHOLE[kind](bare[0] - off), WHOLE[kind](bare[1] + off)
     return TracedRounding(kind, before, function, clips, (first, last), far)
+
+
+def distance(one: Ideal, other: Ideal, window: tuple[Float64, Float64] | None = None) -> Float64:
+    """Return a bound of the distance of two functions, for values of the first in a window.
+
+    If all sums of the second are r times those of the first, the distance is ``|(r - 1) * (one -
+    its offset) + difference of the offsets|`` there, plus terms for the border of padded data.
+    """
+    one, other = _summed(one), _summed(other)
+    pairs, noise = _pairs(one, other), max(one.depth, other.depth) * ULP
+    apart = np.abs(one.offset - other.offset)
+    total = apart + noise * (one.size + other.size)
+    for pair in pairs:
+        total = total + _apart(*pair, noise)
+    plain = np.asarray(total * (1 + 64 * ULP))
+    sizes = [float(np.max(product(np.abs(c), p.largest))) for (c, p), _ in pairs]
+    main = int(np.argmax(sizes)) if sizes else 0
+    ratio = _ratio(*pairs[main]) if window and pairs else None
+    if window is None or ratio is None:
+        return plain
+    reach = largest_of(*(end - one.offset for end in window))
+    total = product(np.abs(ratio - 1), reach) + apart
+    total = total + 4 * noise * (reach + one.size + other.size)
+    for (c, p), second in pairs[:main] + pairs[main + 1 :]:
+        total = total + _apart((ratio * c, p), second, 4 * noise)
+    usable = np.isfinite(total) & np.isfinite(ratio) & (ratio > 0)
+    return np.minimum(plain, np.where(usable, total * (1 + 64 * ULP), np.inf))
+
+
+def _summed(function: Ideal) -> Ideal:
+    """Return a function with all sums of products of the same data joined to one sum."""
+    terms: list[_Term] = []
+    for factor, basis in function.terms:
+        same = (t for t in terms if t[1].kind == basis.kind and t[1].has_inner_of(basis))
+        before = next(same, None)
+        if before is None or before[1].weights is None or basis.weights is None:
+            terms.append((factor, basis))
+            continue
+        parts = before, (factor, basis)
+        rows = max(len(before[1].weights), len(basis.weights))
+        one, other = (_weighted(*part, rows) for part in parts)
+        need(one.shape == other.shape, "the weights of the models have different shapes")
+        total, (low, high) = one + other, Ideal(parts).range
+        reach = np.maximum(before[1].reach, basis.reach)
+        joined = replace(basis, low=low, high=high, weights=total, reach=reach)
+        terms[[t is before for t in terms].index(True)] = np.ones(()), joined
+    # a product of factor and weight, and a sum, for each that was joined
+    depth = function.depth + 2 * (len(function.terms) - len(terms))
+    return replace(function, terms=tuple(terms), depth=depth)
+
+
+def _weighted(factor: Float64, basis: Basis, rows: int = 1) -> Float64:
+    """Return the weights of a sum, times its factor of each row; one row may stand for several."""
+    weights = NOTHING[None] if basis.weights is None else basis.weights
+    weights = np.broadcast_to(weights, (max(rows, len(weights)), *weights.shape[1:]))
+    return rows_of(factor, len(weights)).reshape(-1, *(1,) * (weights.ndim - 1)) * weights
+
+
+def _pairs(one: Ideal, other: Ideal) -> list[tuple[_Term, _Term]]:
+    """Return pairs of terms of two functions; one without a counterpart is paired with 0."""
+    rest = list(other.terms)
+    pairs: list[tuple[_Term, _Term]] = []
+    for term in one.terms:
+        partner = next((t for t in rest if t[1].key == term[1].key), (NOTHING, term[1]))
+        rest = [t for t in rest if t is not partner]
+        pairs.append((term, partner))
+    return pairs + [((NOTHING, basis), (factor, basis)) for factor, basis in rest]
+
+
+def _ratio(first: _Term, second: _Term) -> Float64 | None:
+    """Return the ratio of the second term and the first, by channel, if they are proportional."""
+    (c, p), (d, q) = first, second
+    share = _share(p, q)
+    if share is None or not np.any(c):
+        return None
+    with np.errstate(all="ignore"):
+        return np.where(c == d * share, 1.0, d * share / c)
+
+
+def _share(p: Basis, q: Basis) -> Float64 | None:
+    """Return the ratio of the second basis and the first, by channel; None if there is none."""
+    if p.identity == q.identity:
+        return np.ones(())
+    if p.weights is None or q.weights is None or not p.has_inner_of(q):
+        return None
+    ratio = ratios_of_rows(p.weights, q.weights)
+    return ratio.reshape(p.low.shape) if ratio is not None and ratio.size == p.low.size else None
+
+
+def _apart(first: _Term, second: _Term, noise: float) -> Float64:
+    """Return a bound of the distance of two terms; ``noise`` is the relative error of factors."""
+    (c, p), (d, q) = first, second
+    share = _share(p, q)
+    if share is not None:
+        slack = noise * product(np.abs(c) + np.abs(d), np.maximum(p.largest, q.largest))
+        return np.asarray(product(np.abs(c - d * share), p.largest) + slack)
+    if p.weights is None or q.weights is None or not p.has_inner_of(q):
+        raise UnsupportedError("the models compute it from different codes")
+    one, other = _weighted(c, p), _weighted(d, q)
+    need(one.shape == other.shape, "the weights of the models have different shapes")
+    rows = (np.abs(one - other) + noise * (np.abs(one) + np.abs(other))) * p.reach
+    rows = rows.reshape(len(rows), -1)
+    return np.asarray(rows.sum(axis=1) * (1 + rows.shape[1] * ULP)).reshape(p.low.shape)

@@ -1,9 +1,8 @@
 """Read a model for the checker: operators, types and shapes, and the model in definitions.
 
 Functions are inlined, constants frozen, and definitions written out. The rules for types and shapes
-are those of onnx; the prover has its own (``qgraph/graph/inference``). A shape is a tuple of sizes:
-a number, the name of a symbolic dimension, or None if it is unknown. Types and shapes that a file
-states for inner values are not used.
+are those of onnx; the prover has its own (``qgraph/graph/inference``). What a file states of inner
+values is not used. A size is a number, the name of a symbolic dimension, or None if unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 import ml_dtypes
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.shape_inference import InferenceError, infer_node_outputs
@@ -22,7 +20,7 @@ from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import OLDEST, changes
 from qgraph.graph.schema import OpKey, attribute_values, versions_of
-from qgraph.graph.scopes import inline_functions, nodes_of, subgraphs
+from qgraph.graph.scopes import inline_functions, subgraphs
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.ops.integer.definitions import with_definitions
@@ -63,8 +61,7 @@ def is_apart(node: ir.Node, imports: Mapping[str, int]) -> bool:
 def meaning(node: ir.Node, imports: Mapping[str, int]) -> Hashable:
     """Return a key that is equal for nodes that compute equal results from equal operands.
 
-    Absent attributes have their defaults, and subgraphs are ignored. Versions of an operator that
-    differ only in types or texts have one key.
+    Subgraphs are ignored. Versions of an operator that differ only in types or texts have one key.
     """
     present = [value is not None for value in node.inputs]
     while present and not present[-1]:
@@ -92,8 +89,7 @@ def _version(name: str, opset: int) -> Hashable:
 def tells_zeros_apart(node: ir.Node, index: int) -> bool:
     """Return whether the sign of a zero in one operand may change the result of a node.
 
-    The prover has its own table; the two are separate on purpose. Operators of other domains than
-    those of quantizers and of the standard count as distinguishing zeros.
+    The prover has its own table on purpose. Operators of other domains count as telling them apart.
     """
     name = node.op_type
     try:
@@ -134,10 +130,7 @@ _INVALID = InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError
 
 
 def infer_results(node: ir.Node, imports: Mapping[str, int], arrays: Arrays) -> None:
-    """Write the types and shapes of the results of a node, in place of those that the file states.
-
-    The types and shapes of its operands were inferred before.
-    """
+    """Write the types and shapes of the results of a node, from those of its operands."""
     operands = [value for value in node.inputs if value is not None]
     for value in node.outputs:
         write(value, None, None)
@@ -211,19 +204,11 @@ QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
 
 
 class Reading:
-    """A private copy of a model.
+    """A private copy of a model, and its graph with the types and shapes that the checker reads.
 
-    Args:
-        model: the model.
-        keep_inputs: do not treat initializers that are also graph inputs as constants.
-        defined: operators to replace by their definitions.
-
-    Attributes:
-        model: the copy, without definitions of operators.
-        graph: the main graph. Its values have the types and shapes that the checker reads.
-        imports: domains and their versions.
-        frozen: number of initializers that are also graph inputs and count as constants.
-        nodes: all nodes, with those of subgraphs.
+    ``defined`` operators are replaced by their definitions in the graph, but not in the model.
+    Initializers that are also graph inputs are constants unless ``keep_inputs`` is set; ``frozen``
+    is their number.
     """
 
     def __init__(
@@ -237,7 +222,6 @@ class Reading:
         copy = with_definitions(copy, defined) if defined else copy
         self.graph = copy.graph
         self.imports = versions_of(copy.opset_imports)
-        self.nodes = list(nodes_of(self.graph))
         self._values: dict[str, list[ir.Value]] = {}
         self._known = KnownValues(self.imports, has_functions=False)
         self._enter(self.graph)
@@ -260,10 +244,7 @@ class Reading:
                 self._enter(inner)
 
     def shapes(self, primes: Sequence[int]) -> tuple[dict[ir.Value, Sizes], dict[str, int]]:
-        """Return the inferred shapes, and primes used in place of open sizes of the inputs.
-
-        Open sizes of one name are distinguished, because runtimes do not check that they are equal.
-        """
+        """Return the inferred shapes, and primes used in place of open sizes of the inputs."""
         interface = open_interface(self.model)
         facts = infer(self.model, interface)
         shapes = {value: fact.shape for value, fact in facts.items() if fact.shape is not None}
@@ -286,10 +267,7 @@ class Reading:
         return list(dict.fromkeys(v for v in node.inputs if v is not None and not self.has(v)))
 
     def between(self, end: ir.Value, starts: Collection[ir.Value]) -> list[ir.Node] | None:
-        """Return the nodes that compute ``end`` from ``starts`` and constants, operands first.
-
-        Returns: None if ``end`` depends on other values, or on none of these.
-        """
+        """Return the nodes that compute ``end`` from ``starts`` alone, if any, operands first."""
         return between(end, starts, self._operands)
 
     def _operands(self, value: ir.Value) -> list[ir.Value]:
@@ -297,16 +275,3 @@ class Reading:
         if node is None or self.has(value) or is_apart(node, self.imports):
             return []
         return self.sources(node)
-
-
-def agree(one: ir.Node | None, other: ir.Node | None, sides: tuple[Reading, Reading]) -> bool:
-    """Return whether two nodes have one operator and equal operands from the second one on."""
-    if one is None or other is None:
-        return False
-    for a, b in list(zip(one.inputs, other.inputs, strict=False))[1:]:
-        x, y = sides[0].array(a), sides[1].array(b)
-        if a is b is None:
-            continue
-        if x is None or y is None or x.dtype != y.dtype or not np.array_equal(x, y):
-            return False
-    return bool(meaning(one, sides[0].imports) == meaning(other, sides[1].imports))

@@ -25,7 +25,7 @@ from qgraph.numerics.values import compare_values, fingerprint
 from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
 from qgraph.records import dataclass, replace
 from qgraph.verify import FAILURES, confirm, need
-from qgraph.verify.functions import Both, Boxes, Function
+from qgraph.verify.functions import Both, Function
 from qgraph.verify.reading import (
     SWAPPABLE,
     Reading,
@@ -39,8 +39,7 @@ from qgraph.verify.reading import (
 )
 
 Sides = tuple[Reading, Reading]
-Fields = dict[str, Any]
-_Recomputed = tuple[Fields, bool, bool]
+_Recomputed = tuple[dict[str, Any], bool, bool]
 """Recomputed fields; whether -0 and +0 have different results; whether the sign of 0 may differ."""
 
 _STATED = frozenset(
@@ -56,13 +55,9 @@ _SPECIALS = np.array([np.inf, -np.inf, np.nan, -np.nan], np.float32)
 
 @dataclass(frozen=True)
 class Equality:
-    """Two values that are equal if the entries are equal.
+    """A pair of values that are equal if the entries are, which constants do not have.
 
-    Attributes:
-        values: the pair of values.
-        entries: the pair of values that they are computed from; empty for constants.
-        tells_zeros_apart: whether the entries -0 and +0 have different results.
-        loses_signs: whether the values may be zeros of different signs.
+    Entries -0 and +0 may have different results, and the values may be zeros of different signs.
     """
 
     values: Pair
@@ -71,39 +66,28 @@ class Equality:
     loses_signs: bool
 
 
-class _OtherFormError(EquivalenceError):
-    """The models, as they are written, lack values or nodes of a region."""
-
-
 def check(
     region: RegionVerdict, sides: Sides, *, as_written: bool
 ) -> tuple[PartFinding, Equality | None]:
     """Return the finding about a region, and the equality that it proves.
 
-    Args:
-        region: the region as the certificate states it.
-        sides: the models.
-        as_written: whether the certificate names nodes of the models as written. If not, names
-            that the models lack do not refute the region.
+    It may have more nodes than it names, unless it names those of the models ``as_written``.
     """
     if region.verdict is not ProofVerdict.PROVED or region.method is Method.BOUND:
         return not_decided(region), None
     proved: list[Equality] = []
-    finding = finding_of(lambda: proved.append(_check(region, sides, as_written)), as_written)
+    finding = finding_of(lambda: proved.append(_check(region, sides, as_written)))
     return finding, next(iter(proved), None)
 
 
-def finding_of(check: Callable[[], None], as_written: bool = True) -> PartFinding:
+def finding_of(check: Callable[[], None]) -> PartFinding:
     """Return the finding about a region from the exception that its check raises."""
     try:
         check()
     except EquivalenceError as error:
-        if as_written or not isinstance(error, _OtherFormError):
-            return PartFinding(Status.REFUTED, str(error))
-        reason = f"the prover may have rewritten the nodes: {error}"
-        return PartFinding(Status.UNCHECKED, REWRITTEN(reason))
+        return PartFinding(Status.REFUTED, str(error))
     except FAILURES as error:
-        return PartFinding(Status.UNCHECKED, str(error))
+        return PartFinding(Status.UNCHECKED, *error.args[:1])
     return PartFinding(Status.CHECKED)
 
 
@@ -116,8 +100,7 @@ def not_decided(region: RegionVerdict) -> PartFinding:
 
 def with_defaults(region: RegionVerdict, names: Collection[str]) -> RegionVerdict:
     """Return a region with some fields of another region, and defaults for the rest."""
-    fields: Fields = {name: getattr(region, name) for name in names}
-    return RegionVerdict(**fields)
+    return RegionVerdict(**{name: getattr(region, name) for name in names})
 
 
 def _check(region: RegionVerdict, sides: Sides, as_written: bool) -> Equality:
@@ -128,14 +111,13 @@ def _check(region: RegionVerdict, sides: Sides, as_written: bool) -> Equality:
     parts, stated = [], (region.reference_nodes, region.candidate_nodes)
     for place, (side, end) in enumerate(zip(sides, exit_, strict=True)):
         nodes = side.between(end, [entries[0][place]]) if entries else [end.producer()]
-        if nodes is None:
-            raise _OtherFormError("it is not computed from its entry alone")
-        parts.append([node for node in nodes if node is not None])
-        own = [node_name(node) for node in parts[-1]]
+        need(nodes is not None, REWRITTEN("it is not computed from its entry alone"))
+        parts.append([node for node in nodes or () if node is not None])
+        own = sorted(map(node_name, parts[-1]))
         # rules of the prover may have split nodes, or left some out
         is_part = not as_written and set(stated[place]) <= set(own)
-        if sorted(own) != sorted(stated[place]) and not is_part:
-            raise _OtherFormError("it does not consist of the named nodes")
+        is_named = is_part or own == sorted(stated[place])
+        need(is_named, REWRITTEN("it does not consist of the named nodes"))
     if entries:
         fields, tells_zeros_apart, lossy = _of_data(region, sides, exit_, entries[0], parts)
     else:
@@ -151,9 +133,7 @@ def _check(region: RegionVerdict, sides: Sides, as_written: bool) -> Equality:
 
 def _named(side: Reading, name: str) -> ir.Value:
     values = side.named(name)
-    if not values:
-        raise _OtherFormError(f"there is no value {name!r}")
-    need(len(values) == 1, f"several values have the name {name!r}")
+    need(len(values) == 1, REWRITTEN(f"there is no value {name!r}, or there are several"))
     return values[0]
 
 
@@ -183,41 +163,31 @@ def _of_data(
     if dtype is None or None in types[0] | types[1]:
         raise UnsupportedError("the checker does not know a type")
     shape = merged(*map(shape_of, entry))
-    one, other = (
-        Function(side, part, x, y, shape)
-        for side, part, x, y in zip(sides, parts, entry, exit_, strict=True)
-    )
-    results = one.result_shape(), other.result_shape()
-    is_known = merged(*results) == results[0] == results[1]
-    need(is_known, "the checker does not know the shape of its data")
-    both, is_float = Both(one, other), dtype is ir.DataType.FLOAT
+    of_sides = zip(sides, parts, entry, exit_, strict=True)
+    both = Both(*(Function(side, part, x, y, shape) for side, part, x, y in of_sides))
+    is_float = dtype is ir.DataType.FLOAT
     is_stepped = is_float and region.method is Method.EXHAUSTIVE
     need(not is_stepped, "its proof tries all inputs one by one, or steps, which is not done here")
     is_narrow = dtype.name not in ("BOOL", "STRING") and dtype.bitwidth <= _MOST_BITS
     need(is_float or is_narrow, f"the checker does not decide data of type {dtype.name}")
     inputs = _SPECIALS if is_float else all_values(dtype.name).astype(np.float32)
-    points = both.points(inputs)
-    found = both.compare(points)
+    found = both.compare(to_keys(inputs)[None])
     nan = np.isnan(found.x)
     found.expect_equal(~nan)
     nan_differs = bool((found.is_unequal & nan).any())
-    odd = found.signs & ~nan
-    signs = int(both.likes[points.channel][odd].sum())
-    lossy = signs > 0
+    signs = tried = int((found.signs & ~nan).sum())
     if is_float:
-        starts = {boxes.channel: boxes.starts for boxes in region.boxes}
-        signs = both.count_signs(both.divided(starts))
+        signs = both.count_signs([key for boxes in region.boxes for key in boxes.starts])
     need(is_float or not found.tied.any(), "ONNX does not define the sign of a zero result")
-    lossy = lossy or signs > 0
+    lossy = signs + tried > 0
     _check_shown(region, both, is_needed=lossy or (is_float and nan_differs))
     method = Method.INTERVALS if is_float else Method.EXHAUSTIVE
     fields = {
         "method": Method.CONGRUENCE if region.method is Method.CONGRUENCE else method,
         "zero_sign_inputs": signs,
         "nan_differs": nan_differs,
-        "channels": both.channels if is_float else 1,
     }
-    zeros = both.compare(both.points(np.array([0, -0.0], np.float32)))
+    zeros = both.compare(to_keys(np.array([[0, -0.0]], np.float32)))
     plus, minus = np.stack([zeros.reference, zeros.candidate]).reshape(2, 2, -1).swapaxes(0, 1)
     tells_zeros_apart = not np.array_equal(plus, minus, equal_nan=True)
     return fields, tells_zeros_apart, lossy or nan_differs
@@ -225,12 +195,11 @@ def _of_data(
 
 def _check_shown(region: RegionVerdict, both: Both, *, is_needed: bool) -> None:
     """Check that there is a witness if one is needed, and that its results are as stated."""
-    witness, channel = region.witness, region.witness_channel or 0
+    witness = region.witness
     shown: list[float] = []
     if witness is not None and is_needed:
-        confirm(0 <= channel < both.channels, "its witness names no channel of the region")
-        key = to_keys(np.array([witness.input], np.float32))
-        found = both.compare(Boxes(np.array([channel]), key, key))
+        confirm(not region.witness_channel, "its witness names no channel of the region")
+        found = both.compare(to_keys(np.array([[witness.input]], np.float32)))
         confirm(found.is_unequal.any(), "the sides do not differ on its witness")
         shown = [float(column[0]) for column in found[:3]]
     confirm(shown or not is_needed, "it has no witness")
@@ -253,11 +222,10 @@ class EqualValues:
     ) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._classes: dict[ir.Value, int] = {}
-        self._lossy: set[int] = set()
         self._merged: dict[int, int] = {}
         self._claims: dict[ir.Value, list[Equality]] = {}
         self._of_reference: set[int | None] = set()
-        self._unequal: ir.Node | None = None
+        self._lossy: set[int] = set()
         self._loses_signs = any(claim.loses_signs for claim in claims)
         for index, pair in enumerate(inputs):
             self._classes |= dict.fromkeys(pair, self._number(("input", index)))
@@ -271,9 +239,7 @@ class EqualValues:
         """Return why the outputs are not proved equal; None if they are."""
         for a, b in outputs:
             if self._class(a) != self._class(b):
-                node = self._unequal
-                first = "" if node is None else f"; {node.op_type} {node.name!r} differs"
-                return f"no region proves output {a.name!r} equal in both models{first}"
+                return f"no region proves output {a.name!r} equal in both models"
         return None
 
     def are_equal(self, one: ir.Value | None, other: ir.Value | None) -> bool:
@@ -294,31 +260,38 @@ class EqualValues:
             if array is not None:
                 self._classes[value] = self._number(fingerprint(array))
         for node in graph:
-            operands = [None if value is None else self._class(value) for value in node.inputs]
-            key = self._key(side, node, operands)
+            values = [value for value in node.inputs if value is not None]
+            lossy = self._lossy.intersection(map(self._class, values))
+            lossy = set() if forgets_zero_signs(node) else lossy
+            lossy |= {0} if self._loses_signs and graphs_of(node) else set()
+            key = self._key(side, node)
             for index, value in enumerate(node.outputs):
-                array = side.array(value)
-                natural = self._number((*key, index))
-                if (node.domain, node.op_type) == ("", "Identity") and operands[0] is not None:
-                    natural = operands[0]
+                array, natural = side.array(value), self._number((*key, index))
+                if (node.domain, node.op_type) == ("", "Identity") and node.inputs[0] is not None:
+                    natural = self._class(node.inputs[0])
                 own = natural if array is None else self._number(fingerprint(array))
                 if array is not None and (not self._of_reference or own in self._of_reference):
                     self._merged.setdefault(natural, own)  # the class of the constant it computes
                 else:
                     own = self._merged.get(natural, natural)
-                    own = self._keep_signs(node, value, operands, own)
+                    is_real = value.dtype is None or value.dtype.is_floating_point()
+                    self._lossy |= {own} if lossy and is_real else set()
                 self._classes[value] = own
-                self._merge(natural, value)
-            first = map(self._class, node.outputs[:1])
-            if self._of_reference.issuperset(operands) and not self._of_reference.issuperset(first):
-                self._unequal = self._unequal or (node if self._of_reference else None)
+                for claim in self._claims.get(value, ()):
+                    entries = self._lossy.intersection(self._class(a) for a, _ in claim.entries)
+                    is_equal = all(self.are_equal(*entry) for entry in claim.entries)
+                    if is_equal and not (claim.tells_zeros_apart and entries):
+                        self._merged[natural] = own = self._class(claim.values[0])
+                        self._lossy |= {own} if claim.loses_signs or entries else set()
+                        self._classes[value] = own
 
-    def _key(
-        self, side: Reading, node: ir.Node, operands: list[int | None]
-    ) -> tuple[Hashable, ...]:
+    def _key(self, side: Reading, node: ir.Node) -> tuple[Hashable, ...]:
         """Return a key that determines the results of a node, after reading its subgraphs."""
         graphs = graphs_of(node)
-        if is_apart(node, side.imports) and not graphs:
+        operands = [None if value is None else self._class(value) for value in node.inputs]
+        lossy = [index for index, number in enumerate(operands) if number in self._lossy]
+        is_open = any(tells_zeros_apart(node, index) for index in lossy)
+        if is_open or (is_apart(node, side.imports) and not graphs):
             return ("apart", id(node))
         if node.domain == "" and node.op_type in SWAPPABLE:
             operands = sorted(operands, key=str)
@@ -330,27 +303,3 @@ class EqualValues:
             self._read(side, graph)
             key = (*key, len(graph.inputs), *map(self._class, graph.outputs))
         return key
-
-    def _keep_signs(
-        self, node: ir.Node, value: ir.Value, operands: list[int | None], own: int
-    ) -> int:
-        """Return the class of a result whose operands may contain zeros of different signs."""
-        lossy = [index for index, number in enumerate(operands) if number in self._lossy]
-        if any(tells_zeros_apart(node, index) for index in lossy):
-            return self._number(id(value))
-        is_real = value.dtype is None or value.dtype.is_floating_point()
-        inner = self._loses_signs and bool(graphs_of(node))
-        if is_real and (inner or (lossy and not forgets_zero_signs(node))):
-            self._lossy.add(own)
-        return own
-
-    def _merge(self, natural: int, value: ir.Value) -> None:
-        """Put a value of the candidate into the class of its partner in a region."""
-        for claim in self._claims.get(value, ()):
-            pairs = [tuple(map(self._class, entry)) for entry in claim.entries]
-            seen = claim.tells_zeros_apart and any(a in self._lossy for a, _ in pairs)
-            if seen or any(a != b for a, b in pairs):
-                continue
-            self._merged[natural] = self._classes[value] = self._class(claim.values[0])
-            if claim.loses_signs or any(a in self._lossy for a, _ in pairs):
-                self._lossy.add(self._classes[value])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 
@@ -13,16 +13,13 @@ import onnx_ir as ir
 from qgraph.graph.inference.walk import RESHAPING
 from qgraph.numerics import Float64
 from qgraph.ops.approximation import FLOAT32, multiple_of, rounded, sum_of
-from qgraph.ops.moved_elements import MovedElements
+from qgraph.ops.moved_elements import MovedElements, Shape
 from qgraph.ops.sums_of_products import (
     RIGHT,
     Taps,
     added_up,
     convolution_taps,
-    is_never_empty,
-    pointwise_taps,
     products,
-    rows_of_transposed,
 )
 from qgraph.verify import need
 from qgraph.verify.ideals import (
@@ -43,8 +40,8 @@ from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_c
 ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)
 
 
-def product(trace: Trace, node: ir.Node) -> Executed:
-    """Return the result of a Conv, ConvTranspose, MatMul or Gemm."""
+def _product(trace: Trace, node: ir.Node) -> Executed:
+    """Return the result of a Conv, MatMul or Gemm."""
     data, weights = map(trace.of, node.inputs[:2])
     biases = [trace.of(node.inputs[2])] if len(node.inputs) > 2 and node.inputs[2] else []
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
@@ -55,11 +52,10 @@ def product(trace: Trace, node: ir.Node) -> Executed:
         is_row = bias.numbers.size == bias.numbers.shape[-1]
         need(is_row, "a bias differs between samples")
     biases = [changed(bias, lambda a: layout.by_row(a.reshape(-1))) for bias in biases]
-    total = products(sums, data, weights, layout, trace.adding(node), biases=biases)
-    return trace.stored(node, total)
+    return products(sums, data, weights, layout, trace.adding(node), biases=biases)
 
 
-def integer_product(trace: Trace, node: ir.Node) -> Executed:
+def _integer_product(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QLinearConv or QLinearMatMul."""
     data, s_a, z_a, weights, s_b, z_b, s_y, z_y = map(trace.of, node.inputs[:8])
     are_single = all(parameter.numbers.size == 1 for parameter in (s_a, z_a, s_y, z_y))
@@ -82,41 +78,26 @@ def integer_product(trace: Trace, node: ir.Node) -> Executed:
 
 def _arranged(trace: Trace, node: ir.Node, weights: Executed) -> tuple[Executed, Taps]:
     """Return weights as ``[rows, taps, *places]``, and the layout of the sums."""
-    if node.op_type.endswith(("Conv", "ConvTranspose")):
+    if node.op_type.endswith("Conv"):
         sizes = trace.shape(node.inputs[0])[2:]
-        layout = convolution_taps(node, weights.numbers.shape[2:], sizes)
-        if node.op_type == "ConvTranspose":
-            weights = changed(weights, lambda array: rows_of_transposed(array, layout.groups))
-        return weights, layout
+        return weights, convolution_taps(node, weights.numbers.shape[2:], sizes)
     is_matrix = weights.numbers.ndim == 2
     need(is_matrix, "the checker has no bound for weights of other than two axes")
     is_turned = node.attributes.get_int("transB", 0)
     return weights if is_turned else changed(weights, np.transpose), RIGHT
 
 
-def add(trace: Trace, node: ir.Node) -> Executed:
-    """Return a sum or difference of two tensors."""
+def _add(trace: Trace, node: ir.Node) -> Executed:
     a, b = map(trace.of, node.inputs)
     return trace.sum(node, a, b, -1.0 if node.op_type == "Sub" else 1.0)
 
 
-def multiply(trace: Trace, node: ir.Node) -> Executed:
-    """Return a product with a constant."""
+def _multiply(trace: Trace, node: ir.Node) -> Executed:
     a, b = map(trace.of, node.inputs)
     return trace.times(node, *((b, a) if b.value is None else (a, b)))
 
 
-def limit(trace: Trace, node: ir.Node) -> Executed:
-    """Return data between constant ends: Relu, Clip, Max, Min."""
-    if node.op_type in ("Max", "Min"):
-        a, b = map(trace.of, node.inputs)
-        x, end = (a, b.numbers) if b.value is not None else (b, a.numbers)
-        return limited(x, *((end, ENDLESS) if node.op_type == "Max" else (-ENDLESS, end)))
-    ends = (NOTHING, ENDLESS) if node.op_type == "Relu" else trace.ends(node)
-    return limited(trace.of(node.inputs[0]), *ends)
-
-
-def normalize(trace: Trace, node: ir.Node) -> Executed:
+def _normalize(trace: Trace, node: ir.Node) -> Executed:
     """Return a BatchNormalization, computed in any order of its operations."""
     x, *parameters = map(trace.of, node.inputs)
     is_plain = not node.attributes.get_int("training_mode", 0) and len(node.outputs) == 1
@@ -137,8 +118,7 @@ def normalize(trace: Trace, node: ir.Node) -> Executed:
     )
 
 
-def hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
-    """Return a HardSigmoid."""
+def _hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
     read = node.attributes.get_float
     numbers = np.array([read("alpha", 0.2), read("beta", 0.5)], np.float32).astype(np.float64)
     factor, shift = map(fixed, numbers.reshape(2, 1))
@@ -146,7 +126,7 @@ def hard_sigmoid(trace: Trace, node: ir.Node) -> Executed:
     return limited(line, NOTHING, np.ones(()))
 
 
-def quant(trace: Trace, node: ir.Node) -> Executed:
+def _quant(trace: Trace, node: ir.Node) -> Executed:
     """Return the result of a Quant, or of a BipolarQuant of constants."""
     x, scale, *others = map(trace.of, node.inputs)
     if node.op_type == "BipolarQuant":
@@ -163,17 +143,16 @@ def quant(trace: Trace, node: ir.Node) -> Executed:
     return trace.times(node, trace.sum(node, codes, zero, -1.0), scale)
 
 
-def linear(trace: Trace, node: ir.Node) -> Executed:
+def _linear(trace: Trace, node: ir.Node) -> Executed:
     """Return the codes of a QuantizeLinear, or the numbers of a DequantizeLinear."""
     rank, ints = len(trace.shape(node.inputs[0])), node.attributes.get_int
-    axis, size = ints("axis", 1) % max(rank, 1), ints("block_size", 0)
+    is_plain = not (ints("precision", 0) or ints("block_size", 0))
     parameters = []
     for value in (*node.inputs[1:], None)[:2]:
         array = NOTHING if value is None else trace.of(value).numbers
-        is_known = array.ndim in ((0, rank) if size else (0, min(rank, 1)))
-        need(is_known and not ints("precision", 0), f"a {node.op_type} of another precision")
-        axes = (-1, *(1,) * (rank - 1 - axis)) if array.size > 1 else ()
-        parameters.append(fixed(np.repeat(array, size, axis) if size else array.reshape(axes)))
+        need(is_plain and array.ndim <= min(rank, 1), f"a {node.op_type} of blocks")
+        after = rank - 1 - ints("axis", 1) % max(rank, 1)
+        parameters.append(fixed(array.reshape((-1, *(1,) * after) if array.size > 1 else ())))
     x, (scale, zero) = trace.of(node.inputs[0]), parameters
     if node.op_type == "DequantizeLinear":
         return trace.times(node, trace.sum(node, x, zero, -1.0), scale)
@@ -181,8 +160,7 @@ def linear(trace: Trace, node: ir.Node) -> Executed:
     return trace.quantized(node, trace.over(node, x, scale), "Round", limits)
 
 
-def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
-    """Return the result of a FakeQuantize."""
+def _fake_quantize(trace: Trace, node: ir.Node) -> Executed:
     x, low, high, bottom, top = map(trace.of, node.inputs)
     last = fixed(np.asarray(node.attributes.get_int("levels", 0) - 1.0))
     need((low.numbers < high.numbers).all(), "a FakeQuantize without an input range")
@@ -193,13 +171,13 @@ def fake_quantize(trace: Trace, node: ir.Node) -> Executed:
     return trace.sum(node, trace.times(node, trace.over(node, codes, last), step), bottom)
 
 
-def move(trace: Trace, node: ir.Node) -> Executed:
+def _move(trace: Trace, node: ir.Node) -> Executed:
     """Return data with its elements in other places."""
     x = trace.of(node.inputs[0])
-    if node.op_type == "Identity" or (node.op_type == "Dropout" and len(node.inputs) < 3):
+    if node.op_type == "Identity":
         return x
-    need(node.op_type != "Dropout", "a Dropout in training")
-    before, sizes = trace.shape_of(trace.shape(node.inputs[0])), trace.shape(node.outputs[0])
+    sizes = trace.shape(node.outputs[0])
+    before = Shape(trace.shape(node.inputs[0]), trace.primes)
     if node.op_type == "Transpose":
         axes = node.attributes.get_ints("perm", range(len(sizes))[::-1])
         movement = before.turned(before.sizes[-1], axes)
@@ -221,13 +199,7 @@ def moved(movement: MovedElements, x: Executed) -> Executed:
 def _rearranged(
     function: Ideal, change: Callable[[Float64], Float64], part: Callable[[Basis, Ideal], Basis]
 ) -> Ideal:
-    """Return a function of other elements, as a function of bases of them.
-
-    Args:
-        function: the function.
-        change: returns an array of the other elements.
-        part: returns the other elements of a basis, which is also given as a function.
-    """
+    """Return a function of other elements, by a change of arrays and a part of each basis."""
     terms = []
     for factor, basis in function.terms:
         inner = replace(Ideal.of(basis), depth=function.depth)
@@ -238,10 +210,6 @@ def _rearranged(
 def _taken(movement: MovedElements, basis: Basis, inner: Ideal) -> Basis:
     """Return moved elements of a basis."""
     ends = movement.of(basis.low), movement.of(basis.high)
-    if basis.inner is not None and basis.kind[1:] == (RIGHT.geometry, RIGHT.trailing):
-        turned = _turned(basis, movement, ends)
-        if turned is not None:
-            return turned
     if basis.inner is not None and basis.movement is not None:
         inner, movement = basis.inner, basis.movement.then(movement)
     if movement.is_nothing:
@@ -249,112 +217,49 @@ def _taken(movement: MovedElements, basis: Basis, inner: Ideal) -> Basis:
     return Basis(movement.kind, *ends, inner, movement=movement)
 
 
-def _turned(basis: Basis, movement: MovedElements, ends: tuple[Float64, Float64]) -> Basis | None:
-    """Return transposed rows of a matrix product as a 1 x 1 Conv; None for other movements."""
-    rank = len(movement.before.lengths)
-    axes = 0, rank - 1, *range(1, rank - 1)
-    layout, numbers = pointwise_taps(axes), movement.before.places
-    is_turned = layout is not None and np.array_equal(movement.places, numbers.transpose(axes))
-    if layout is None or not is_turned or basis.weights is None or basis.inner is None:
-        return None
-    weights, reach = (
-        a.reshape(*a.shape, *(1,) * layout.trailing) for a in (basis.weights, basis.reach)
-    )
-    turn = movement.before.turned(basis.weights.shape[1], axes)
-    inner = _rearranged(basis.inner, turn.of, partial(_taken, turn))
-    return Basis(("sum", layout.geometry, layout.trailing), *ends, inner, weights, reach)
-
-
-def pooled(x: Executed, kind: tuple[Hashable, ...]) -> Executed:
-    """Return maxima or means of windows of data that does not differ within a channel."""
+def _mean(trace: Trace, node: ir.Node) -> Executed:
+    """Return means over whole images, or windows without padding, of data with one scale."""
+    x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
+    sizes, windows = list(shape[2:]), list(node.attributes.get_ints("kernel_shape", shape[2:]))
+    identity: tuple[Hashable, ...] = "mean", len(shape)
+    if windows != sizes:
+        ints, text = node.attributes.get_ints, node.attributes.get_string
+        is_padded = any(ints("pads", ())) or text("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        need(not is_padded and not node.attributes.get_int("ceil_mode", 0), "a padded AveragePool")
+        identity = *identity, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
+    arrays = [*(factor for factor, _ in x.meant.terms), x.low, x.high, x.absolute, x.relative]
+    is_even = all(set(a.shape[2 - len(shape) :]) <= {1} for a in (*arrays, x.meant.offset))
+    numbers = [size for size in windows if isinstance(size, int)]
+    is_known = len(numbers) == len(windows) and is_even
+    need(is_known, "a mean of data with several scales, or of unknown size")
     meant = _rearranged(
         x.meant,
         lambda array: array.reshape(()) if array.size == 1 else array,
-        lambda basis, inner: Basis(kind, basis.low, basis.high, inner),
+        lambda basis, inner: Basis(identity, basis.low, basis.high, inner),
     )
-    return replace(x, meant=meant, absolute=x.error, relative=NOTHING)
-
-
-def largest(trace: Trace, node: ir.Node) -> Executed:
-    """Return maxima of windows."""
-    x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
-    is_full = node.op_type != "MaxPool" or is_never_empty(node, shape, trusts_ceil=True)
-    need(is_full, "a window of a MaxPool may lie in the padding alone")
-    is_even = not _varies(x, range(2, len(shape)), len(shape))
-    need(is_even, f"a {node.op_type} of data with several scales")
-    is_one = len(x.meant.terms) == 1 and bool((x.meant.terms[0][0] > 0).all())
-    need(is_one, "a maximum of several terms")
-    return pooled(x, _identity_of(node))
-
-
-def _identity_of(node: ir.Node) -> tuple[Hashable, ...]:
-    """Return a key that is equal for nodes with equal windows."""
-    return node.op_type, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
-
-
-def _varies(x: Executed, axes: Iterable[int], rank: int) -> bool:
-    """Return whether numbers of a tensor differ along axes."""
-    arrays = [factor for factor, _ in x.meant.terms]
-    arrays += [x.low, x.high, x.absolute, x.relative, x.meant.offset]
-    return any(((1,) * (rank - a.ndim) + a.shape)[axis - rank] > 1 for a in arrays for axis in axes)
-
-
-def mean(trace: Trace, node: ir.Node) -> Executed:
-    """Return means over windows or whole axes."""
-    x, shape = trace.of(node.inputs[0]), trace.shape(node.inputs[0])
-    rank, axes = len(shape), list(range(2, len(shape)))
-    identity: tuple[Hashable, ...] = "mean", rank
-    if node.op_type == "ReduceMean":
-        is_mean = not node.attributes.get_int("noop_with_empty_axes", 0)
-        need(is_mean, "a ReduceMean that may do nothing")
-        stated = trace.of(node.inputs[1]).numbers if len(node.inputs) > 1 else NOTHING[None][:0]
-        attribute = node.attributes.get_ints("axes", range(rank))
-        axes = sorted(int(axis) % rank for axis in (stated.ravel() if stated.size else attribute))
-    sizes = [shape[axis] for axis in axes]
-    if node.op_type == "AveragePool":
-        ints, text = node.attributes.get_ints, node.attributes.get_string
-        is_padded = any(ints("pads", ())) or text("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        is_padded |= node.attributes.get_int("ceil_mode", 0) != 0
-        counts_zeros = node.attributes.get_int("count_include_pad", 0) and is_padded
-        need(not counts_zeros, "an AveragePool that counts its padding")
-        is_full = is_never_empty(node, shape, trusts_ceil=True)
-        need(is_full, "a window of an AveragePool may lie in the padding alone")
-        kernel = list(node.attributes.get_ints("kernel_shape", ()))
-        if is_padded or kernel != sizes:  # others are means of whole images
-            identity = _identity_of(node)
-        sizes = list(kernel)
-    numbers = [size for size in sizes if isinstance(size, int)]
-    is_even = len(numbers) == len(sizes) and not _varies(x, axes, rank)
-    need(is_even, "a mean of data with several scales, or of unknown size")
-    count = float(math.prod(numbers))
-    exact = pooled(x, (*identity, *axes))
-    total = replace(exact, absolute=count * exact.absolute)
+    exact, count = replace(x, meant=meant, relative=NOTHING), float(math.prod(numbers))
+    total = replace(exact, absolute=count * x.error)
     total = added_up(total, np.asarray(count), count * x.reach, trace.adding(node))
     quotient = replace(exact, absolute=total.absolute / count, unit=None)
-    result = trace.stored(node, rounded(quotient, trace.adding(node), times=2))
-    if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) == 1:
-        return result
-    sizes_kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    return moved(trace.shape_of(sizes_kept).reshaped(trace.shape(node.outputs[0])), result)
+    return rounded(quotient, trace.adding(node), times=2)
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "MatMul", "Gemm"), product),
-    **dict.fromkeys(ON_CODES, integer_product),
-    **dict.fromkeys(("Add", "Sub", "Sum"), add),
-    **dict.fromkeys(("Relu", "Clip", "Max", "Min"), limit),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), mean),
-    **dict.fromkeys(RESHAPING | {"Dropout", "Identity", "Transpose"}, move),
-    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), largest),
+    **dict.fromkeys(("Conv", "MatMul", "Gemm"), _product),
+    **dict.fromkeys(ON_CODES, _integer_product),
+    **dict.fromkeys(("Add", "Sub", "Sum"), _add),
+    **dict.fromkeys(("Relu", "Clip"), lambda t, n: limited(t.of(n.inputs[0]), *t.limits(n))),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool"), _mean),
+    **dict.fromkeys(RESHAPING | {"Identity", "Transpose"}, _move),
     **dict.fromkeys(
         WHOLE,
         lambda t, n: t.quantized(n, t.of(n.inputs[0]), n.op_type, (-ENDLESS, ENDLESS, NOTHING)),
     ),
-    **dict.fromkeys(("Quant", "IntQuant", "BipolarQuant"), quant),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), linear),
-    "FakeQuantize": fake_quantize,
-    "Mul": multiply,
+    **dict.fromkeys(("Quant", "IntQuant", "BipolarQuant"), _quant),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _linear),
+    "FakeQuantize": _fake_quantize,
+    "Mul": _multiply,
     "Div": lambda t, n: t.over(n, *map(t.of, n.inputs)),
-    "BatchNormalization": normalize,
-    "HardSigmoid": hard_sigmoid,
+    "BatchNormalization": _normalize,
+    "HardSigmoid": _hard_sigmoid,
 }

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import UnsupportedError
+from qgraph.graph.constants import clip_limits
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.approximation import (
@@ -20,7 +21,7 @@ from qgraph.ops.approximation import (
     rounded,
     sum_of,
 )
-from qgraph.ops.moved_elements import PRIMES, Shape, Sizes
+from qgraph.ops.moved_elements import Sizes
 from qgraph.ops.operator import operator_of
 from qgraph.verify import FAILURES, need
 from qgraph.verify.ideals import (
@@ -41,8 +42,8 @@ Operation = Callable[..., Float64]
 Rule = Callable[["Trace", ir.Node], Executed]
 """Returns the first result of a node."""
 
-_EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"})
-_ARITHMETIC = _EXACT | {"Div", "ReduceMean", "AveragePool", "GlobalAveragePool", "LeakyRelu"}
+_EXACT = frozenset({"Add", "Sub", "Sum", "Mul", "MatMul", "Gemm", "Conv"})
+_ARITHMETIC = _EXACT | {"Div", "AveragePool", "GlobalAveragePool"}
 _WHOLE = 1 << 53
 ON_CODES = frozenset({"QLinearConv", "QLinearMatMul"})
 
@@ -54,18 +55,12 @@ class Trace:
     """The functions, ranges and errors of all values of a model.
 
     Args:
-        side: the model.
-        inputs: its inputs, as functions and ranges.
+        side, inputs: the model, and its inputs as functions and ranges.
         settle: called with a result and its rounding; returns its codes, or None for new ones.
         order: the number of terms in a chunk, and the type in which 16-bit types are added.
         rules: rules by operator.
         ends: ends of segments. If an end has no bound, all of its codes are assumed to occur.
-        primes: prime numbers used in place of open sizes.
-
-    Attributes:
-        roundings: by their results.
-        imports: domains of the model and their versions.
-        primes: by open size of the inputs.
+        primes: prime numbers in place of open sizes; the attribute has them by size.
     """
 
     def __init__(
@@ -76,11 +71,11 @@ class Trace:
         order: tuple[int | None, str],
         rules: Mapping[str, Rule],
         ends: Collection[ir.Value],
-        primes: Sequence[int] = PRIMES[0],
+        primes: Sequence[int],
     ) -> None:
         self.roundings: dict[ir.Value, TracedRounding] = {}
         self._side, self._settle, self._order, self._rules = side, settle, order, rules
-        self._ends, self.imports = ends, side.imports
+        self._ends = ends
         self._shapes, self.primes = side.shapes(primes)
         self._values: dict[ir.Value, Executed] = dict(inputs)
         self._unknown: dict[ir.Value, str] = {}
@@ -101,11 +96,6 @@ class Trace:
         if constant.meant.offset.size <= _FEW_NUMBERS:
             self._values[value] = constant
         return constant
-
-    def holding(self, codes: Ideal) -> list[ir.Value]:
-        """Return the values that contain codes, or a multiple of them."""
-        bases = [basis for _, basis in codes.terms]
-        return [v for v, x in self._values.items() if [b for _, b in x.meant.terms] == bases]
 
     def expect_rounding(self, value: ir.Value) -> None:
         """Raise UnsupportedError if no known rounding has this result."""
@@ -129,10 +119,7 @@ class Trace:
                 self._assume_codes(node, value)
 
     def _assume_codes(self, node: ir.Node, value: ir.Value) -> None:
-        """Assume that a result without a bound takes all codes of its type.
-
-        Their computation stays unknown, so no bound of them is checked.
-        """
+        """Assume that a result takes all codes of its type; no bound of them is checked."""
         unknown, data = Executed(Ideal.of(UNKNOWN), -ENDLESS, ENDLESS), node.inputs[0]
         with contextlib.suppress(*FAILURES):
             if node.op_type in QUANTIZERS and data in self._unknown and data not in self._values:
@@ -154,15 +141,8 @@ class Trace:
             raise UnsupportedError("the rank of a tensor is not known")
         return shape
 
-    def shape_of(self, sizes: Sizes) -> Shape:
-        """Return sizes as a shape, with numbers for open sizes."""
-        return Shape(sizes, self.primes)
-
     def _constant(self, value: ir.Value) -> Executed:
-        """Return a constant; its ideal numbers follow from the rule of the node that computes it.
-
-        Without a rule, the executed numbers are the ideal ones.
-        """
+        """Return a constant; its ideal numbers follow from the rule of its node, if any."""
         array, node = self._side.array(value), value.producer()
         if array is None or array.dtype.kind not in "iubfV":
             raise UnsupportedError(f"{value.name!r} has no numbers that the checker knows")
@@ -178,12 +158,9 @@ class Trace:
     def adding(self, node: ir.Node) -> FloatType:
         """Return the arithmetic of the additions of a node."""
         chunk, accumulate = self._order
-        return replace(FLOAT32 if accumulate != "own" else precision_of(node), chunk=chunk)
-
-    def stored(self, node: ir.Node, total: Executed) -> Executed:
-        """Return a sum in the type of its node, if it was added in a wider one."""
         own = precision_of(node)
-        return rounded(total, own) if own.unit > self.adding(node).unit else total
+        need(accumulate == "own" or own is FLOAT32, "16-bit sums that are added in another type")
+        return replace(own, chunk=chunk)
 
     def _folded(
         self, node: ir.Node, operation: Operation, a: Executed, b: Executed, *factors: Array
@@ -222,14 +199,12 @@ class Trace:
             exact = replace(exact, unit=None)
         return rounded(exact, precision_of(node))
 
-    def ends(self, node: ir.Node) -> tuple[Float64, Float64]:
-        """Return the ends of a Clip."""
-        ends = []
-        operands = (*node.inputs[1:], None, None)
-        for name, missing, value in zip(("min", "max"), (-np.inf, np.inf), operands, strict=False):
-            end = np.asarray(float(np.float32(node.attributes.get_float(name, missing))))
-            ends.append(end if value is None else self.of(value).numbers.reshape(()))
-        return ends[0], ends[1]
+    def limits(self, node: ir.Node) -> tuple[Float64, Float64]:
+        """Return the limits of a Clip or Relu."""
+        low, high = clip_limits(node) or (None, None)
+        if low is None or high is None:
+            raise UnsupportedError("the limits of a Clip are not known")
+        return np.asarray(low), np.asarray(high)
 
     def limits_behind(self, value: ir.Value) -> tuple[float, float]:
         """Return the limits of Clips after a value that nothing else uses."""
@@ -238,7 +213,7 @@ class Trace:
             if value.is_graph_output():
                 break
             (clip,) = value.consumers()
-            first, last = self.ends(clip)
+            first, last = self.limits(clip)
             low, high, value = max(low, float(first)), min(high, float(last)), clip.outputs[0]
         return low, high
 
@@ -278,6 +253,20 @@ def range_of_codes(value: ir.Value) -> tuple[Float64, Float64]:
         raise UnsupportedError("the type of codes is not known")
     low, high = code_range(value.dtype)
     return np.asarray(float(low)), np.asarray(float(high))
+
+
+def is_whole(value: ir.Value) -> bool:
+    """Return whether the type of a value is an integer type."""
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def input_of(value: ir.Value, limits: tuple[float, float] | None) -> Executed:
+    """Return an input of a model, within limits if they are given."""
+    low, high = range_of_codes(value) if is_whole(value) else (-ENDLESS, ENDLESS)
+    if limits is not None:
+        low, high = map(np.asarray, map(float, limits))
+    basis = Basis(("input", str(value.name)), low, high)
+    return Executed(Ideal.of(basis), low, high, unit=np.ones(()) if is_whole(value) else None)
 
 
 def precision_of(node: ir.Node) -> FloatType:

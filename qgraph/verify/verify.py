@@ -27,9 +27,8 @@ from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.reasons import VERDICT_NOT_CHECKED
 from qgraph.verify.bounds import check_bounds
 from qgraph.verify.reading import Reading, merged, shape_of
-from qgraph.verify.regions import Equality, EqualValues, check
+from qgraph.verify.regions import EqualValues, check
 
-_REWRITTEN = frozenset({schema.BIAS_LAST, schema.SUMMED_ALIKE, schema.WHOLE_SUMS})
 _OF_PROOFS = frozenset({Exactness.BITS, Exactness.VALUES})
 
 
@@ -49,31 +48,29 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
     if not set(conditions_of_definitions(models, defined)) <= set(certificate.conditions):
         defined = frozenset()
     try:
-        one, other = (
-            Reading(model, keep_inputs=certificate.kept_inputs, defined=defined) for model in models
+        one, other = sides = (
+            Reading(reference, keep_inputs=certificate.kept_inputs, defined=defined),
+            Reading(candidate, keep_inputs=certificate.kept_inputs, defined=defined),
         )
     except UnsupportedError as error:
         no = PartFinding(Status.UNCHECKED, str(error))
         return Verification(ProofVerdict.UNDECIDED, (no,) * len(regions), no, no)
-    sides, nodes = (one, other), (*one.nodes, *other.nodes)
-    as_written = (
-        one.imports.get("") == other.imports.get("")
-        and not (certificate.notes or defined)
-        and _REWRITTEN.isdisjoint(certificate.conditions)
-        and not any(node.op_type in ("Shape", "Size") for node in nodes)
-    )
-    paired = interface(one.graph, other.graph)
-    domain = common_domain(one.model, other.model)
+    paired, domain = interface(one.graph, other.graph), common_domain(one.model, other.model)
     if is_bound:
-        claims = list[Equality]()
         findings, problem = check_bounds(certificate, sides, paired)
-    else:
-        checked = [check(region, sides, as_written=as_written) for region in regions]
-        findings, claims = [f for f, _ in checked], [c for _, c in checked if c is not None]
-    if is_bound and certificate.verdict in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
         outputs = _refuted_by(problem)
     else:
-        outputs = _conclude(certificate, sides, claims, paired)
+        is_other = bool(certificate.notes or defined)
+        checked = [check(region, sides, as_written=not is_other) for region in regions]
+        findings = [finding for finding, _ in checked]
+        fed = [pair for pair in paired.defaults if are_equal_defaults(*pair)] + paired.inputs
+        claims = [claim for _, claim in checked if claim is not None]
+        equal = EqualValues(sides, claims, [pair for pair in fed if conflict(*pair) is None])
+        problem = equal.difference(paired.outputs)
+        outputs = PartFinding(Status.UNCHECKED if problem else Status.CHECKED, problem)
+    if certificate.verdict not in (ProofVerdict.PROVED, ProofVerdict.BOUNDED):
+        reason = f"the checker does not decide whether the models are {certificate.verdict}"
+        outputs = PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))
     pairs = zip(sides, domain.interfaces, strict=True)
     sizes = frozenset().union(*(reshaped_sizes(infer(side.model, own)) for side, own in pairs))
     needed = [
@@ -95,22 +92,6 @@ def verify(certificate: Certificate, reference: ir.Model, candidate: ir.Model) -
 
 def _refuted_by(problem: str | None) -> PartFinding:
     return PartFinding(Status.REFUTED if problem else Status.CHECKED, problem)
-
-
-def _conclude(
-    certificate: Certificate,
-    sides: tuple[Reading, Reading],
-    claims: Sequence[Equality],
-    paired: Interface,
-) -> PartFinding:
-    """Return whether the outputs are equal, given the checked regions."""
-    if certificate.verdict is not ProofVerdict.PROVED:
-        reason = f"the checker does not decide whether the models are {certificate.verdict}"
-        return PartFinding(Status.UNCHECKED, VERDICT_NOT_CHECKED(reason))
-    fed = [pair for pair in paired.defaults if are_equal_defaults(*pair)] + paired.inputs
-    equal = EqualValues(sides, claims, [pair for pair in fed if conflict(*pair) is None])
-    problem = equal.difference(paired.outputs)
-    return PartFinding(Status.UNCHECKED if problem else Status.CHECKED, problem)
 
 
 def _overclaims(

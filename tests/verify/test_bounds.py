@@ -308,18 +308,17 @@ def half_layer(weight_scale: float) -> ir.Model:
     return ir.from_onnx_text(text)
 
 
-def test_a_float16_sum_that_is_added_in_float32_is_rounded_once_more():
+def test_a_float16_sum_that_is_added_in_float32_is_left_to_the_prover():
+    """It is rounded once more."""
     models = half_layer(0.07), half_layer(0.0701)
     within = Bounding("20step", accumulate="float32")
     document = copy.deepcopy(qgraph.prove(*models, evidence=True, within=within).to_json())
-    assert str(checked(document, *models).verdict) == "bounded"
+    assert leaves(document, *models)
     # the largest sum is 114 * 128 * 0.3 * 0.07 = 306, where numbers of float16 are 1/4 apart, and
     # the quotient by 0.9 is 340 steps, rounded to a quarter of a step
     bound = stated(document)
     least = (Fraction(1, 8) / Fraction(9, 10) + Fraction(1, 8)) * Fraction(99, 100)
     assert bound["reference_error"] >= least
-    bound["reference_error"] *= 0.9
-    assert leaves(document, *models)
 
 
 def test_all_entries_and_outputs_are_needed():

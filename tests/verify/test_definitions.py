@@ -15,9 +15,12 @@ import pytest
 from qgraph.conditions import SUMMED_ALIKE, SUMS_OF_CODES, WHOLE_SUMS
 from qgraph.errors import OperatorError
 from qgraph.graph.edit import Editor
+from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
+from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.composite import region_of
 from qgraph.ops.integer.definitions import write
 from qgraph.ops.integer.kernels import read_pair
+from qgraph.verify.functions import BoxEnds
 from tests.verify.checking import certificate, checked, texts, without
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
@@ -202,3 +205,51 @@ def test_zero_points_of_another_type_than_the_codes_are_refused():
     (node,) = ir.from_onnx_text(text).graph
     with pytest.raises(OperatorError, match="a zero point is int8 and the codes are uint8"):
         read_pair(node)
+
+
+EDGES = [0.0, -0.0, 1.0, -2.5, 0.5, 1e-45, 3e38, -3e38, np.inf, -np.inf, np.nan]
+ONE_OPERAND = [
+    "Abs",
+    "Ceil",
+    "Floor",
+    "IsNaN",
+    "Neg",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Sign",
+    "Sqrt",
+]
+TWO_OPERANDS = ["Add", "Div", "Equal", "Greater", "LessOrEqual", "Max", "Min", "Mul", "Pow", "Sub"]
+APPLIED = [  # None stands for the data
+    *((name, (None,)) for name in [*ONE_OPERAND, "Cast"]),
+    *((n, pair) for n in TWO_OPERANDS for c in EDGES for pair in ((None, c), (c, None))),
+    *((name, (None, None)) for name in TWO_OPERANDS),
+    *(("Where", (None, one, other)) for one in EDGES for other in (*EDGES, None)),
+]
+
+
+@np.errstate(all="ignore")
+def test_results_in_a_box_that_is_not_open_lie_between_those_at_its_ends():
+    random, count = np.random.default_rng(5), 600
+    edges = to_keys(np.array(EDGES[:8], np.float32))
+    keys = np.concatenate([random.integers(LOWEST, HIGHEST, 80), edges - 1, edges, edges + 1])
+    first, last = boxes = np.sort(random.choice(keys.clip(LOWEST, HIGHEST), (2, count)), axis=0)
+    inner = first + (random.uniform(0, 1, (40, count)) * (last - first)).astype(np.int64)
+    inner = np.concatenate([inner, np.clip(0, first, last)[None]])
+    closed = 0
+    for name, operands in APPLIED:
+        attributes = {"to": "FLOAT8E4M3FN", "saturate": 0} if name == "Cast" else {}
+        ends, results = BoxEnds(-0.0), []
+        for apply, chosen in ((getattr(ends, name), boxes), (NUMPY[name], inner)):
+            data = from_keys(chosen)
+            arrays = [data if c is None else np.array([c], np.float32) for c in operands]
+            arrays[0] = data > 1 if name == "Where" else arrays[0]
+            results.append(np.broadcast_to(apply(*arrays, **attributes), data.shape))
+        found, every = results
+        fits = (found.min(axis=0) <= every) & (every <= found.max(axis=0))
+        fits |= np.isnan(found).all(axis=0) & np.isnan(every)
+        is_closed = np.broadcast_to(~ends.is_open, count)
+        closed += int(is_closed.sum())
+        assert fits[:, is_closed].all(), (name, operands)
+    assert closed > 1e5

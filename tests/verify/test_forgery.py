@@ -165,7 +165,7 @@ def test_integers_wrap():
     ours = model("[c] i = Cast <to = 3> (x) [a] j = Add(i, k) [d] y = Cast <to = 1> (j)", int8)
     theirs = model("[c] i = Cast <to = 3> (x) [a] j = Add(k, i) [d] y = Cast <to = 1> (j)", int8)
     made = document(region((["c", "a", "d"], ["c", "a", "d"]), ("y", "y")))
-    refused(made, ours, theirs, "Add in type INT8", outright=False)
+    refused(made, ours, theirs, "Add of these types", outright=False)
 
 
 def test_elements_stay_where_they_are():
@@ -189,7 +189,7 @@ def test_elements_stay_where_they_are():
 def test_parameters_do_not_enlarge_one_side_only():
     ours, theirs = (
         model("[y] y = Add(x, c)", "float c = {1}"),
-        model("[y] y = Add(x, c)", "float[3,1] c = {1,1,1}"),
+        model("[y] y = Add(x, c)", "float[1,1] c = {1}"),
     )
     refused(
         document(region((["y"], ["y"]), ("y", "y"))),
@@ -200,28 +200,19 @@ def test_parameters_do_not_enlarge_one_side_only():
     )
 
 
-def test_ranks_count_from_the_data():
-    """A constant that adds a dimension moves the axis of the scales."""
-    parameters = "float[2,2] c = {0, 0, 0, 0}, float[2] s = {1, 2}"
-    ours = model(
-        "[a] a = Add(x, c) [q] y = QuantizeLinear <axis = 0> (a, s)",
-        parameters,
-        "float[2] x",
-        "uint8[2,2] y",
+def test_scales_of_channels_are_left_to_the_prover():
+    """They belong to an axis, and the axes of the models differ."""
+    ours, theirs = (
+        model(
+            f"[q] y = QuantizeLinear <axis = {axis}> (x, s)",
+            "float[2] s = {1, 2}",
+            "float[2,2] x",
+            "uint8[2,2] y",
+        )
+        for axis in (0, 1)
     )
-    theirs = model(
-        "[a] a = Add(x, c) [q] y = QuantizeLinear <axis = -1> (a, s)",
-        parameters,
-        "float[2] x",
-        "uint8[2,2] y",
-    )
-    refused(
-        document(region((["a", "q"], ["a", "q"]), ("y", "y"))),
-        ours,
-        theirs,
-        "more dimensions",
-        outright=False,
-    )
+    made = document(region((["q"], ["q"]), ("y", "y")))
+    refused(made, ours, theirs, "several channels", outright=False)
 
 
 def test_the_sign_of_zero_that_is_left_open_is_no_equality_in_bits():
@@ -399,9 +390,10 @@ def test_zeros_of_different_signs_are_equal_in_value():
     refused(signs(witness=ZERO | {"reference": 0.0}), *sides, "its witness is")
     refused(signs(witness=ZERO | {"input": 1.0}), *sides, "the sides do not differ on its witness")
     refused(signs(zero_sign_inputs=0), *sides, "zero sign inputs: 1 was found")
-    refused(signs(candidate_nodes=["n"]), *sides, "does not consist of the named nodes")
+    others = signs(candidate_nodes=["n"])
+    refused(others, *sides, "does not consist of the named nodes", outright=False)
     refused(signs(exactness="bits"), *sides, "exactness: values was found")
-    refused(signs(reference_value="d"), *sides, "")
+    refused(signs(reference_value="d"), *sides, "", outright=False)
 
 
 @pytest.mark.parametrize("name", ["Reciprocal", "Exp"])

@@ -10,6 +10,7 @@ import pytest
 import qgraph
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
+from qgraph.graph.scopes import nodes_of
 from qgraph.verify.reading import ON_CODES_OF_ONE_TYPE, Reading, shape_of
 
 MODELS = ("brev_cnn_w4a4", "nncf_cnn_int8_sym", "brev_mlp_fp4", "field/mo_mbv3_int8")
@@ -21,7 +22,7 @@ def disagreements(path: Path) -> tuple[int, list[str]]:
     facts = infer(qgraph.load(path).ir)
     known = {str(value.name): fact for value, fact in facts.items()}
     both, wrong = 0, []
-    for node in side.nodes:
+    for node in nodes_of(side.graph):
         for value in node.outputs:
             fact, shape = known.get(str(value.name), UNKNOWN), shape_of(value)
             if None not in (fact.dtype, value.dtype) and fact.dtype != value.dtype:
@@ -57,7 +58,7 @@ def test_what_a_file_states_of_inner_values_is_not_used() -> None:
         "<int64[1] n = {-1}, float[5] h> { h = Transpose(x) y = Reshape(h, n) }"
     )
     side = Reading(model, keep_inputs=False)
-    shapes = {str(v.name): shape_of(v) for node in side.nodes for v in node.outputs}
+    shapes = {str(v.name): shape_of(v) for node in nodes_of(side.graph) for v in node.outputs}
     assert shapes == {"h": (3, 2), "y": (6,)}
 
 
@@ -71,7 +72,7 @@ def test_types_and_shapes_are_those_that_the_operators_define() -> None:
             n = Shape(x)  y = Neg(w) }"""
     )
     side = Reading(model, keep_inputs=False)
-    values = [value for node in side.nodes for value in node.outputs]
+    values = [value for node in nodes_of(side.graph) for value in node.outputs]
     read = {str(v.name): (v.dtype and v.dtype.name, shape_of(v)) for v in values}
     large = (5, 2, 3)
     assert read == {
