@@ -153,6 +153,19 @@ class ElementMove:
         return (np.minimum(low, 0.0), np.maximum(high, 0.0)) if self.has_zeros else (low, high)
 
 
+def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
+    """Return a constant with its axes changed."""
+    shape = weights.numbers.shape
+
+    def changed(array: Float64) -> Float64:
+        return change(np.broadcast_to(array, shape))
+
+    factors = None
+    if weights.factors is not None:
+        factors = changed(weights.factors[0]), changed(weights.factors[1])
+    return of_constant(changed(weights.numbers), changed(weights.meant.offset), factors)
+
+
 def reshaped(atoms: Atoms, x: Quantity, before: Shape, after: Shape) -> Quantity:
     """Return a quantity in another shape."""
     if before == after:

@@ -97,19 +97,6 @@ def of_constant(
     return Quantity.of_constant(value, Combination.constant(meant), factors)
 
 
-def mapped(weights: Quantity, change: Callable[[Float64], Float64]) -> Quantity:
-    """Return a constant with its axes changed."""
-    shape = weights.numbers.shape
-
-    def changed(array: Float64) -> Float64:
-        return change(np.broadcast_to(array, shape))
-
-    factors = None
-    if weights.factors is not None:
-        factors = changed(weights.factors[0]), changed(weights.factors[1])
-    return of_constant(changed(weights.numbers), changed(weights.meant.offset), factors)
-
-
 def stored(q: Quantity, name: str) -> Quantity:
     """Round a constant to a type; data, and constants of other types, are returned unchanged."""
     dtype = _TYPES.get(name)
@@ -122,6 +109,7 @@ def stored(q: Quantity, name: str) -> Quantity:
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Min", "Max", "Relu"})
 """Primitives on constants that are also evaluated in real arithmetic."""
+_OF_WHOLE_NUMBERS = frozenset({"Add", "Sub", "Min", "Max"})
 
 
 class Constant:
@@ -192,8 +180,11 @@ class Computed(Constant):
             is_finite = np.isfinite(self.meant).all()
             return constant(self.meant) if is_finite else _unlimited(self.meant)
         factors: tuple[Float64, Array] | None = None
-        if self._name in ("Add", "Sub") and all(_is_whole(o.quantity) for o in self._operands):
+        quantities = [operand.quantity for operand in self._operands]
+        if self._name in _OF_WHOLE_NUMBERS and all(map(_is_whole, quantities)):
             factors = np.ones(()), narrow(self.meant)
+        elif self._name == "Add":
+            factors = _in_steps(*quantities)
         elif self._name in ("Mul", "Div"):
             factors = _factors(self._name, *self._operands)
         executed, meant = self.executed, self.meant
@@ -247,6 +238,21 @@ def _unlimited(executed: Float64) -> Quantity:
     if np.isnan(executed).any():
         raise Undecidable(NO_BOUND("a constant is NaN"))
     return Quantity(Combination.constant(executed), executed, executed, value=executed)
+
+
+def _in_steps(scaled: Quantity, number: Quantity) -> tuple[Float64, Array] | None:
+    """Return scales and whole numbers of a sum if its second term is a multiple of the scales."""
+    if scaled.factors is None:
+        return None
+    scales, codes = scaled.factors
+    steps = np.rint(number.meant.offset / scales)
+    apart = np.abs(number.meant.offset - steps * scales)
+    is_multiple = (apart <= _SAME * np.abs(number.meant.offset)).all()
+    return (scales, narrow(codes + steps)) if is_multiple else None
+
+
+_SAME = 2.0**-50
+"""Largest relative difference of float64 numbers that are equal in real arithmetic."""
 
 
 def _factors(name: str, one: Constant, other: Constant) -> tuple[Float64, Array] | None:

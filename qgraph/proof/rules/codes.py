@@ -39,15 +39,8 @@ from qgraph.ops.steps import code_range, round_to_integer
 from qgraph.ops.sums_of_products import RIGHT
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.evaluate import shape_of_data, traced
-from qgraph.proof.bounds.quantity import (
-    Event,
-    Operand,
-    Pending,
-    Quantity,
-    constant,
-    mapped,
-    stored,
-)
+from qgraph.proof.bounds.moved_elements import mapped
+from qgraph.proof.bounds.quantity import Event, Operand, Pending, Quantity, constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.lowering import parameter_array

@@ -21,7 +21,8 @@ from qgraph.ops.approximation import FLOAT32, SLACK, granules, multiple_of, prod
 from qgraph.ops.kernels.mat_mul_n_bits import ROUNDS_DATA, Weights
 from qgraph.ops.sums_of_products import RIGHT, Taps, added_up, convolution_taps, rows_of_transposed
 from qgraph.proof.bounds.combination import Combination
-from qgraph.proof.bounds.quantity import Operand, Quantity, mapped, of_constant, stored
+from qgraph.proof.bounds.moved_elements import mapped
+from qgraph.proof.bounds.quantity import Operand, Quantity, of_constant, stored
 from qgraph.proof.bounds.rule import NodeCall, bound_rule, shape_of, sizes_of
 from qgraph.proof.rules.curves import applied
 from qgraph.proof.rules.movements import transposed

@@ -19,8 +19,8 @@ from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import ZERO, FloatType, largest_of, multiple_of, rounded
 from qgraph.ops.sums_of_products import Taps, added_up, ends_of_sums, padded_taps, products
 from qgraph.proof.bounds.combination import BORDER, ONE, Atom, Atoms, Combination
-from qgraph.proof.bounds.moved_elements import ElementMove, Shape, widened
-from qgraph.proof.bounds.quantity import Operand, Quantity, constant, mapped, narrow
+from qgraph.proof.bounds.moved_elements import ElementMove, Shape, mapped, widened
+from qgraph.proof.bounds.quantity import Operand, Quantity, constant, narrow
 from qgraph.proof.bounds.rule import (
     NodeCall,
     bound_rule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,44 @@ def test_open_sizes_stay_open(end):
     found = qgraph.prove(*sides, within="1step")
     assert found.verdict == "bounded"
     assert not found.beyond
+
+
+ROW_CODES = np.array([[3, -127, 40], [0, 5, 127], [-127, 1, 9], [64, 127, -2]])
+ROW_RANGES = np.array([0.9, 0.35, 0.5, 1.7], np.float32)
+TURNED = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
+    net (float[1, 5, 3] x) => (float[1, 2, 5, 2] y)
+    <float s = {{0.02}}, uint8 z = {{128}}, float t = {{0.05}}, int64[4] h = {{1, 5, 2, 2}},
+     {stored}> {{
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        w = {weights}
+        v = Transpose <perm = [1, 0]> (w)
+        m = MatMul (d, v)
+        r = Reshape (m, h)
+        p = Transpose <perm = [0, 2, 1, 3]> (r)
+        c = QuantizeLinear (p, t, z)
+        y = DequantizeLinear (c, t, z)
+    }}"""
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_weights_of_fake_quantize_are_codes_and_scales(more):
+    def listed(array: np.ndarray) -> str:
+        return ", ".join(map(repr, array.reshape(-1).tolist()))
+
+    ranges = f"float[4, 1] l = {{{listed(-ROW_RANGES)}}}, float[4, 1] u = {{{listed(ROW_RANGES)}}}"
+    floats = listed((ROW_CODES * np.float64(ROW_RANGES)[:, None] / 127 * 1.001).astype(np.float32))
+    reference = TURNED.format(
+        stored=f"float[4, 3] f = {{{floats}}}, {ranges}",
+        weights="org.openvinotoolkit.FakeQuantize <levels = 255> (f, l, u, l, u)",
+    )
+    codes = ROW_CODES + more * (np.arange(12).reshape(4, 3) == 11)
+    candidate = TURNED.format(
+        stored=f"int8[4, 3] k = {{{listed(codes)}}}, float[4] e = {{{listed(ROW_RANGES / 127)}}}",
+        weights="DequantizeLinear <axis = 0> (k, e)",
+    )
+    proof = qgraph.prove(*map(ir.from_onnx_text, (reference, candidate)), within="1step")
+    (bound,) = [region.bound for region in proof.regions if region.bound]
+    # a weight of one more, times data of -2.56, in steps of 0.05
+    shift = more * Fraction(float(ROW_RANGES[3])) / 127 * Fraction("2.56") / Fraction("0.05")
+    assert shift <= bound.ideal_shift < shift + Fraction("0.0002")
