@@ -162,7 +162,7 @@ def test_text_from_a_file_is_never_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-WRITES_ITS_TEXT = "compiled.py"
+WRITES_ITS_TEXT = "blocks.py"
 """The file that compiles loops for numba: its text is made of fixed forms and of numbers."""
 
 

@@ -11,7 +11,7 @@ following operators have no definition over float32, such as sums in float64 and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -300,7 +300,10 @@ def _quantized_steps(
             steps[value] = _steps_of(side, segment.x, value, known)
         return steps[value] is not None
 
-    cut = nearest_cut(segment.y, is_quantized, side.operands) or []
+    def step(value: ir.Value) -> Iterable[ir.Value]:
+        return () if value is segment.x else side.operands(value)
+
+    cut = nearest_cut(segment.y, is_quantized, step) or []
     return {value: keys for value in cut if (keys := steps[value]) is not None}
 
 
