@@ -278,6 +278,7 @@ def test_the_layers_are_those_of_the_code():
 
 
 NAMED = re.compile(r"`((?:qgraph|transforms|cli|tests|docs|\.ci)/[\w./*-]+)`")
+WITHIN = re.compile(r"`([a-z]\w*(?:/[a-z]\w*)+\.py)`")
 MODULE = re.compile(r"`(qgraph(?:\.\w+)+)`")
 FOR_CONTRIBUTORS = [page for page in PAGES if page.parent != DOCS]
 
@@ -289,6 +290,8 @@ def test_paths_and_modules_exist(page):
     for path in NAMED.findall(text):
         if not re.search(r"/[A-Z]+_?[A-Z]*(_view)?\.py$", path):
             assert list(ROOT.glob(path.rstrip("/"))), path
+    for path in WITHIN.findall(text):
+        assert (ROOT / path).exists() or (ROOT / "qgraph" / path).exists(), path
     for name in MODULE.findall(text):
         assert pkgutil.resolve_name(name), name
 

@@ -135,11 +135,10 @@ class _Maximum(OfDraft):
         scaling = WeightScaling(draft, known, facts, NegativeFactor.SCALES)
         weights = scaling.scaled(layer.weights_value, compact(layer.output_factor(slopes)))
         bias = input_of(node, 2)
-        if bias is not None:
-            scaled = scaling.scaled(bias, compact(slopes))
+        biases = [] if bias is None else [scaling.scaled(bias, compact(slopes))]
         codes = [_coded(draft, chain, [draft.x, *node.inputs[1:]])]
-        first = draft.nodes[-2]
-        codes.append(_coded(draft, chain, [draft.x, weights, *([scaled] if bias else [])]))
+        first = draft.nodes[-2]  # the last node is its QuantizeLinear
+        codes.append(_coded(draft, chain, [draft.x, weights, *biases]))
         draft.giving(draft.node("Max", codes, dtype=encode.outputs[0].dtype))
         expect_opset(draft, limit, "Max of codes")
         yield cls(node, first, slopes, draft=draft)
@@ -173,6 +172,7 @@ def _coded(draft: Draft, chain: _Chain, operands: list[Operand | None]) -> ir.Va
 
 
 _CODES = FORMATS["INT8"]
+"""The type of codes of weights without zero points."""
 
 
 @transform("split-zero-points", bounded=True)

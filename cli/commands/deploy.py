@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     shell_complete=options.offering("nodes"),
     help="Explain why a layer has its kernel, or none.",
 )
-@options.flag("--measure", text="Time MODEL and the result in the runtime.")
+@options.flag("--measure", text="Time the result, MODEL, and the network in float.")
 @options.flag("--dry-run", text="Show what would be done; write no model.")
 @options.report_option
 @options.timeout_option

@@ -52,12 +52,15 @@ def double_pairs(facts: ModelFacts) -> Iterator[Found]:
     for encoder, decoder in facts.pairs:
         before = encoder.node.inputs[0]
         first = producer_of(before)
-        if first is None or first.op_type != DECODE or first.inputs[0] is None:
+        if before is None or first is None or first.op_type != DECODE or first.inputs[0] is None:
             continue
         earlier = first.inputs[0].producer()
         if earlier is None or earlier.op_type != QUANTIZE:
             continue
-        if facts.coder(first).is_like(encoder):
+        one = facts.coder(first)
+        is_only = facts.only_reader(earlier.outputs[0]) is first
+        is_only = is_only and facts.only_reader(before) is encoder.node
+        if not is_only or one.kind != encoder.kind or one.is_like(encoder):
             continue
         nodes = (earlier, first, encoder.node, decoder.node)
         yield Found(nodes, "two pairs with different parameters follow each other")

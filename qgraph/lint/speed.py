@@ -34,7 +34,7 @@ def float_layer(facts: ModelFacts) -> Iterator[Found]:
     for layer, answer in facts.answers:
         if isinstance(answer, NoKernel):
             reasons = [f"{reason} [{reason.id}]" for reason in answer.reasons]
-            text = f"{layer.node.op_type} has no kernel on codes: {'; '.join(reasons)}"
+            text = f"{layer.node.op_type} stays in float: {'; '.join(reasons)}"
             figures = {"reasons": [reason.id for reason in answer.reasons]}
             yield Found((layer.node,), text, figures, None if answer.is_certain else INFO)
 

@@ -38,15 +38,19 @@ def next_step(
 
 def _after_check(document: Document, first: str, second: str, inputs: str) -> str:
     if document["verdict"] == "equal":
-        bounds = document.get("bounds") or {}
-        limits = "".join(f" --within {shlex.quote(limit)}" for limit in bounds.get("limits", ()))
-        if limits and bounds["order"] != "any":
-            limits += f" --order {bounds['order']}"
+        limits = _limits(document.get("bounds") or {})
         return f"qgraph prove {first} {second}{limits}  # covers every input, not only these"
     ratios = [output["sqnr_db"] for output in document["outputs"] if output["mismatches"]]
     if all(ratio is not None and ratio >= _ROUNDING_DB for ratio in ratios):
         return f"qgraph prove {first} {second} --within 1step  # whether only rounding differs"
     return f"qgraph reduce {first} {second} -o parts{inputs}  # the nodes that begin to differ"
+
+
+def _limits(document: Document) -> str:
+    """Return the options that repeat the limits of bounds, and the order of additions."""
+    limits = "".join(f" --within {shlex.quote(limit)}" for limit in document.get("limits", ()))
+    is_ordered = limits and document["order"] != "any"
+    return f"{limits} --order {document['order']}" if is_ordered else limits
 
 
 def _after_prove(document: Document, first: str, second: str) -> str:
@@ -57,7 +61,7 @@ def _after_prove(document: Document, first: str, second: str) -> str:
         case "bounded" if not document["limits"]:
             return f"qgraph prove {pair} --within 1step  # judges the bounds by a limit"
         case "bounded":
-            return f"qgraph check {pair} --within 1step  # how many codes differ on data"
+            return f"qgraph check {pair}{_limits(document)}  # how many codes differ on data"
         case "different":
             return f"qgraph prove {pair} --witness w.npz  # an input on which outputs differ"
     reasons = (region.get("reason_id") for region in document["regions"])

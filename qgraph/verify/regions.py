@@ -166,8 +166,8 @@ def _of_data(
     of_sides = zip(sides, parts, entry, exit_, strict=True)
     both = Both(*(Function(side, part, x, y, shape) for side, part, x, y in of_sides))
     is_float = dtype is ir.DataType.FLOAT
-    is_stepped = is_float and region.method is Method.EXHAUSTIVE
-    need(not is_stepped, "its proof tries all inputs one by one, or steps, which is not done here")
+    is_tried = is_float and region.method is Method.EXHAUSTIVE
+    need(not is_tried, "its proof tries all inputs one by one, which the checker does not do")
     is_narrow = dtype.name not in ("BOOL", "STRING") and dtype.bitwidth <= _MOST_BITS
     need(is_float or is_narrow, f"the checker does not decide data of type {dtype.name}")
     inputs = _SPECIALS if is_float else all_values(dtype.name).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -183,3 +184,24 @@ def test_summaries_for_servers_are_written(qgraph, model, broken, tmp_path):
     found = qgraph("prove", model, broken, "--markdown", report, "--junit", report)
     assert found.status == 2
     assert "is named twice" in found.error
+
+
+def test_the_next_step_runs_the_bounds_that_were_proved(qgraph, write):
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[2,4] x) => (float[2,4] y)
+        <float s = {0.1}, float t = {0.07}, int8 z = {0},
+         float[4,4] w = {FACTOR, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> {
+            a = QuantizeLinear (x, s, z)
+            b = DequantizeLinear (a, s, z)
+            m = MatMul (b, w)
+            c = QuantizeLinear (m, t, z)
+            y = DequantizeLinear (c, t, z)
+        }"""
+    pair = [write(text.replace("FACTOR", n), f"{n}.onnx") for n in ("0.5", "0.50001")]
+    options = ["--within", "2step", "--order", "chunk:256"]
+    found = qgraph("prove", *pair, *options)
+    assert found.status == 0
+    (line,) = (line for line in found.err.splitlines() if line.startswith("next: "))
+    _, _, *words = shlex.split(line, comments=True)
+    assert words == ["check", *map(str, pair), *options]
+    assert qgraph(*words).status == 0

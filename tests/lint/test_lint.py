@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 import qgraph
@@ -60,6 +61,40 @@ def test_scales_of_a_conv_transpose_along_any_axis(axis: int, scales: str, group
     }}"""
     lost = [finding for finding in qgraph.lint(model(text)) if finding.rule.id == "QG114"]
     assert bool(lost) is ((axis, group) == (1, 1))
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    ("kind", "more", "is_merged"),
+    [
+        ("uint8", "", True),
+        ("int8", "", False),
+        ("uint8", "w = AveragePool <kernel_shape = [2, 2]> (d)", False),
+        ("uint8", "d2 = DequantizeLinear (q, s, z) w = Relu (d2)", False),
+        ("uint8", "w = Relu (y)", True),
+    ],
+)
+def test_onnx_runtime_merges_the_pairs_that_lint_finds(
+    kind: str, more: str, is_merged: bool
+) -> None:
+    outputs = ["float[1,3,8,8] y", *["float[a,b,c,d] w"] * bool(more)]
+    text = f"""{HEADER} (float[1,3,8,8] x) => ({", ".join(outputs)})
+    <float s = {{0.021}}, float t = {{0.017}}, uint8 z = {{0}}, {kind} v = {{0}}> {{
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        c = QuantizeLinear (d, t, v)
+        y = DequantizeLinear (c, t, v)
+        {more}
+    }}"""
+    made = model(text)
+    assert len(qgraph.lint(made, "onnxruntime-cpu", select="QG301")) == is_merged
+    x = np.random.default_rng(0).uniform(0, 4, (1, 3, 8, 8)).astype(np.float32)
+    session = onnxruntime.InferenceSession(
+        ir.serde.serialize_model(made).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    result = session.run(["y"], {"x": x})[0]
+    right = qgraph.load(made).run({"x": x}, backend="numpy")["y"]
+    assert np.array_equal(result, right) is not is_merged
 
 
 def test_findings_are_sorted_and_the_model_stays_as_it_is() -> None:

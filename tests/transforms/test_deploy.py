@@ -237,6 +237,23 @@ def test_the_accuracy_is_that_of_both_models(tmp_path):
     assert 0 < document["codes_that_differ"] < 0.01
 
 
+def test_the_float_network_has_no_quantizer_behind_another_one():
+    from qgraph.transforms.deployment.attempts import float_network
+
+    text = """<ir_version: 8, opset_import: ["": 17, "qonnx.custom_op.general": 1]>
+        net (float[2,4] x) => (float[2,4] y)
+        <float s = {0.1}, float t = {0.07}, float z = {0}, float b = {8}> {
+            a = qonnx.custom_op.general.Quant <signed = 0> (x, s, z, b)
+            c = qonnx.custom_op.general.Quant <signed = 1> (a, t, z, b)
+            e = qonnx.custom_op.general.Quant <signed = 1> (c, s, z, b)
+            y = Add (a, e)
+        }"""
+    plain = float_network(qgraph.load(ir.from_onnx_text(text)))
+    assert [node.op_type for node in plain.nodes()] == ["Add"]
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    assert np.array_equal(plain.run({"x": x})["y"], 2 * x)
+
+
 @pytest.mark.exhaustive
 def test_the_example_runs_in_integers_and_can_be_timed():
     from qgraph.comparison.bench import Timing, beside_float

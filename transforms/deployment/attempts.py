@@ -70,11 +70,12 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers whose sums may saturate on the processor of a profile, and why."""
     reasons = {}
     for rule in profile.saturating:
-        layers = [
-            (each.node, each.description.w.is_constant) for each in _wide(model, rule, profile)
-        ]
-        whats = [(node, "weights are" if c else "second operand can be") for node, c in layers]
-        for node, what in [*whats, *((n, "operands can be") for n in _einsums(model, rule))]:
+        beyond: dict[ir.Node, str] = {}
+        for layer in _wide(model, rule, profile):
+            is_constant = layer.description.w.is_constant
+            beyond[layer.node] = "weights are" if is_constant else "second operand can be"
+        beyond |= dict.fromkeys(_einsums(model, rule), "operands can be")
+        for node, what in beyond.items():
             reasons[label(node)] = SATURATES(
                 f"sums of its products exceed 16 bits: {profile.processor} has no VNNI, and its "
                 f"{what} beyond -{rule.largest}..{rule.largest}"
@@ -324,12 +325,14 @@ def float_network(model: Model) -> Model:
     plain = model.clone()
     plain.apply(as_pairs())
     graph = plain.ir.graph
+    sources: dict[ir.Value, ir.Value] = {}
     for site in readable_sites(plain.ir):
-        value = site.x
+        value = sources.get(site.x, site.x)  # its quantizer may have been removed
         if (stored := site.values) is not None:
             value = ir.Value(name=f"{site.y.name}_float", const_value=ir.tensor(stored))
             graph.initializers[str(value.name)] = value
         site.y.replace_all_uses_with(value, replace_graph_outputs=True)
+        sources[site.y] = value
     for owner in owners(plain.ir):
         for constant in remove_unused(reversed(list(nodes_of(owner)))):
             remove_constant(constant)
