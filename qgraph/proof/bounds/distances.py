@@ -91,16 +91,19 @@ def joined(function: Combination) -> Combination:
 
 
 def _one_sum(terms: Sequence[tuple[Float64, Atom]]) -> tuple[Float64, Atom] | None:
-    """Return one sum with the weights of several added; None if coefficients vary within rows."""
+    """Return one sum with the weights of several added.
+
+    None if coefficients vary within rows, or numbers of channels differ, as behind two paddings.
+    """
     first = max((atom for _, atom in terms), key=lambda atom: len(atom.numbers[0]))
     shape = np.shape(first.numbers[0])
     rows, weights = (-1, *(1,) * (len(shape) - 1)), np.zeros(shape)
     for coefficient, atom in terms:
-        if coefficient.size not in (1, shape[0]) or len(atom.numbers[0]) not in (1, shape[0]):
+        count, *taps = np.shape(atom.numbers[0])
+        is_alike = {coefficient.size, count} <= {1, shape[0]} and taps == list(shape[1:])
+        if not is_alike:
             return None
         weights = weights + coefficient.reshape(rows) * atom.numbers[0]
-    if weights.shape != shape:
-        return None
     reach = reduce(np.maximum, (atom.numbers[1] for _, atom in terms))
     low, high = Combination(tuple(terms)).range
     return np.ones(()), replace(first, low=low, high=high, numbers=(weights, reach))

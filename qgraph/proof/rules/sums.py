@@ -65,12 +65,12 @@ def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> 
     result = Combination()
     for coefficient, atom in data.terms:
         padding = atom.attributes if atom.kind.startswith("moved") else None
-        own, padding = _without_added_channels(weights, padding)
+        own, factor, padding = _without_added_channels(weights, coefficient, padding)
         padded = padded_taps(layout, padding)
         if padded is None:
             result = result.plus(_of_atom(atoms, coefficient, atom, weights, layout))
         else:
-            inner = atom.arguments[0].times(coefficient)
+            inner = atom.arguments[0].times(factor)
             result = result.plus(_meant(atoms, inner, own, padded))
     if not data.offset.any():
         return result
@@ -86,8 +86,10 @@ def _meant(atoms: Atoms, data: Combination, weights: Quantity, layout: Taps) -> 
     return result.plus(added)
 
 
-def _without_added_channels(weights: Quantity, padding: Hashable) -> tuple[Quantity, Hashable]:
-    """Return weights and a padding without channels at the end whose weights are all 0."""
+def _without_added_channels(
+    weights: Quantity, coefficient: Float64, padding: Hashable
+) -> tuple[Quantity, Float64, Hashable]:
+    """Return weights, factors and a padding without last channels whose weights are all 0."""
     match padding:
         case ("Pad", (_, int() as count, *_) as sizes, tuple() as pads):
             place = len(sizes) + 1
@@ -95,8 +97,12 @@ def _without_added_channels(weights: Quantity, padding: Hashable) -> tuple[Quant
             is_added = weights.numbers.shape[1] == count + pads[place] > count
             if is_added and not any(part[:, count:].any() for part in parts):
                 pads = (*pads[:place], 0, *pads[place + 1 :])
-                return mapped(weights, lambda array: array[:, :count]), ("Pad", sizes, pads)
-    return weights, padding
+                own = mapped(weights, lambda array: array[:, :count])
+                axis = 1 - len(sizes)
+                if coefficient.ndim >= -axis:
+                    coefficient = coefficient.take(range(min(coefficient.shape[axis], count)), axis)
+                return own, coefficient, ("Pad", sizes, pads)
+    return weights, coefficient, padding
 
 
 def _of_atom(

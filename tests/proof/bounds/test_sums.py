@@ -246,3 +246,67 @@ def test_data_may_have_other_limits_in_each_place_of_a_channel() -> None:
     assert [segment.reason for segment in segments] == [None] * 3
     # the bias of 0.1, in steps of 0.5
     assert float(segments[1].deviation.max()) == pytest.approx(0.2, rel=1e-3)
+
+
+TWO_CONVS = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[1,1,5,5] one, uint8[1,3,5,5] three) => (uint8[1,2,5,5] y)
+    <float s = {0.3}, uint8 z = {Z}, uint8 z3 = {Z3}, float[2,1,3,3] w = {W},
+     float[2,3,3,3] w3 = {W3}, float s_y = {0.1}, uint8 z_y = {100}> {
+        a = DequantizeLinear (one, s, z)
+        b = DequantizeLinear (three, s, z3)
+        c = Conv <pads = [1, 1, 1, 1]> (a, w)
+        d = Conv <pads = [1, 1, 1, 1]> (b, w3)
+        t = Add (TERMS)
+        [end] y = QuantizeLinear (t, s_y, z_y)
+    }"""
+
+
+@pytest.mark.parametrize("terms", ["c, d", "d, c"])
+def test_borders_of_one_and_of_three_channels_are_no_borders_of_equal_weights(terms: str) -> None:
+    """The offsets of one and of three channels do not cancel: 9 * (3 - 1) * 0.3 * 0.01 is left."""
+    text = TWO_CONVS.replace("TERMS", terms)
+    for name, count in (("{W}", 18), ("{W3}", 54)):
+        text = text.replace(name, f"{{{', '.join(['0.01'] * count)}}}")
+    models = [
+        ir.from_onnx_text(text.replace("{Z}", f"{{{z}}}").replace("{Z3}", f"{{{other}}}"))
+        for z, other in ((10, 10), (11, 9))
+    ]
+    (region,) = (
+        region for region in qgraph.prove(*models, within="100step").regions if region.bound
+    )
+    assert region.bound is not None
+    assert region.bound.ideal_shift >= 0.54
+
+
+PADDED = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[1,3,5,5] x) => (uint8[1,2,6,6] y)
+    <float[N] s = {S}, uint8[N] z = {Z}, int8[2,N,1,1] w = {W}, float s_w = {0.01},
+     float s_y = {0.1}, uint8 z_y = {100}, int64[8] pads = {0, 0, 0, 0, 0, 1, 0, 0},
+     uint8 four = {FILL}> {
+        PAD
+        a = DequantizeLinear (p, s, z)
+        v = DequantizeLinear (w, s_w)
+        t = Conv <pads = [1, 1, 0, 0]> (a, v)
+        [end] y = QuantizeLinear (t, s_y, z_y)
+    }"""
+
+
+@pytest.mark.parametrize(("fill", "weight", "most"), [(4, 0, 1e-2), (9, 0, None), (4, 1, None)])
+def test_an_added_channel_may_have_a_scale_of_its_own(fill, weight, most) -> None:
+    three = ("{0.3, 0.2, 0.1}", "{4, 4, 4}", "{7, -8, 20, 3, 11, -2}", "p = Identity (x)")
+    four = (
+        "{0.3, 0.2, 0.1, 0.7}",
+        "{4, 4, 4, 4}",
+        f"{{7, -8, 20, {weight}, 3, 11, -2, {weight}}}",
+        "p = Pad (x, pads, four)",
+    )
+    models = []
+    for count, (scales, points, weights, pad) in ((3, three), (4, four)):
+        text = PADDED.replace("[N]", f"[{count}]").replace(",N,", f",{count},")
+        text = text.replace("{S}", scales).replace("{Z}", points).replace("{W}", weights)
+        models.append(ir.from_onnx_text(text.replace("PAD", pad).replace("FILL", str(fill))))
+    proof = qgraph.prove(*models, within="1step")
+    bounds = [region.bound for region in proof.regions if region.bound is not None]
+    assert not any("shape" in (region.reason or "") for region in proof.regions)
+    if most is not None:
+        assert bounds[0].deviation_steps < most
