@@ -204,6 +204,7 @@ class Trace:
         low, high = clip_limits(node) or (None, None)
         if low is None or high is None:
             raise UnsupportedError("the limits of a Clip are not known")
+        need(low <= high, "the limits of a Clip are in reverse order")
         return np.asarray(low), np.asarray(high)
 
     def limits_behind(self, value: ir.Value) -> tuple[float, float]:

@@ -427,6 +427,41 @@ def test_a_pool_of_whole_images_is_a_global_one():
     assert str(checked(document | {"facts": []}, whole, part).verdict) == "undecided"
 
 
+ODD = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[1,2,3,3] x) => (int8[1,2,3,3] y)
+    <float s = {0.3}, uint8 z = {4}, float[2,2,1,1] w = {1, 2, -1, 0.5}, float k = {FACTOR},
+     float three = {3.02}, float five = {5.02}, float s_y = {0.1}, int8 z_y = {0}> {
+        a = DequantizeLinear (x, s, z)
+        b = Conv (a, w)
+        c = Mul (b, k)
+        d = STEP
+        [end] y = QuantizeLinear (d, s_y, z_y)
+    }"""
+WHOLE = "AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (c)"
+
+
+@pytest.mark.parametrize(
+    ("honest", "other"),
+    [
+        (WHOLE, WHOLE.replace("]>", "], count_include_pad = 1>")),
+        (WHOLE, WHOLE.replace("[1, 1, 1, 1]", "[0, 0, 2, 2]")),
+        (WHOLE, 'AveragePool <kernel_shape = [3, 3], auto_pad = "SAME_UPPER"> (c)'),
+        ("Clip (c, three, five)", "Clip (c, five, three)"),
+    ],
+)
+def test_padded_windows_of_whole_images_and_limits_in_reverse_order_are_not_exchanged(
+    honest, other
+):
+    ours, theirs = (
+        ir.from_onnx_text(ODD.replace("FACTOR", factor).replace("STEP", honest))
+        for factor in ("1.0", "1.0001")
+    )
+    proof = qgraph.prove(ours, theirs, evidence=True, within="8step")
+    document = json.loads(json_text(proof.to_json()))
+    forged = ir.from_onnx_text(ODD.replace("FACTOR", "1.0001").replace("STEP", other))
+    assert str(checked(document | {"facts": []}, ours, forged).verdict) == "undecided"
+
+
 BETTER = """<ir_version: 10, opset_import: ["": 21]> net (uint8[1,2,3,3] x) => (float y)
     <float[2,2,1,1] w = {0.3, -0.7, WEIGHT, -0.9}, float[2] b = {BIAS, -1.4}, float s = {0.05},
      int8 z = {0}, float s_y = {0.09}, int64[1] from = {0}, int64[1] to = {2},
