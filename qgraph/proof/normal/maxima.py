@@ -73,6 +73,7 @@ def exchanges(
     """
     try:
         kind, channels = given(x.dtype), _channels(graph, nodes, axes, rank)
+        require(kind not in (ir.DataType.BOOL, ir.DataType.STRING))
         for node in nodes:
             check_parameters(node, graph.known.array)
         if kind is not ir.DataType.FLOAT:
@@ -117,7 +118,7 @@ def _by_values(
     axes: Sequence[int],
 ) -> bool:
     """Return the same from the results for all values of a type of up to 16 bits."""
-    require(kind.bitwidth <= NARROW_BITS and kind is not ir.DataType.BOOL)
+    require(kind.bitwidth <= NARROW_BITS)
     values = all_values(kind.name)
     numbers = values[~is_nan(values)]
     data = numbers[np.argsort(numbers.astype(np.float64), kind="stable")]

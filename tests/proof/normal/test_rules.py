@@ -186,3 +186,11 @@ def test_any_number_but_0_leaves_a_reduction_without_axes_out():
         for number in (0, -1)
     )
     assert not is_one(ours, theirs)
+
+
+def test_maxima_of_numbers_that_are_read_from_strings_are_taken_behind_the_cast():
+    ours, theirs = (
+        parse(f"g (string[2,3] x) => (float[1,1] y) {{ a = Cast <to = 1> (x) {body} }}")
+        for body in ("b = Neg(a) c = Neg(b) y = ReduceMax(c)", "y = ReduceMax(a)")
+    )
+    assert is_one(ours, theirs)
