@@ -275,6 +275,8 @@ def _channels(node: ir.Node, graph: _Graph) -> Draft | None:
     zeros = None if zero is None else constant_expression(zero)
     if points is None or points.size != 1 or (zero is not None and (zeros is None or zeros.any())):
         return None
+    if not (_has_one_scale(data) and (_has_one_scale(decoder) or _has_scales_of_rows(decoder))):
+        return None
     draft = graph.editor.draft(Region(data.outputs[0], node.outputs[0], (node,)))
     sizes = np.eye(2 * weights.ndim, dtype=np.int64)[weights.ndim + 1]
     padded = draft.node("Pad", [codes, sizes, points.reshape(())], dtype=codes.dtype)
@@ -284,6 +286,20 @@ def _channels(node: ir.Node, graph: _Graph) -> Draft | None:
         for each, value in ((data, padded), (decoder, widened))
     ]
     return draft.giving(draft.copy(node, [*operands, *node.inputs[2:]]))
+
+
+def _has_one_scale(decoder: ir.Node) -> bool:
+    """Return whether a DequantizeLinear has one finite scale, which makes 0 of a zero point."""
+    scale = constant_expression(decoder.inputs[1])
+    is_one = scale is not None and scale.size == 1 and bool(np.isfinite(scale).all())
+    return is_one and decoder.attributes.get_int("block_size", 0) == 0
+
+
+def _has_scales_of_rows(decoder: ir.Node) -> bool:
+    """Return whether weights have a finite scale for each row, so that columns can be added."""
+    scales, get = constant_expression(decoder.inputs[1]), decoder.attributes.get_int
+    is_finite = scales is not None and scales.ndim == 1 and bool(np.isfinite(scales).all())
+    return is_finite and get("axis", 1) == get("block_size", 0) == 0
 
 
 def _is_sum(value: ir.Value) -> bool:

@@ -199,6 +199,24 @@ def test_colours_get_a_fourth_channel_of_zeros(check_pass):
 GROUPS = stem().replace("[1, 3, 5", "[1, 6, 5").replace("pads", "group = 2, pads")
 
 
-@pytest.mark.parametrize("text", [stem(channels=4), stem(zero=1), GROUPS])
-def test_other_channels_stay(text):
+ALONG = "float[3] r = {0.5, 0.25, 1}, int8[3] e = {0, 0, 0}"
+BLOCKS = "float[2, 1, 1, 2] r = {0.5, 0.25, 1, 2}, int8[2, 1, 1, 2] e = {0, 0, 0, 0}"
+
+
+@pytest.mark.parametrize(
+    ("text", "axis", "scales"),
+    [
+        (stem(channels=4), "axis = 0", None),
+        (stem(zero=1), "axis = 0", None),
+        (GROUPS, "axis = 0", None),
+        (stem(), "axis = 1", ALONG),
+        (stem(), "axis = 1, block_size = 3", BLOCKS),
+        (stem(), "axis = 0", "float[2] r = {0.5, inf}, int8[2] e = {0, 0}"),
+    ],
+)
+def test_other_channels_stay(text, axis, scales):
+    text = text.replace("axis = 0", axis).replace('["": 17]', '["": 21]')
+    if scales is not None:
+        text = text.replace("float[2] r = {0.5, 0.25}, int8[2] e = {0, 0}", scales)
+        assert scales in text
     assert not load(ir.from_onnx_text(text)).apply(COLOURS).modified
