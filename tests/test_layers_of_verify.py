@@ -13,7 +13,6 @@ from tests.layers import ROOT, component, graph_of_modules, own_imports
 
 ALLOWED = {
     "certificate",  # the schema
-    "deprecated",
     "evidence",
     "reasons",
     "errors",
@@ -24,7 +23,6 @@ ALLOWED = {
     "text",
     "version",
     "bound",
-    "choices",
     "conditions",
     "numerics",  # primitive operations
     "graph",

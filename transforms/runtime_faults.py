@@ -66,7 +66,8 @@ class FloatProducts(Transform):
         editor = Editor(model.ir)
         einsums = [] if self.data else quantized_einsums(model.ir)
         finite = {site.y for site in readable_sites(model.ir) if _is_finite(site)}
-        index, limit = 0 if self.data else 1, functools.partial(_limit, editor, report)
+        index = 0 if self.data else 1
+        limit = functools.partial(_limit, editor, report)
         for node in [*_products(model, has_weights=self.data), *einsums]:
             if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
                 continue

@@ -70,6 +70,9 @@ def scaling_behind_layer(facts: ModelFacts) -> Iterator[Found]:
         operands = [facts.constant(value) for value in node.inputs]
         constants = [array for array in operands if array is not None]
         is_bias = node.op_type == "Add" and layer.node.op_type == "MatMul"
+        sizes = {facts.shape(value) for value in (node.outputs[0], layer.node.outputs[0])}
+        if len(sizes) > 1:
+            continue  # channels are repeated, which the layer cannot do
         if len(constants) == 1 and not is_bias and node in layer.follows[:1]:
             text = f"{node.op_type} by {constants[0].size} constants belongs into weights and bias"
             yield Found((node, layer.node), text, {"constants": int(constants[0].size)})

@@ -139,7 +139,7 @@ def _but(document: Mapping[str, Any]) -> str:
         first = changes[0]
         where = f"{first['nodes'][0]}{and_more(changes)}" if first["nodes"] else "the model"
         return (
-            f" But {document['target']} changes {where} silently: {first['message']} "
+            f" But {document['target']} can change {where} silently: {first['message']} "
             f"[{first['id']}]."
         )
     return ""

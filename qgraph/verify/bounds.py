@@ -277,16 +277,16 @@ def _counted(bound: Bound, ours: Float64) -> Float64:
     return ours if bound.against == Against.EXECUTION else np.zeros_like(ours)
 
 
-def of_output(ours: Executed, theirs: Executed, bound: Bound, is_whole: bool) -> Figures:
+def of_output(ours: Executed, theirs: Executed, bound: Bound, are_whole: bool) -> Figures:
     """Return the bound of two outputs, in steps of whole numbers or of the range of the first."""
     parts = ours.error, theirs.error, distance(ours.meant, theirs.meant)
     span = ours.high - ours.low
     unit, levels = np.ones(()), float(np.max(span))
-    if not is_whole:
+    if not are_whole:
         unit, levels = np.where(span > 0, span, np.inf) / STEPS_OF_OUTPUT, float(STEPS_OF_OUTPUT)
     far = _counted(bound, parts[0]) + parts[1] + parts[2]
     ulps = float(np.max(far / np.spacing(ours.largest.astype(np.float32))))
-    steps = min((np.floor if is_whole else np.ceil)(np.max(far / unit)), _MOST_STEPS)
+    steps = min((np.floor if are_whole else np.ceil)(np.max(far / unit)), _MOST_STEPS)
     one, other, shift = (part / unit for part in parts)
     return Figures(one, other, shift, float(steps), levels, float(np.max(far)), ulps)
 

@@ -102,7 +102,8 @@ class BoxEnds:
     def _apply(self, name: str, values: list[Array], attributes: Mapping[str, Any]) -> Array:
         a, b = values[0], values[-1]
         moving = [_moves(value) for value in values]
-        moves, is_open = functools.reduce(np.logical_or, moving), sum(moving) > 1
+        moves = functools.reduce(np.logical_or, moving)
+        is_open = sum(moving) > 1
         if name == "Where":
             chosen = np.where(a[0] if a.ndim > 1 else a, *moving[1:])
             moves, is_open = moving[0] | chosen, moving[0] & (moving[1] | moving[2])

@@ -41,6 +41,7 @@ _REVIEWED = 28
 SWAPPABLE = names("Add And BitwiseAnd BitwiseOr Equal Mul Or Xor")
 """Standard operators whose two operands may be swapped."""
 
+QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
 _BY_SIGN = frozenset({"Atan2", "BitCast", "Pow", "Reciprocal", "Unique"})
 _BY_DIVISION = {"BatchNormalization": 4, "Div": 1, "QuantizeLinear": 1}
 _EVEN = names("Abs Cos Cosh Exp Sigmoid Softplus")
@@ -198,9 +199,6 @@ def merged(a: Shape | None, b: Shape | None) -> Shape | None:
     fits = len(a) == len(b) and all(len(sizes) == 1 for sizes in known)
     confirm(fits, f"equal values have the shapes {list(a)} and {list(b)}")
     return tuple(m if isinstance(m, int) or n is None else n for m, n in zip(a, b, strict=True))
-
-
-QUANTIZERS = names("FakeQuantize IntQuant Quant QuantizeLinear")
 
 
 class Reading:

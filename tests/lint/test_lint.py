@@ -63,6 +63,24 @@ def test_scales_of_a_conv_transpose_along_any_axis(axis: int, scales: str, group
     assert bool(lost) is ((axis, group) == (1, 1))
 
 
+@pytest.mark.parametrize(("channels", "expected"), [(3, 1), (1, 0)])
+def test_factors_that_repeat_a_channel_do_not_belong_into_a_layer(
+    channels: int, expected: int
+) -> None:
+    text = f"""{HEADER} (float[N,2,4,4] x) => (float[N,3,4,4] y)
+    <float s = {{0.1}}, int8 z = {{0}}, float[3,1,1] f = {{0.5, 1, 2}},
+     int8[{channels},2,1,1] w = {{{", ".join(["3"] * 2 * channels)}}}> {{
+        c = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (c, s, z)
+        e = DequantizeLinear (w, s, z)
+        g = Conv (d, e)
+        m = Mul (g, f)
+        q = QuantizeLinear (m, s, z)
+        y = DequantizeLinear (q, s, z)
+    }}"""
+    assert len(qgraph.lint(model(text), select="QG404")) == expected
+
+
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("kind", "more", "is_merged"),

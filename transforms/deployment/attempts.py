@@ -89,7 +89,8 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
     for rule in profile.saturating:
         if rule.instead is None:
             continue
-        to, wide = CodeTarget(rule.instead.lower()), list(_wide(model, rule, profile))
+        to = CodeTarget(rule.instead.lower())
+        wide = list(_wide(model, rule, profile))
         nodes = [escaped(label(each.node)) for each in wide if each.description.w.is_constant]
         if nodes:
             names = "|".join(nodes)

@@ -170,7 +170,8 @@ def deploy(
             f"--target {profile.name}@{named.processor} is for processors that have it"
         )
     if require_all and deployment.left:
-        first, left_over = deployment.left[0], f"{len(deployment.left)} of {len(deployment.layers)}"
+        first = deployment.left[0]
+        left_over = f"{len(deployment.left)} of {len(deployment.layers)}"
         raise EquivalenceError(
             f"{first.op} {first.node!r}: {first.reason}; {left_over} "
             "quantized layers are left in float, expected none. Change the model there, or omit "

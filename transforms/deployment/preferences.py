@@ -286,7 +286,7 @@ class Tuning:
         if ratio <= 1:
             return None
         return (
-            f"the fastest form ({self.chosen}) takes {ratio:.3g} of the time of the network in "
+            f"the fastest form ({self.chosen}) takes {ratio:.3g} times as long as the network in "
             "float: its quantizers, which all stay, cost more than its integer kernels save"
         )
 

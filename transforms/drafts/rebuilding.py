@@ -77,12 +77,13 @@ def rebuild(
     report.notes += raise_opset(model.ir, (each.opset for each in chosen))
     editor = Editor(model.ir)
     drafts = {each: _draft(each, editor) for each in chosen}
-    report.sites += (
-        entry(each.root, SiteStatus.CHANGED, spelling=drafts[each].spelling, verdict=each.verdict)
-        if isinstance(each, Rebuild)
-        else each
-        for each in settled
-    )
+    for each in settled:
+        if not isinstance(each, Rebuild):
+            report.sites.append(each)
+            continue
+        spelling = drafts[each].spelling
+        changed = entry(each.root, SiteStatus.CHANGED, spelling=spelling, verdict=each.verdict)
+        report.sites.append(changed)
     editor.replace_all(drafts.values())
     if chosen:
         opset.declare_domains(model.ir)

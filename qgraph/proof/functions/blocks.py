@@ -139,7 +139,8 @@ class NumpyBlocks(PairBlocks):
                     self._free[self._places[key].dtype].append(self._places[key])
 
     def _add(self, e: Expr) -> Array:
-        name, operands = e.op, [self._places[id(_source(o))] for o in e.inputs]
+        name = e.op
+        operands = [self._places[id(_source(o))] for o in e.inputs]
         if name == "Relu":
             name, operands = "Max", [*operands, np.zeros((), np.float32)]
         is_open = _check(e, operands)
