@@ -52,15 +52,14 @@ def double_pairs(facts: ModelFacts) -> Iterator[Found]:
     for encoder, decoder in facts.pairs:
         before = encoder.node.inputs[0]
         first = producer_of(before)
-        if before is None or first is None or first.op_type != DECODE or first.inputs[0] is None:
+        if before is None or first is None or first.op_type != DECODE:
             continue
-        earlier = first.inputs[0].producer()
+        earlier = producer_of(input_of(first, 0))
         if earlier is None or earlier.op_type != QUANTIZE:
             continue
         one = facts.coder(first)
-        is_only = facts.only_reader(earlier.outputs[0]) is first
-        is_only = is_only and facts.only_reader(before) is encoder.node
-        if not is_only or one.kind != encoder.kind or one.is_like(encoder):
+        readers = facts.only_reader(earlier.outputs[0]), facts.only_reader(before)
+        if readers != (first, encoder.node) or one.kind != encoder.kind or one.is_like(encoder):
             continue
         nodes = (earlier, first, encoder.node, decoder.node)
         yield Found(nodes, "two pairs with different parameters follow each other")
@@ -84,10 +83,8 @@ def float_weights(facts: ModelFacts) -> Iterator[Found]:
 def float_bias(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime rounds a float bias between quantizers to int32."""
     for bias in bias_facts(facts):
-        if bias.decoder is not None or bias.codes is None or bias.product is None:
-            continue
         behind = quantizer_after(facts, bias.node)
-        if behind is None:
+        if bias.decoder or bias.codes is None or bias.product is None or behind is None:
             continue
         with np.errstate(all="ignore"):
             error = np.abs(bias.codes - np.round(bias.codes)) * bias.product
