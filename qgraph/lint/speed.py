@@ -102,7 +102,7 @@ def wrapped_quantizer(facts: ModelFacts) -> Iterator[Found]:
         if site.weight is None and QUANTIZE in names and DECODE in names:
             extra = [name for name in names if name in ("Div", "Mul", "Round", "Add", "Sub")]
             if extra:
-                text = f"{', '.join(extra)} around the pair hide its codes from runtimes"
+                text = f"runtimes do not see its codes behind {' and '.join(extra)}"
                 yield Found(nodes_of_site(site), text, {"operators": extra})
 
 

@@ -93,3 +93,16 @@ def test_codes_of_16_bits_are_judged_by_the_profile(target, has_kernel):
     assert layer.node == "product"
     assert (layer.kernel is not None) == has_kernel
     assert has_kernel or "UINT16" in layer.reason
+
+
+def test_a_product_behind_a_trunc_is_told_apart():
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+    net (float[2,4] x) => (float[2,4] y)
+    <float s = {0.5}, float z = {0}, float i = {6}, float o = {4}, float b = {4},
+     float[4,4] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6}> {
+        q = qonnx.custom_op.general.Quant <signed = 1> (w, s, z, b)
+        t = qonnx.custom_op.general.Trunc <rounding_mode = "FLOOR"> (x, s, z, i, o)
+        [behind] y = MatMul (t, q)
+    }"""
+    found = deploy(ir.from_onnx_text(text), "onnxruntime-cpu").unquantized
+    assert found == {"behind": "it reads the result of a Trunc, which is not quantized again"}

@@ -23,6 +23,7 @@ from qgraph.lint.engine import LintFinding
 from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
+from qgraph.quantizers.quantizer import Truncating
 from qgraph.reporting.deploy_view import not_loaded
 from qgraph.targets.layer import LAYERS
 from qgraph.text import Displayed, counted, fields_json
@@ -188,7 +189,7 @@ _SHOWN = 3
 
 def unquantized(model: Model, sites: Sequence[Site], layers: Collection[str]) -> dict[str, str]:
     """Return why products of the main graph are not among the quantized layers, by name."""
-    coded = {site.y for site in sites}
+    coded = {site.y: site for site in sites}
     reasons = {}
     for node in model.nodes(*LAYERS):
         name = node_name(node)
@@ -221,8 +222,8 @@ def einsum_note(model: Model, sites: Sequence[Site]) -> str | None:
     )
 
 
-def _reason(operand: ir.Value | None, coded: Collection[ir.Value]) -> str | None:
-    """Return why an operand is not the result of a quantizer; None if it is."""
+def _reason(operand: ir.Value | None, coded: Mapping[ir.Value, Site]) -> str | None:
+    """Return why an operand is not the result of a quantizer that rounds; None if it is."""
     while operand is not None and operand not in coded:
         maker = operand.producer()
         if maker is None or maker.op_type not in MOVES or maker.domain:
@@ -231,6 +232,9 @@ def _reason(operand: ir.Value | None, coded: Collection[ir.Value]) -> str | None
             source = f"input {operand.name!r}" if maker is None else maker.op_type
             return f"no quantizer between {source} and it"
         operand = maker.inputs[0]
+    site = None if operand is None else coded[operand]
+    if site is not None and isinstance(site.quantizer, Truncating):
+        return "it reads the result of a Trunc, which is not quantized again"
     return None
 
 
