@@ -7,7 +7,7 @@ C[v], and u and v are the only difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import product
 
 import numpy as np
@@ -127,6 +127,10 @@ _DECODING = frozenset(
 )
 
 
+_Trace = Generator[Pair, bool | None, bool]
+"""Yields pairs, is sent whether they are equal, and returns whether its own pair is."""
+
+
 class EqualEnds:
     """Shows that segments are equal, in the order in which the candidate computes them."""
 
@@ -170,20 +174,39 @@ class EqualEnds:
         )
 
     def _are_equal(self, pair: Pair, decided: dict[Pair, bool]) -> bool:
+        stack, answer = [self._traced(pair, decided)], False
+        given: bool | None = None
+        while stack:  # chains of nodes are longer than those of calls may be
+            try:
+                needed = stack[-1].send(given)
+            except StopIteration as end:
+                stack.pop()
+                given = answer = end.value
+            else:
+                stack.append(self._traced(needed, decided))
+                given = None
+        return answer
+
+    def _traced(self, pair: Pair, decided: dict[Pair, bool]) -> _Trace:
         if pair not in decided:
             decided[pair] = self._closure.equal(pair)
             if not decided[pair] and len(decided) < _MOST_PAIRS:
-                decided[pair] = self._is_computed_alike(pair, decided)
+                decided[pair] = yield from self._is_computed_alike(pair)
                 if decided[pair]:
                     self._closure.assume(pair)
         return decided[pair]
 
-    def _is_computed_alike(self, pair: Pair, decided: dict[Pair, bool]) -> bool:
+    def _is_computed_alike(self, pair: Pair) -> _Trace:
         if self._are_constants(pair):
             compared = self._matching.compare_constants(pair)
             return compared is not None and Exactness.of(compared[0]) is Exactness.BITS
-        ways = self._matching.ways(pair)
-        return any(all(self._are_equal(p, decided) for p in way) for way in ways)
+        for way in self._matching.ways(pair):
+            for needed in way:
+                if not (yield needed):
+                    break
+            else:
+                return True
+        return False
 
     def _are_constants(self, pair: Pair) -> bool:
         sides = zip(self._sides, pair, strict=True)

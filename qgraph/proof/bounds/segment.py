@@ -13,6 +13,7 @@ follow have no bound either, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -49,17 +50,23 @@ class UnboundedResults:
     def __init__(self, atoms: Atoms) -> None:
         self._atoms = atoms
         self._results: dict[int, _Result] = {}
+        self._named: dict[str | None, _Result] = {}
 
     def add(self, value: ir.Value, sources: frozenset[int], reason: ExplainedReason) -> Quantity:
         """Register a result and return its quantity; see :class:`_Result`."""
         quantity = entered(self._atoms, value, ("opaque", str(value.name)))
         ((_, atom),) = quantity.meant.terms
-        self._results[atom.serial] = _Result(value, quantity, self._behind(sources), reason)
+        result = _Result(value, quantity, self._behind(sources), reason)
+        self._results[atom.serial] = self._named[value.name] = result
         return quantity
 
     def equal_to(self, value: ir.Value, equal: Callable[[str, str], bool]) -> Quantity | None:
-        """Return the quantity of a result that equals a value of the candidate, by their names."""
-        for result in self._results.values():
+        """Return the quantity of a result that equals a value of the candidate, by their names.
+
+        One of the same name is tried first: others are traced back in vain through long chains.
+        """
+        own = self._named.get(value.name)
+        for result in chain([] if own is None else [own], self._results.values()):
             if _operator(result.value) == _operator(value) and equal(
                 str(result.value.name), str(value.name)
             ):

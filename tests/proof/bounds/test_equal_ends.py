@@ -78,3 +78,13 @@ def test_codes_that_one_model_limits_are_not_equal(limits):
         proved = qgraph.prove(*pair, within="y:1000")
         assert proved.verdict == "undecided"
         assert "limits the codes" in str(proved.regions[0].reason)
+
+
+def test_values_without_a_bound_are_traced_back_through_long_chains():
+    """Such chains are longer than those of calls may be."""
+    count = 400
+    steps = [f"v{i + 1} = {('Sin', 'Sigmoid')[i % 2]} (v{i})" for i in range(count)]
+    text = f"""<ir_version: 10, opset_import: ["": 21]> net (float[1,4] v0) => (float[1,4] y)
+        <float k = {{FACTOR}}> {{ {" ".join(steps)} m = Mul (v{count}, k) y = Round (m) }}"""
+    models = [ir.from_onnx_text(text.replace("FACTOR", factor)) for factor in ("10", "10.5")]
+    assert qgraph.prove(*models, within="1step").verdict == "bounded"
