@@ -1,10 +1,13 @@
-"""Python that starts in the root of a checkout imports all of the package."""
+"""Python that starts in the root of a checkout imports all of the package, and scripts find it."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -95,3 +98,25 @@ def test_only_a_checkout_of_this_project_is_one(checkout: Path) -> None:
 def test_folder_without_the_subpackages_is_no_checkout(checkout: Path) -> None:
     (checkout / "cli").unlink()
     assert _checkout(str(checkout / "qgraph" / "__init__.py")) == []
+
+
+@pytest.mark.parametrize(
+    "folder", ["tests/benchmarks", "tests/exporters", "tests/fuzz", "examples"]
+)
+def test_scripts_import_names_that_exist(folder: str) -> None:
+    """No test runs most of these scripts."""
+    imports = [
+        (name, alias.name)
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and (name := node.module or "").split(".")[0] == "qgraph"
+        for alias in node.names
+    ]
+    assert imports
+    missing = [
+        f"{module}.{name}"
+        for module, name in imports
+        if not hasattr(importlib.import_module(module), name) and not find_spec(f"{module}.{name}")
+    ]
+    assert missing == []

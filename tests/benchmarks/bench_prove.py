@@ -26,7 +26,7 @@ from make_mobilenet import make_mobilenet
 
 import qgraph
 from qgraph import transforms
-from qgraph.proof.functions import compiled
+from qgraph.proof.functions import blocks
 from qgraph.proof.functions.enumeration import enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr
 
@@ -152,11 +152,11 @@ def main() -> None:
             )
     if options.exhaustive:
         print(f"two quantizers, plain NumPy on one core: {by_numpy(options.share):.1f} s, scaled")
-        with_numba = compiled.find_numba() is not None
+        with_numba = blocks.find_numba() is not None
         for name, functions in pairs().items():
             for numba in (False, True)[: 1 + with_numba]:
-                find = compiled.find_numba if numba else lambda: None
-                with patch.object(compiled, "find_numba", find):
+                find = blocks.find_numba if numba else lambda: None
+                with patch.object(blocks, "find_numba", find):
                     wall, spent = time.perf_counter(), time.process_time()
                     found = enumerate_inputs(*functions)
                     wall, spent = time.perf_counter() - wall, time.process_time() - spent
