@@ -201,7 +201,8 @@ class BoundCheck:
         parameters = zip(one.inputs[1:], other.inputs[1:], strict=False)
         alike = all(a is b is None or self._equal.are_equal(a, b) for a, b in parameters)
         meanings = (meaning(n, s.imports) for n, s in zip((one, other), self._sides, strict=True))
-        return alike and len(set(meanings)) == 1
+        places = {end.index() for end in segment.ends}  # a node may have several results
+        return alike and len(set(meanings)) == len(places) == 1
 
     def _compare(self, segment: _Segment, bound: Bound) -> None:
         """Check that the figures of a bound are at least the recomputed ones."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import onnx_ir as ir
 import pytest
 
-from tests.verify.checking import checked
+import qgraph
+from qgraph.text import json_text
+from tests.verify.checking import checked, leaves
 from tests.verify.test_tampering import certificate
 
 LAYER = """<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (uint8[] y)
@@ -73,3 +76,29 @@ def test_segments_that_are_undecided_are_not_checked(document):
     result = checked(document, layer("0.7"), layer("0.70000005"))
     assert str(result.verdict) == "undecided"
     assert str(result.regions[0].status) == "unchecked"
+
+
+PARTS = """<ir_version: 10, opset_import: ["": 21]>
+    net (uint8[1,4] x) => (uint8[1,2] y, float[1,2] u, float[1,2] v)
+    <float s = {0.3}, uint8 z = {4}, float s_y = {0.1}, float[4,2] w = {1, 2, 3, 4, 5, 6, 7, W}> {
+        a = DequantizeLinear (x, s, z)
+        [cut] first, last = Split <axis = 1, num_outputs = 2> (a)
+        [u] u = Identity (first)
+        [v] v = Identity (last)
+        m = MatMul (a, w)
+        [end] y = QuantizeLinear (m, s_y, z)
+    }"""
+
+
+def test_two_results_of_one_node_are_not_equal():
+    models = [ir.from_onnx_text(PARTS.replace("W}", f"{w}}}")) for w in ("8", "8.001")]
+    proof = qgraph.prove(*models, evidence=True, within="8step")
+    document = json.loads(json_text(proof.to_json()))
+    assert str(checked(document, *models).verdict) == "bounded"
+    forged = next(dict(r) for r in document["regions"] if r["reference_value"] == "u")
+    forged |= {"reference_value": "first", "candidate_value": "last"}
+    forged |= {"reference_nodes": ["cut"], "candidate_nodes": ["cut"]}
+    for region in document["regions"]:
+        region["entries"] = [] if region["reference_value"] in "uv" else region["entries"]
+    document["regions"].append(forged)
+    assert leaves(document, *models)
