@@ -224,9 +224,8 @@ def _mean(trace: Trace, node: ir.Node) -> Executed:
     identity: tuple[Hashable, ...] = "mean", len(shape)
     ints, text = node.attributes.get_ints, node.attributes.get_string
     is_padded = any(ints("pads", ())) or text("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-    need(not is_padded, "a padded AveragePool")  # of windows of the whole image too
+    need(not is_padded and not node.attributes.get_int("ceil_mode", 0), "a padded AveragePool")
     if windows != sizes:
-        need(not node.attributes.get_int("ceil_mode", 0), "a padded AveragePool")
         identity = *identity, *((n, repr(a.value)) for n, a in sorted(node.attributes.items()))
     arrays = [*(factor for factor, _ in x.meant.terms), x.low, x.high, x.absolute, x.relative]
     is_even = all(set(a.shape[2 - len(shape) :]) <= {1} for a in (*arrays, x.meant.offset))
