@@ -106,7 +106,7 @@ def with_defaults(region: RegionVerdict, names: Collection[str]) -> RegionVerdic
 def _check(region: RegionVerdict, sides: Sides, as_written: bool) -> Equality:
     """Return the equality that a region states, after checking all its fields."""
     names = (region.reference_value, region.candidate_value), *region.entries
-    exit_, *entries = ((_named(sides[0], a), _named(sides[1], b)) for a, b in names)
+    exit_, *entries = (_named(sides, pair, as_written) for pair in names)
     need(len(entries) <= 1, "it has several inputs")
     parts, stated = [], (region.reference_nodes, region.candidate_nodes)
     for place, (side, end) in enumerate(zip(sides, exit_, strict=True)):
@@ -114,7 +114,6 @@ def _check(region: RegionVerdict, sides: Sides, as_written: bool) -> Equality:
         need(nodes is not None, REWRITTEN("it is not computed from its entry alone"))
         parts.append([node for node in nodes or () if node is not None])
         own = sorted(map(node_name, parts[-1]))
-        # rules of the prover may have split nodes, or left some out
         is_part = not as_written and set(stated[place]) <= set(own)
         is_named = is_part or own == sorted(stated[place])
         need(is_named, REWRITTEN("it does not consist of the named nodes"))
@@ -126,15 +125,16 @@ def _check(region: RegionVerdict, sides: Sides, as_written: bool) -> Equality:
     expected = replace(with_defaults(region, _STATED), exactness=exactness, counted=True, **fields)
     for name, actual in vars(expected).items():
         found = getattr(region, name)
-        label = name.replace("_", " ")
-        confirm(actual == found, f"{label}: {actual!s:.60} was found, not {found!s:.60}")
+        text = f"{name.replace('_', ' ')}: {actual!s:.60} was found, not {found!s:.60}"
+        confirm(actual == found, text)
     return Equality(exit_, tuple(entries), tells_zeros_apart, lossy)
 
 
-def _named(side: Reading, name: str) -> ir.Value:
-    values = side.named(name)
-    need(len(values) == 1, REWRITTEN(f"there is no value {name!r}, or there are several"))
-    return values[0]
+def _named(sides: Sides, names: tuple[str, str], as_written: bool) -> Pair:
+    found = [side.named(name) for side, name in zip(sides, names, strict=True)]
+    confirm(all(found) or not as_written, f"a model has no value of the names {names}")
+    need([*map(len, found)] == [1, 1], REWRITTEN(f"there are no values {names}, or several"))
+    return found[0][0], found[1][0]
 
 
 def _of_constants(region: RegionVerdict, sides: Sides, exit_: Pair) -> _Recomputed:
