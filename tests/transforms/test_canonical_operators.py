@@ -212,6 +212,7 @@ BLOCKS = "float[2, 1, 1, 2] r = {0.5, 0.25, 1, 2}, int8[2, 1, 1, 2] e = {0, 0, 0
         (stem(), "axis = 1", ALONG),
         (stem(), "axis = 1, block_size = 3", BLOCKS),
         (stem(), "axis = 0", "float[2] r = {0.5, inf}, int8[2] e = {0, 0}"),
+        (stem(), "axis = 0", "float r = {inf}, int8 e = {0}"),
     ],
 )
 def test_other_channels_stay(text, axis, scales):

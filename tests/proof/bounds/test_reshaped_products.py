@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -127,24 +126,42 @@ TURNED = """<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
     }}"""
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_weights_of_fake_quantize_are_codes_and_scales(more):
-    def listed(array: np.ndarray) -> str:
-        return ", ".join(map(repr, array.reshape(-1).tolist()))
+def ideal_shift(weights: np.ndarray, low: np.ndarray, high: np.ndarray, codes: np.ndarray) -> float:
+    """Return how far weights of FakeQuantize are from codes with the scale of its steps."""
 
-    ranges = f"float[4, 1] l = {{{listed(-ROW_RANGES)}}}, float[4, 1] u = {{{listed(ROW_RANGES)}}}"
-    floats = listed((ROW_CODES * np.float64(ROW_RANGES)[:, None] / 127 * 1.001).astype(np.float32))
+    def listed(array: np.ndarray) -> str:
+        return ", ".join(map(repr, array.astype(np.float32).reshape(-1).tolist()))
+
+    ranges = f"float[4, 1] l = {{{listed(low)}}}, float[4, 1] u = {{{listed(high)}}}"
     reference = TURNED.format(
-        stored=f"float[4, 3] f = {{{floats}}}, {ranges}",
+        stored=f"float[4, 3] f = {{{listed(weights)}}}, {ranges}",
         weights="org.openvinotoolkit.FakeQuantize <levels = 255> (f, l, u, l, u)",
     )
-    codes = ROW_CODES + more * (np.arange(12).reshape(4, 3) == 11)
+    scales, stored = (high - low) / np.float32(254), ", ".join(map(str, codes.reshape(-1)))
     candidate = TURNED.format(
-        stored=f"int8[4, 3] k = {{{listed(codes)}}}, float[4] e = {{{listed(ROW_RANGES / 127)}}}",
+        stored=f"int8[4, 3] k = {{{stored}}}, float[4] e = {{{listed(scales)}}}",
         weights="DequantizeLinear <axis = 0> (k, e)",
     )
     proof = qgraph.prove(*map(ir.from_onnx_text, (reference, candidate)), within="1step")
     (bound,) = [region.bound for region in proof.regions if region.bound]
+    return float(bound.ideal_shift)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_weights_of_fake_quantize_are_codes_and_scales(more):
+    weights = ROW_CODES * np.float64(ROW_RANGES)[:, None] / 127 * 1.001
+    codes = ROW_CODES + more * (np.arange(12).reshape(4, 3) == 11)
     # a weight of one more, times data of -2.56, in steps of 0.05
-    shift = more * Fraction(float(ROW_RANGES[3])) / 127 * Fraction("2.56") / Fraction("0.05")
-    assert shift <= bound.ideal_shift < shift + Fraction("0.0002")
+    shift = more * float(ROW_RANGES[3]) / 127 * 2.56 / 0.05
+    found = ideal_shift(weights, -ROW_RANGES, ROW_RANGES, codes)
+    assert shift - 1e-6 <= found < shift + 2e-4
+
+
+def test_weights_of_fake_quantize_between_multiples_of_their_scale_are_no_codes():
+    """The range starts at -126.8 steps, so each weight is 0.2 steps from the code beside it."""
+    low, high = -ROW_RANGES, ROW_RANGES * np.float32(1.003)
+    scales = np.float64(high - low)[:, None] / 254
+    weights = (ROW_CODES + 127) * scales + np.float64(low)[:, None]
+    codes = np.rint(weights / scales).astype(int)
+    shift = 2.54 / 0.05 * np.abs(weights - codes * scales).sum(axis=1).max()
+    assert 0.2 < shift <= ideal_shift(weights, low, high, codes)
