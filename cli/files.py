@@ -117,7 +117,7 @@ class Views:
             OptionError: the libraries that draw are not installed.
         """
         if self.html is not None:
-            from qgraph.reporting.theme import require_drawing
+            from qgraph.reporting.drawing import require_drawing
 
             require_drawing("--html")
 

@@ -323,8 +323,8 @@ def plot(
         OptionError: there is no such quantizer, or the libraries that draw are not installed.
     """
     from qgraph.inventory.pictures import plot_data
-    from qgraph.reporting.staircase_chart import plot as picture
-    from qgraph.reporting.theme import require_drawing
+    from qgraph.reporting.drawing import plot as picture
+    from qgraph.reporting.drawing import require_drawing
 
     require(node, str, "node", "the name of a node; qgraph.info lists quantizers")
     chosen = member(_PictureForm, form, "form")

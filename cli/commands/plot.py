@@ -52,8 +52,7 @@ def command(
     """
     from qgraph.inventory.pictures import plot_data
     from qgraph.model import load
-    from qgraph.reporting.staircase_chart import plot
-    from qgraph.reporting.theme import require_drawing
+    from qgraph.reporting.drawing import plot, require_drawing
 
     with planned([out], models=(model, compare)) as outputs:
         suffix = out.suffix.lower()

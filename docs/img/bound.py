@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from qgraph.reporting import theme
+from qgraph.reporting import drawing
 
 OUT = Path(__file__).resolve().parent / "bound.svg"
 
@@ -26,20 +26,20 @@ def figure() -> Figure:
     drawn = Figure(figsize=(6.4, 2.9), layout="constrained")
     axes = drawn.subplots()
     x = np.array([1.0, THRESHOLD, THRESHOLD, 2.0])
-    axes.plot(x, [1, 1, 2, 2], color=theme.INK, lw=1.4)
+    axes.plot(x, [1, 1, 2, 2], color=drawing.INK, lw=1.4)
     zone = max(REFERENCE, CANDIDATE + SHIFT)
-    axes.axvspan(THRESHOLD - zone, THRESHOLD + zone, color=theme.BAD, alpha=0.14, lw=0)
+    axes.axvspan(THRESHOLD - zone, THRESHOLD + zone, color=drawing.BAD, alpha=0.14, lw=0)
     axes.text(THRESHOLD, 2.22, "tie zone: only here\ncodes may differ", ha="center", size=9)
-    axes.axvline(THRESHOLD, color=theme.MUTED, lw=0.8, ls=":")
-    axes.text(THRESHOLD + 0.01, 0.62, "threshold", size=9, color=theme.MUTED)
+    axes.axvline(THRESHOLD, color=drawing.MUTED, lw=0.8, ls=":")
+    axes.text(THRESHOLD + 0.01, 0.62, "threshold", size=9, color=drawing.MUTED)
     bars = (
-        (1.62, IDEAL, REFERENCE, theme.REFERENCE, "reference, as executed"),
-        (1.42, IDEAL + SHIFT, CANDIDATE, theme.CANDIDATE, "candidate, as executed"),
+        (1.62, IDEAL, REFERENCE, drawing.REFERENCE, "reference, as executed"),
+        (1.42, IDEAL + SHIFT, CANDIDATE, drawing.CANDIDATE, "candidate, as executed"),
     )
     for height, middle, error, colour, label in bars:
         axes.errorbar(middle, height, xerr=error, color=colour, marker="o", ms=4, capsize=3)
         axes.text(middle - error - 0.015, height, label, ha="right", va="center", size=9)
-    axes.plot([IDEAL, IDEAL], [0.85, 1.62], color=theme.MUTED, lw=0.8, ls="--")
+    axes.plot([IDEAL, IDEAL], [0.85, 1.62], color=drawing.MUTED, lw=0.8, ls="--")
     axes.text(IDEAL, 0.72, "what the reference means", ha="right", size=9)
     axes.annotate(
         "", (IDEAL, 1.2), (IDEAL + SHIFT, 1.2), arrowprops={"arrowstyle": "<->", "lw": 0.8}
@@ -55,7 +55,7 @@ def figure() -> Figure:
 
 
 if __name__ == "__main__":
-    with theme.themed(opaque=True):
+    with drawing.themed(opaque=True):
         file = io.StringIO()
         figure().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     drawn = re.sub(r"\s*<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL)

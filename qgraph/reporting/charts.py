@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgraph.reporting import staircase_chart, theme
-from qgraph.reporting.theme import inline_svg, themed
+from qgraph.reporting import drawing
+from qgraph.reporting.drawing import inline_svg, themed
 from qgraph.reporting.view import Chart, Section
 from qgraph.text import counted, one_line, percent
 
@@ -45,15 +45,15 @@ def layer_figure(
     # A row has its name above its bars, so that names have the whole width.
     thick = _BARS / len(series)
     height = 0.75 + 0.36 * rows + (0.0 if len(series) == 1 else 0.1 * rows + 0.3)
-    figure = Figure(figsize=(theme.WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDTH, height), layout="constrained")
     axes = figure.subplots()
     rows_from = np.arange(rows, dtype=np.float64)
-    colours = (theme.BAD, theme.MUTED) if is_error else (theme.REFERENCE, theme.CANDIDATE)
+    colours = (drawing.BAD, drawing.MUTED) if is_error else (drawing.REFERENCE, drawing.CANDIDATE)
     for number, (label, values) in enumerate(series.items()):
         shift = 1 - _BARS + (number + 0.5) * thick
         axes.barh(rows_from + shift, values, thick * 0.9, color=colours[number], label=label)
     for index, name in enumerate(names):
-        text = theme.escaped(theme.shortened(name, 52))
+        text = drawing.escaped(drawing.shortened(name, 52))
         axes.text(
             0.01, index + 1 - _BARS - 0.13, text, size=9, transform=axes.get_yaxis_transform()
         )
@@ -81,19 +81,19 @@ def histogram_figure(quantizer: Mapping[str, Any]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    figure = Figure(figsize=(theme.WIDTH, 1.9), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDTH, 1.9), layout="constrained")
     axes = figure.subplots()
     codes, counts = np.array(quantizer["codes"], np.float64).T
     whole = bool(np.all(codes == np.rint(codes)))
     if not whole or np.ptp(codes) < _BINS:
         gaps = np.diff(codes)
         width = 0.9 * (1.0 if whole or not gaps.size else float(gaps.min()))
-        axes.bar(codes, counts, width, color=theme.REFERENCE)
+        axes.bar(codes, counts, width, color=drawing.REFERENCE)
     else:
         per_bin = int(np.ceil((np.ptp(codes) + 1) / _BINS))
         edges = np.arange(codes.min(), codes.max() + 1 + per_bin, per_bin) - 0.5
         heights, _ = np.histogram(codes, edges, weights=counts)
-        axes.stairs(heights, edges, fill=True, color=theme.REFERENCE)
+        axes.stairs(heights, edges, fill=True, color=drawing.REFERENCE)
     axes.grid(visible=False, axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(9, integer=whole))
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -163,13 +163,13 @@ def steps_section(
     drawn = []
     for data in staircases:
         node, number = str(data["node"]), data.get("differing")
-        caption = "" if number is None else f"{staircase_chart.differing_inputs(data)}."
-        figure = functools.partial(staircase_chart.whole_figure, data)
+        caption = "" if number is None else f"{drawing.differing_inputs(data)}."
+        figure = functools.partial(drawing.single_figure, drawing.draw_steps, data)
         drawn.append(charts.chart(f"{node}: both quantizers", figure, caption))
         if data.get("near") is not None:
             floats = counted(int(data["near"]["count"]), "float32 number")
             caption = f"The values differ here on {floats} in a row."
-            figure = functools.partial(staircase_chart.near_figure, data)
+            figure = functools.partial(drawing.single_figure, drawing.draw_near, data)
             drawn.append(charts.chart(f"{node}: one difference, enlarged", figure, caption))
     if drawn:
         more = differing - len(staircases)

@@ -58,7 +58,7 @@ def html_page(document: Mapping[str, Any]) -> str:
     Raises:
         OptionError: it is no such report, or the libraries that draw are not installed.
     """
-    from qgraph.reporting.theme import require_drawing
+    from qgraph.reporting.drawing import require_drawing
 
     require_drawing("an HTML page")
     from jinja2 import Environment, StrictUndefined

@@ -11,7 +11,7 @@ import pytest
 
 import qgraph as library
 from qgraph.inventory import pictures
-from qgraph.reporting.staircase_chart import plot
+from qgraph.reporting.drawing import plot
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
