@@ -26,7 +26,7 @@ from qgraph.reports import Report, SiteStatus
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 from qgraph.storage.archive import Arrays, arrays_by_name
-from qgraph.storage.identity import Origin, hash_in_memory
+from qgraph.storage.origin import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of
@@ -143,7 +143,7 @@ class Model(Displayed):
         """Return the file and the hash of the model; no path for a model in memory.
 
         A model that was changed since it was loaded or saved has no path, and the hash of the model
-        in memory: see :func:`qgraph.storage.identity.hash_in_memory`.
+        in memory: see :func:`qgraph.storage.origin.hash_in_memory`.
 
         Raises:
             ModelError: the model is too large for a message, or its weights cannot be read.

@@ -23,12 +23,14 @@ from qgraph.graph.deferred import (
     Job,
     NoSink,
     Part,
+    ReadBack,
+    Recorder,
+    WrittenRun,
     carry_out,
 )
 from qgraph.graph.scopes import unused
 from qgraph.graph.streaming import FileRange, Sink, stream_of
 from qgraph.graph.tensors import FileTensor, Slot, stored_bytes
-from qgraph.graph.written import ReadBack, Recorder, WrittenRun
 from qgraph.numerics.chunks import available_cores
 from qgraph.records import dataclass
 from qgraph.storage.outputs import Output

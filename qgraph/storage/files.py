@@ -19,7 +19,7 @@ from qgraph.graph.structure import check_structure, forget_negative_sizes
 from qgraph.graph.tensors import FileTensor, Slot, inline_fault, slots, stored_bytes
 from qgraph.storage import datafiles
 from qgraph.storage.forms import keep_one_of_each_form
-from qgraph.storage.identity import Origin, is_same_model
+from qgraph.storage.origin import Origin, Retirement, is_same_model
 from qgraph.storage.outputs import Outputs, joined
 from qgraph.storage.places import expect_place
 from qgraph.storage.reading import (
@@ -34,7 +34,6 @@ from qgraph.storage.reading import (
     text_fault,
     write_model,
 )
-from qgraph.storage.retiring import Retirement
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -155,7 +154,7 @@ def save(
     Data go to files with new names, then the model file replaces an old one in one step: at any
     time there is the old model or the new one, each with its own data. What was written is read
     back before that. Afterwards data files of the old model are removed as
-    :mod:`qgraph.storage.retiring` says; tensors of ``model`` that read from those are bound to the
+    :mod:`qgraph.storage.origin` says; tensors of ``model`` that read from those are bound to the
     new files first. Otherwise ``model`` stays as it is. A symbolic link at ``path`` is replaced,
     not what it points to. A killed process leaves at most a folder and a lock file, whose names
     begin with a dot, or a data file that no model mentions.

@@ -17,7 +17,7 @@ from qgraph import transforms
 from qgraph.bound import Against, Bounding
 from qgraph.cli.main import main
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
-from qgraph.storage.identity import hash_in_memory
+from qgraph.storage.origin import hash_in_memory
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment import attempts, search

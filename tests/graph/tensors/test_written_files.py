@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from qgraph.errors import ModelError
+from qgraph.graph.deferred import ReadBack, Recorder, WrittenRun, checksum
 from qgraph.graph.streaming import FileRange
-from qgraph.graph.written import ReadBack, Recorder, WrittenRun, checksum
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
 
