@@ -1,11 +1,15 @@
-"""Compare a draft with the nodes that it would replace, by the definitions of their operators."""
+"""Compare a draft with the nodes that it would replace, by the definitions of their operators.
+
+Of quantizers that differ only in their scale, drafts are written and compared once, with an open
+scale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, partial
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -14,21 +18,30 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.constants import array_of
-from qgraph.graph.edit import HALF_TYPES, Draft
+from qgraph.graph.edit import HALF_TYPES, Draft, Region
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
-from qgraph.numerics import Array
-from qgraph.numerics.values import OpenScale, compare_values
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.values import OpenScale, ScaleReadError, compare_values
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.known_values import CHOOSING, meets_both_zeros
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
 from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Form, Forms, lower
-from qgraph.proof.functions.pair import AnyScale, FunctionPair, Key, OpenPair, open_scale
+from qgraph.proof.functions.pair import (
+    AnyScale,
+    FunctionPair,
+    Key,
+    OpenPair,
+    open_scale,
+    scales_of,
+    single_scale,
+)
 from qgraph.quantizers.dialects.dialect import Site
-from qgraph.quantizers.open_sites import scales_of
+from qgraph.quantizers.quantizer import Affine
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable
+from qgraph.records import replace
 
 
 class Comparer:
@@ -209,3 +222,101 @@ def _open_zeros(region: Site | Draft, data: Array) -> int:
         except UnsupportedError:  # nodes after it take other values too
             number += int((result == 0).sum())
     return number
+
+
+Spell = Callable[[Site], Iterable[Draft]]
+"""Writes the drafts of a site."""
+
+
+def opened(site: Site, forms: Forms) -> Hashable:
+    """Return the form of a site, equal for all scales; None if it has no single float32 scale."""
+    meaning = site.meaning
+    if not isinstance(meaning, Affine) or meaning.decoding is not None or site.weight is not None:
+        return None
+    nodes = site.form
+    if nodes is None:
+        scale, marks = single_scale(site.nodes)
+        if scale is None or meaning.scale.shape or scale.tobytes() != meaning.scale.tobytes():
+            return None
+        nodes = forms.of_region(site.nodes, site.x, site.y, marks)
+    if nodes is None:
+        return None
+    arrays = (meaning.zero_point, meaning.lo, meaning.hi)
+    others = [(array.shape, array.tobytes()) for array in arrays]
+    types = site.x.dtype, site.y.dtype, str(site.x.shape)
+    kind = site.dialect, meaning.rounding, meaning.recipe
+    return nodes, site.shape, types, kind, *others
+
+
+def spelled_once(
+    sites: Sequence[tuple[Site, Iterator[Draft]]], forms: Forms, spell: Spell
+) -> list[Iterator[Draft]]:
+    """Return the drafts of sites; those that do not depend on the scale are written once."""
+    alike: dict[Hashable, list[tuple[int, Float32]]] = {}
+    for index, (site, _) in enumerate(sites):
+        form, meaning = opened(site, forms), site.meaning
+        if form is not None and isinstance(meaning, Affine):
+            alike.setdefault(form, []).append((index, meaning.scale))
+    drafts = [each for _, each in sites]
+    for group in alike.values():
+        if len(group) > 1:
+            first = with_open_scale(sites[group[0][0]][0])
+            shared = OpenDrafts(map(returning, spell(first)))
+            for index, scale in group:
+                drafts[index] = _filled(shared, sites[index][0], scale, drafts[index])
+    return drafts
+
+
+def with_open_scale(site: Site) -> Site:
+    """Return a site that has a form, with an open scale in place of its own."""
+    scale: Any = OpenScale()
+    meaning: Any = site.meaning
+    scales = scales_of(site)
+    return replace(
+        site,
+        meaning=replace(meaning, scale=scale),
+        constants=lambda value: scale if value in scales else array_of(value),
+    )
+
+
+Make = Callable[[], Draft]
+"""Writes a draft."""
+
+
+def returning(draft: Draft) -> Make:
+    """Return what gives a draft that is written already."""
+    return lambda: draft
+
+
+class OpenDrafts:
+    """The drafts of a site with an open scale, and none for those that depend on its value.
+
+    Args:
+        makers: write the drafts, one after the other.
+    """
+
+    def __init__(self, makers: Iterator[Make]) -> None:
+        self._makers = makers
+        self._drafts: list[Draft | None] = []
+
+    def at(self, index: int, region: Region, scale: Float32) -> Draft | None:
+        """Return a draft for a region that is equal up to its scale; None if that matters."""
+        while len(self._drafts) <= index:
+            draft = None
+            with suppress(ScaleReadError, StopIteration):
+                draft = next(self._makers)()
+            self._drafts.append(draft)
+        template = self._drafts[index]
+        return None if template is None else template.with_scale(region, scale)
+
+
+def _filled(
+    shared: OpenDrafts, site: Site, scale: Float32, own: Iterator[Draft]
+) -> Iterator[Draft]:
+    """Yield shared drafts of a site up to the first that depends on the scale, then its own."""
+    for index in count():
+        draft = shared.at(index, site, scale)
+        if draft is None:
+            yield from islice(own, index, None)
+            return
+        yield draft

@@ -22,6 +22,7 @@ from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import round_to_integer
 from qgraph.proof.functions.lowering import Forms
+from qgraph.quantizers.compare import Make, OpenDrafts, opened, returning, with_open_scale
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.dialects.layout import layout_of
 from qgraph.quantizers.dialects.onnx import by_definition
@@ -36,7 +37,6 @@ from qgraph.quantizers.dialects.parts import (
     split_top,
 )
 from qgraph.quantizers.dialects.qdq_pairs import pairs
-from qgraph.quantizers.open_sites import Make, OpenDrafts, opened, returning, with_open_scale
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged
 from qgraph.quantizers.sites import site_of
 

@@ -26,9 +26,9 @@ from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import PORTABLE, nodes_of, producer_of
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
+from qgraph.proof.functions.pair import single_scale
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
 from qgraph.quantizers.on_codes import is_dynamic
-from qgraph.quantizers.open_sites import open_scale
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
@@ -125,7 +125,7 @@ class PatternMatcher:
         x, y = nodes[0].inputs[0] if nodes[0].inputs else None, node.outputs[0]
         if x is None or is_constant(x):
             return _site_of(node, readers)
-        scale, marks = open_scale(nodes)
+        scale, marks = single_scale(nodes)
         form = self._forms.of_region(nodes, x, y, marks)
         if form is None:
             return _site_of(node, readers)

@@ -15,9 +15,8 @@ from qgraph.graph.opset import versions as opset
 from qgraph.graph.scopes import all_nodes, owners
 from qgraph.model import Model
 from qgraph.proof.functions.lowering import Forms
-from qgraph.quantizers.compare import Comparer
+from qgraph.quantizers.compare import Comparer, Spell, spelled_once
 from qgraph.quantizers.dialects.dialect import Refusal, Site
-from qgraph.quantizers.open_sites import Spell, spelled_once
 from qgraph.quantizers.quantizer import unhealthy
 from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReason, explained
 from qgraph.records import dataclass, field, replace

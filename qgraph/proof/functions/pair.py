@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import array_of
+from qgraph.graph.constants import array_of, constant_tensor
+from qgraph.graph.edit import Region
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.values import OpenScale
 from qgraph.ops.operator import operator_of
@@ -247,3 +249,27 @@ def scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
     scale = operator.schema.values(node)[operator.schema.inputs.index("scale")]
     is_again = sum(value is scale for value in node.inputs) > 1
     return (None, None) if scale is None or is_again else (scale, array_of(scale))
+
+
+def scales_of(region: Region) -> dict[ir.Value, Array | None]:
+    """Return the scales of the quantizers in a region, with their arrays if they are constant."""
+    found = (scale_of(node) for node in region.nodes)
+    return {value: array for value, array in found if value is not None}
+
+
+def single_scale(nodes: Iterable[ir.Node]) -> tuple[Float32 | None, dict[ir.Value, object]]:
+    """Return the one float32 number that all scales of nodes are, and keys that leave it open.
+
+    There is none if nodes have other scales, or 1, with which operations are left out.
+    """
+    scale: Any = None
+    marks: dict[ir.Value, object] = {}
+    for value, array in map(scale_of, nodes):
+        if value is None:
+            continue
+        if array is None or array.dtype != np.float32 or array.shape or array == 1:
+            return None, {}
+        if scale is not None and scale.tobytes() != array.tobytes():
+            return None, {}
+        scale, marks[value] = array, ("scale", constant_tensor(value) is not None)
+    return scale, marks

@@ -14,8 +14,8 @@ import pytest
 from qgraph.graph.edit import Editor
 from qgraph.numerics.values import OpenScale, ScaleReadError
 from qgraph.proof.functions.lowering import Forms
+from qgraph.quantizers.compare import opened, spelled_once
 from qgraph.quantizers.dialects.dialect import DIALECTS, Site
-from qgraph.quantizers.open_sites import opened, spelled_once
 from qgraph.quantizers.sites import site_of, sites
 
 ONE = np.float32(1)
