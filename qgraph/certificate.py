@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from qgraph import conditions as kinds
 from qgraph.bound import Bound, Bounding, is_within
-from qgraph.conditions import Condition
+from qgraph.conditions import Cases, Condition, Demonstration, Division
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
-from qgraph.evidence import Cases, Demonstration, Division
 from qgraph.exactness import Exactness, Verdict, difference
 from qgraph.exactness import ProofVerdict as ProofVerdict
 from qgraph.reasons import ExplainedReason, id_of

@@ -20,7 +20,7 @@ FOLDERS = {"qgraph": "qgraph", "transforms": "qgraph.transforms", "cli": "qgraph
 ORDER = (
     ("errors", "records", "version", "text"),
     ("effort", "reasons"),
-    ("exactness", "evidence", "bound", "conditions"),
+    ("exactness", "bound", "conditions"),
     ("numerics", "registry", "certificate", "reporting"),
     ("graph",),
     ("reports", "targets", "storage", "ops"),

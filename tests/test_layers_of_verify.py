@@ -13,7 +13,6 @@ from tests.layers import ROOT, component, graph_of_modules, own_imports
 
 ALLOWED = {
     "certificate",  # the schema
-    "evidence",
     "reasons",
     "errors",
     "exactness",

@@ -29,10 +29,9 @@ from qgraph.comparison.segment_starts import (
     key_of,
     starts_of,
 )
-from qgraph.conditions import AFTER_DIFFERENCE
+from qgraph.conditions import AFTER_DIFFERENCE, Demonstration
 from qgraph.effort import is_over
 from qgraph.errors import QGraphError
-from qgraph.evidence import Demonstration
 from qgraph.exactness import Exactness
 from qgraph.execution.demonstration import are_small, demonstrate, feeds_of
 from qgraph.execution.executor import Backend

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.conditions import Demonstration, Reached
 from qgraph.errors import ExecutionError, ModelError, OperatorError, OptionError, UnsupportedError
-from qgraph.evidence import Demonstration, Reached
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
 from qgraph.graph.interface import Difference, Pair

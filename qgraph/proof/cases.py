@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.evidence import Cases
+from qgraph.conditions import Cases
 from qgraph.exactness import Exactness, Witness
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between, dominators, nearest_cut

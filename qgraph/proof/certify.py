@@ -15,10 +15,10 @@ from qgraph.conditions import (
     SUMS_REACH,
     WHOLE_SUMS,
     Condition,
+    Division,
 )
 from qgraph.effort import is_over
 from qgraph.errors import OptionError, member
-from qgraph.evidence import Division
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.interface import Pair
 from qgraph.graph.slices import between

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.evidence import Demonstration, Reached
+from qgraph.conditions import Demonstration, Reached
 from qgraph.exactness import Exactness
 from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.interface import Difference, Pair

@@ -20,7 +20,7 @@ from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.streaming import Stream, stream_of
 from qgraph.numerics.formats import pack
 from qgraph.ops.kernels.mat_mul_n_bits import Weights
-from qgraph.proof.matching import packed_rows
+from qgraph.proof.matching import products
 from qgraph.quantizers.dialects import qdq
 from qgraph.quantizers.weights import codes_job, job
 from qgraph.transforms import ConvertDialect, LowerMatMulNBits, RaiseMatMulNBits
@@ -74,7 +74,7 @@ def test_strips_give_the_weights_of_the_documentation(
     bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_blocks, "_PART_BYTES", 200)
-    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
+    monkeypatch.setattr(products, "_STRIP_BYTES", 200)
     monkeypatch.setattr(MOST_ELEMENTS, 1)
     source = saved(tmp_path / "a.onnx", bits)
     model = load(source)
@@ -89,10 +89,10 @@ def test_strips_give_the_weights_of_the_documentation(
 def test_rows_are_those_of_the_whole_matrix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
+    monkeypatch.setattr(products, "_STRIP_BYTES", 200)
     (node,) = load(saved(tmp_path / "a.onnx", 4)).nodes()
     w, s, z = map(constant_elements, node.inputs[1:])
-    rows = packed_rows.PackedRows(Weights.of(node), w, s, z.array(), "w")
+    rows = products.PackedRows(Weights.of(node), w, s, z.array(), "w")
     for start, stop in ((0, 32), (32, 96), (100, 110), (7, 160)):
         assert rows.rows(start, stop).tolist() == matrix(4)[start:stop].tolist()
     assert rows.numpy().tolist() == matrix(4).tolist()
@@ -126,15 +126,15 @@ def test_every_flipped_code_of_four_bits_is_found(
 ) -> None:
     monkeypatch.setattr(f"{__name__}.K", rows)
     monkeypatch.setattr(f"{__name__}.N", columns)
-    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 300)
-    monkeypatch.setattr(packed_rows, "_ELEMENTS", 5 * columns)
+    monkeypatch.setattr(products, "_STRIP_BYTES", 300)
+    monkeypatch.setattr(products, "_ELEMENTS", 5 * columns)
     form = Weights(rows, columns, 4, SIZE)
     packed, scales, points = weights(4)
     codes = np.empty((rows, columns), np.uint8)
     for k, n in np.ndindex(rows, columns):
         codes[k, n] = field(packed[n].ravel(), k, 4)
     streams = Stream("UINT8", packed.shape, packed), Stream("FLOAT", scales.shape, scales)
-    own = packed_rows.PackedRows(form, *streams, points, "w")
+    own = products.PackedRows(form, *streams, points, "w")
     data = tmp_path / "codes"
 
     def is_same(changed: np.ndarray) -> bool:
@@ -143,7 +143,7 @@ def test_every_flipped_code_of_four_bits_is_found(
         shape = ir.Shape(changed.shape)
         tensor = ir.ExternalTensor(*place, shape=shape, name="c", base_dir=str(tmp_path))
         with ThreadPoolExecutor(2) as threads:
-            return packed_rows._is_transposed(own, stream_of(tensor), 0, threads)
+            return products._is_transposed(own, stream_of(tensor), 0, threads)
 
     assert is_same(codes)
     for k, n in [(0, 0), (rows - 1, 0), (rows - 1, columns - 1), (rows - 2, 1), (64, 3), (65, 2)]:
@@ -159,8 +159,8 @@ def test_codes_are_proved_without_decoding_and_a_flipped_bit_is_found(
     bits: int, signed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MOST_ELEMENTS, 1)
-    monkeypatch.setattr(packed_rows, "_STRIP_BYTES", 200)
-    monkeypatch.setattr(packed_rows, "_ELEMENTS", 40)
+    monkeypatch.setattr(products, "_STRIP_BYTES", 200)
+    monkeypatch.setattr(products, "_ELEMENTS", 40)
     source = saved(tmp_path / "a.onnx", bits)
     model = load(source)
     model.apply(LowerMatMulNBits(signed=signed))

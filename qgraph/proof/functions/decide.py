@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qgraph.evidence import Cases
+from qgraph.conditions import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.numerics.float32 import check_float_environment
 from qgraph.numerics.values import Comparison

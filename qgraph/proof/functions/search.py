@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qgraph.conditions import Division
 from qgraph.effort import is_over, step
-from qgraph.evidence import Division
 from qgraph.numerics import Float32, Mask
 from qgraph.numerics.float32 import (
     HIGHEST,

@@ -23,7 +23,7 @@ from qgraph.numerics.values import Comparison, compare_pieces, compare_values
 from qgraph.ops.dispatch import NodeStep, kernel_for
 from qgraph.ops.known_values import KnownValues
 from qgraph.ops.operator import operator_of
-from qgraph.proof.matching.packed_rows import PackedRows, has_same_codes
+from qgraph.proof.matching.products import PackedRows, has_same_codes
 from qgraph.records import dataclass
 
 _ELEMENTWISE = frozenset(

@@ -30,16 +30,12 @@ from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import graphs_of, inline_functions, nodes_of, owners
 from qgraph.graph.slices import ancestors
+from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.integer.definitions import define
 from qgraph.ops.static_parameters import freeze_static_parameters
-from qgraph.proof.matching.composites import (
-    has_packed_products,
-    split_biases,
-    unfold,
-    write_products,
-)
 from qgraph.proof.matching.operators import is_identity, keeps_shape, new_shape
-from qgraph.proof.matching.sums import with_common_sums
+from qgraph.proof.matching.products import has_packed_products, write_products
+from qgraph.proof.matching.sums import split_biases, with_common_sums
 from qgraph.records import dataclass, field
 
 logger = logging.getLogger(__name__)
@@ -104,12 +100,12 @@ def normalised_models(
     Both are raised to the higher of their two opsets, if possible. If one has products with packed
     weights, all products are written in one form. If the models use different operators for them,
     sums of products of codes, biases, and operators that are defined as a graph of standard
-    operators are written in one form too. The types and shapes of the inputs are those that both
-    models accept. All others are inferred from them; those that the models state are not used.
-    Values that sizes determine become constants. If ``keep_inputs``, initializers that are also
-    graph inputs are no constants. ``open_sums`` is described at :func:`with_common_sums`. If
-    ``defines``, operators on codes in which the models differ are first replaced by their
-    definitions.
+    operators are written in one form too; nodes that such a graph does not cover are kept. The
+    types and shapes of the inputs are those that both models accept. All others are inferred from
+    them; those that the models state are not used. Values that sizes determine become constants.
+    If ``keep_inputs``, initializers that are also graph inputs are no constants. ``open_sums`` is
+    described at :func:`with_common_sums`. If ``defines``, operators on codes in which the models
+    differ are first replaced by their definitions.
 
     Raises:
         UnsupportedError: a function cannot be inlined.
@@ -126,9 +122,11 @@ def normalised_models(
         sizes.append(reshaped_sizes(facts))
         fixed.append(fix_static_values(copy.graph, facts))
         write_all(copy, infer(copy, interface) if fixed[-1] else facts)
-    is_unfolded = unfold(copies)
+    unfolded = differing(copies, composite_of)
+    for copy in copies:
+        write_out(copy, [node for node in nodes_of(copy.graph) if OpKey.of(node) in unfolded])
     defined = define(copies) if defines else frozenset()
-    if is_unfolded or defined:
+    if unfolded or defined:
         for copy, interface in zip(copies, domain.interfaces, strict=True):
             write_all(copy, infer(copy, interface))
     packed = any(map(has_packed_products, copies))

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
+from qgraph.conditions import Demonstration
 from qgraph.errors import EquivalenceError
-from qgraph.evidence import Demonstration
 from qgraph.execution.demonstration import feeds_of
 from qgraph.proof import certify
 from qgraph.proof.functions import enumeration

@@ -1,4 +1,9 @@
-"""Packed weights of MatMulNBits: decode a few rows at a time, and compare them as codes.
+"""Write MatMulNBits and Gemm as MatMul; packed weights are decoded a few rows at a time.
+
+MatMulNBits becomes a MatMul with its decoded weights, and Gemm without factors becomes a MatMul.
+Both add a bias to the finished sum. ONNX does not define in which order any of them adds the
+products. MatMulNBits of 16-bit floats computes in float32, and rounds the sum including its bias
+once. Packed weights are also compared with others as codes.
 
 A DequantizeLinear computes the same: ``(code - zero_point) * scale``, rounded once. The differences
 are small integers. So equal differences and scales of equal bits give weights of equal bits. The
@@ -10,21 +15,99 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_elements
+from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.scopes import input_of, inputs_of
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.chunks import available_cores, transpose
-from qgraph.ops.kernels.mat_mul_n_bits import Weights
+from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
+from qgraph.proof.matching.sums import replace_sum
 from qgraph.records import dataclass, replace
+
+_REALS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 _STRIP_BYTES = 1 << 25
 """Maximum number of packed codes in memory at a time."""
+
+
+def has_packed_products(model: ir.Model) -> bool:
+    """Return whether a model contains a MatMulNBits."""
+    return any(is_mat_mul_n_bits(node) for node in model.graph)
+
+
+def write_products(model: ir.Model) -> None:
+    """Replace MatMulNBits and Gemm in the main graph of ``model``, in place, where possible."""
+    for node in list(model.graph):
+        with suppress(Unknown):
+            if is_mat_mul_n_bits(node):
+                _write_packed(node)
+            elif node.domain == "" and node.op_type == "Gemm":
+                _write_gemm(node)
+
+
+def _write_packed(node: ir.Node) -> None:
+    x, *packed, bias = inputs_of(node, 6)
+    streams = [None if value is None else given(constant_elements(value)) for value in packed]
+    x, codes, scales, (points, groups) = given(x), *map(given, streams[:2]), streams[2:]
+    dtype = ir.DataType[scales.kind]  # data and product have the same type
+    require(dtype in _REALS and x.dtype in (None, dtype))
+    zero = None if points is None else points.array()
+    order = None if groups is None else groups.array()
+    name = f"{node.outputs[0].name}_weights"
+    try:
+        weights = Weights.of(node)
+        weights.check(codes, scales)
+    except (UnsupportedError, ValueError) as error:
+        raise Unknown from error
+
+    def values() -> ir.TensorProtocol:
+        array = weights.values(codes.array(), scales.array(), zero, order)
+        return ir.Tensor(np.ascontiguousarray(array.T))
+
+    shape, real = ir.Shape((weights.k, weights.n)), ir.TensorType(ir.DataType.FLOAT)
+    tensor: ir.LazyTensor = PackedRows(weights, codes, scales, zero, name)
+    if order is not None and not weights.is_sorted(order):
+        tensor = ir.LazyTensor(values, dtype=ir.DataType.FLOAT, shape=shape, name=name)
+    value = ir.Value(name=name, type=real, shape=shape, const_value=tensor)
+    if isinstance(node.graph, ir.Graph):
+        node.graph.register_initializer(value)
+        is_narrow = dtype is not ir.DataType.FLOAT
+        if is_narrow:
+            x, bias = _widened(x, node), None if bias is None else _widened(bias, node)
+        total = ir.node("MatMul", [x, value])
+        replace_sum(node, total, bias, narrowed=dtype if is_narrow else None)
+
+
+def _widened(value: ir.Value, node: ir.Node) -> ir.Value:
+    cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value})
+    (wide,) = cast.outputs
+    cast.name = wide.name = f"{node.outputs[0].name}_{value.name}_wide"
+    wide.type, wide.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
+    node.prepend(cast)
+    return wide
+
+
+def _write_gemm(node: ir.Node) -> None:
+    get = node.attributes
+    x, matrix, bias = inputs_of(node, 3)
+    x, matrix = given(x), given(matrix)
+    require(get.get_float("alpha", 1.0) == 1 and get.get_float("beta", 1.0) == 1)
+    require(get.get_int("transA", 0) == 0)
+    if get.get_int("transB", 0):
+        transposed = ir.node("Transpose", [matrix], {"perm": [1, 0]})
+        transposed.name = transposed.outputs[0].name = f"{node.outputs[0].name}_matrix"
+        transposed.outputs[0].type = matrix.type
+        node.prepend(transposed)
+        matrix = transposed.outputs[0]
+    replace_sum(node, ir.node("MatMul", [x, matrix]), bias)
 
 
 class PackedRows(ir.LazyTensor):
