@@ -24,7 +24,7 @@ import onnx_ir as ir
 from qgraph.errors import OptionError, closest, matching, meant, shown
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.opset import versions
+from qgraph.graph.opset.rewrites import refused_pairs
 from qgraph.model import Model
 from qgraph.registry import Registry
 from qgraph.reports import Report
@@ -201,12 +201,12 @@ class Transform(ir.passes.InPlacePass):
         """Run the pass on an onnx_ir model, as the pass managers of onnx_ir do."""
         report, whole = Report(), Model(model)
         decoders = list(whole.nodes("DequantizeLinear"))
-        refused = set(versions.refused_pairs(model, decoders))
+        refused = set(refused_pairs(model, decoders))
         products = _coded_products(whole, decoders)
         self.apply(whole, report)
         if report.modified:
             decoders = list(whole.nodes("DequantizeLinear"))
-            signed = [n for n in versions.refused_pairs(model, decoders) if n not in refused]
+            signed = [n for n in refused_pairs(model, decoders) if n not in refused]
             if signed:
                 from qgraph.transforms.integers.shifted_chains import keep_unsigned
 

@@ -13,7 +13,7 @@ from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
-from qgraph.graph.opset import versions
+from qgraph.graph.opset.rewrites import SIGNED_CODES_SINCE, is_copied_over
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, inputs_of, producer_of
 from qgraph.model import Model
@@ -223,10 +223,10 @@ def _point(node: ir.Node, graph: _Graph) -> Draft | None:
     if codes is None or not (is_signed or codes in _UNSIGNED):
         return None
     # ONNX Runtime copies signed pairs with zero points over movement, and then refuses them.
-    is_new = graph.opset >= versions.SIGNED_CODES_SINCE
+    is_new = graph.opset >= SIGNED_CODES_SINCE
     ends = [node.outputs[0]] if node.op_type == _DECODER else []
     ends += [user.outputs[0] for user in node.outputs[0].consumers() if user.op_type == _DECODER]
-    if is_signed and is_new and any(map(versions.is_copied_over, ends)):
+    if is_signed and is_new and any(map(is_copied_over, ends)):
         return None
     draft = graph.editor.draft(Region(x, node.outputs[0], (node,)))
     zero = draft.constant(np.zeros(scale.shape, codes.numpy()), "zero_point")

@@ -19,9 +19,9 @@ from qgraph.errors import Choice, where
 from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
-from qgraph.graph.opset import versions
 from qgraph.graph.opset.history import QDQ_SINCE
-from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.opset.rewrites import SIGNED_CODES_SINCE, meets_add
+from qgraph.graph.opset.versions import ceiling, lower_opset
 from qgraph.graph.schema import MICROSOFT, code_type, element_type
 from qgraph.graph.scopes import input_of, nodes_of
 from qgraph.model import Model
@@ -41,7 +41,6 @@ from qgraph.transforms.drafts.rebuilding import (
     read_all,
     rebuild,
 )
-from qgraph.transforms.drafts.versions import lower_opset
 from qgraph.transforms.integers.products import (
     lower_exactly,
     lower_pair,
@@ -263,7 +262,7 @@ class LowerIntegerOperators(Transform):
         original = frozenset(model.nodes())
         while True:
             round_ = Report()
-            is_new = model.ir.opset_imports.get("", 0) >= versions.SIGNED_CODES_SINCE
+            is_new = model.ir.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
             read = functools.partial(self._read, is_new=is_new)
             with inferred_operands(model, is_on_codes):
                 nodes = (node for node in model.nodes() if node in original)
@@ -299,7 +298,7 @@ def _is_refused(product: Product) -> bool:
         return False
     point = product.a.zero_point
     signed = isinstance(point, np.ndarray) and point.dtype == np.int8 and point.size == 1
-    has_add = product.added is not None or versions.meets_add(product.node.outputs[0])
+    has_add = product.added is not None or meets_add(product.node.outputs[0])
     return signed and has_add
 
 

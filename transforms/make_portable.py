@@ -17,6 +17,7 @@ from qgraph.errors import OperatorError
 from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant
 from qgraph.graph.opset import versions as opset
+from qgraph.graph.opset.versions import raise_versions, restore_versions
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import IR_OF_OVERLOADS, PORTABLE, owners
 from qgraph.model import Model
@@ -27,7 +28,6 @@ from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.choice import SAME, entry, refused
-from qgraph.transforms.drafts.versions import raise_versions, restore_versions
 
 _IR_OF_DEFAULTS = 9
 

@@ -17,6 +17,7 @@ from qgraph.errors import Choice, OptionError
 from qgraph.exactness import Exactness
 from qgraph.graph.edit import Editor
 from qgraph.graph.opset import versions as opset
+from qgraph.graph.opset.versions import lower_opset
 from qgraph.model import Model
 from qgraph.numerics.formats import FORMATS
 from qgraph.quantizers.weights.job import NumberRange
@@ -25,7 +26,6 @@ from qgraph.reasons import FAULTY_SCALE, UNSUITED_WEIGHT, ExplainedReason
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, opset_option, option, transform
 from qgraph.transforms.drafts.choice import Decision, carry_out, entry, opset_reason, refused
-from qgraph.transforms.drafts.versions import lower_opset
 from qgraph.transforms.integers.shifted_chains import is_same_width, shift_activations
 from qgraph.transforms.quantize_weights import CODE_TYPES
 from qgraph.transforms.weights.recoded import Jobs, Recoded, is_taken, recode, shared

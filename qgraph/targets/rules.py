@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_tensor, is_constant
 from qgraph.graph.opset.history import QDQ_SINCE
-from qgraph.graph.opset.versions import refused_pairs
+from qgraph.graph.opset.rewrites import refused_pairs
 from qgraph.graph.schema import MICROSOFT, code_type, element_type, is_standard
 from qgraph.graph.scopes import all_nodes, inputs_of, node_name, nodes_of, owners
 from qgraph.records import dataclass, field
@@ -46,7 +46,7 @@ class NodeForm:
         bits: width of the codes of MatMulNBits and Quant; 0 if not known.
         readers: operators that read the output, also after a Transpose.
         copied: whether ONNX Runtime copies it, and refuses the type of the copy on some processors;
-            see :func:`qgraph.graph.opset.versions.refused_decoders`.
+            see :func:`qgraph.graph.opset.rewrites.refused_decoders`.
         since: opset that the types and attributes need.
         opset: version of the domain.
     """

@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from qgraph.graph.opset.versions import lower_opset
 from qgraph.model import Model, load
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
-from qgraph.transforms.drafts.versions import lower_opset
 
 RICH = """<ir_version: 10, opset_import: ["": VERSION, "qonnx.custom_op.general": 1, "local": 1,
                           "com.example": 3], producer_name: "somebody", metadata_props: ["k": "v"]>

@@ -16,7 +16,7 @@ from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.errors import ExecutionError, OptionError, QGraphError
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import open_interface, with_facts
-from qgraph.graph.opset.versions import is_copied_over
+from qgraph.graph.opset.rewrites import is_copied_over
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model

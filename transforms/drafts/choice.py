@@ -12,6 +12,7 @@ from qgraph.errors import where
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset import versions as opset
+from qgraph.graph.opset.versions import raise_opset
 from qgraph.graph.scopes import all_nodes, owners
 from qgraph.model import Model
 from qgraph.proof.functions.lowering import Forms
@@ -21,7 +22,6 @@ from qgraph.quantizers.quantizer import unhealthy
 from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReason, explained
 from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
-from qgraph.transforms.drafts.versions import raise_opset
 
 SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
 STORED = Verdict(Exactness.BITS, Method.CONSTANT)

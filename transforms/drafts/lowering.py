@@ -16,7 +16,7 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
-from qgraph.graph.opset.versions import ceiling, raise_ir_version
+from qgraph.graph.opset.versions import ceiling, raise_ir_version, raise_opset
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of
 from qgraph.model import Model
@@ -30,7 +30,6 @@ from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
 from qgraph.transforms.drafts.choice import DYNAMIC, STORED, entry, label, opset_reason, refused
-from qgraph.transforms.drafts.versions import raise_opset
 
 _IN_SUMS = (
     "operators on codes were written in exact sums of whole numbers; with exact=near they become "

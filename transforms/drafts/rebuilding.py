@@ -12,6 +12,7 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
+from qgraph.graph.opset.versions import raise_opset
 from qgraph.model import Model
 from qgraph.ops.composite import composite_of, region_of
 from qgraph.quantizers.dialects.dialect import Refusal
@@ -19,7 +20,6 @@ from qgraph.reasons import NO_EQUAL_FORM, NO_OPERATOR, UNREADABLE, explained
 from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import STORED, entry, forget_domains, opset_reason, refused
-from qgraph.transforms.drafts.versions import raise_opset
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ def lower_to_reals(product: Product, *, subtracts: bool = False) -> Rebuild:
     """Return the lowering of an operator to real numbers, and its verdict.
 
     ``subtracts``: write the zero point of the first factor as a Sub; see
-    :func:`qgraph.graph.opset.versions.refused_decoders`.
+    :func:`qgraph.graph.opset.rewrites.refused_decoders`.
 
     Raises:
         ValueError: QuantizeLinear or DequantizeLinear cannot have its parameters.

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import clip_limits, constant_expression, constant_stream
 from qgraph.graph.edit import Editor
-from qgraph.graph.opset import versions
+from qgraph.graph.opset.rewrites import SIGNED_CODES_REASON, SIGNED_CODES_SINCE, is_copied_over
 from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of, remove_constant
 from qgraph.model import Model
@@ -63,11 +63,11 @@ class CodeChain:
 
     def blocked(self, type_name: str, opset: int) -> ExplainedReason | None:
         """Return why the codes cannot be stored in another type of the same width, or None."""
-        may_copy = FORMATS[type_name].lo and opset >= versions.SIGNED_CODES_SINCE
+        may_copy = FORMATS[type_name].lo and opset >= SIGNED_CODES_SINCE
         if self.obstacle is not None or not may_copy:
             return self.obstacle
-        copied = any(versions.is_copied_over(node.outputs[0]) for node in self.decoders)
-        return RUNTIME_FAILS(versions.SIGNED_CODES_REASON) if copied else None
+        copied = any(is_copied_over(node.outputs[0]) for node in self.decoders)
+        return RUNTIME_FAILS(SIGNED_CODES_REASON) if copied else None
 
     @property
     def meets_concat(self) -> bool:

@@ -1,17 +1,17 @@
 """The versions of standard operators with changes, and the rewrite for each change.
 
 For each operator and version with a change, a function rewrites a node so that it computes the same
-as before, or refuses.
+as before, or refuses. Zero points of 0 that ONNX Runtime would refuse later are removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant
+from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.opset.change import OpsetChange, divide_by_window, may_be_set, start_windows
 from qgraph.graph.scopes import input_of
 
@@ -293,3 +293,89 @@ SHAPED = frozenset(
     }
 )
 """Operators whose rewriting needs the shape or the type of their data."""
+
+
+SIGNED_CODES_SINCE = 21
+"""Opset since which QuantizeLinear states the type of its codes."""
+
+SIGNED_CODES_REASON = (
+    "ONNX Runtime refuses signed codes with a zero point at opset 21 or later where an operator "
+    "that moves values follows; store the model at a lower opset, or keep unsigned codes"
+)
+
+_MOVING = frozenset(
+    {"Dropout", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
+
+
+def refused_decoders(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return the nodes with a zero point for which ONNX Runtime refuses opset 21.
+
+    ONNX Runtime copies a quantizer across operators that only move values: Reshape(DQ(q)) becomes
+    DQ(Q(Reshape(DQ(q)))), for a scalar scale and zero point. From opset 21 on the copy states the
+    type of its codes. On processors where INT8 codes are then converted to UINT8, zero points
+    get the new type and the stated type stays INT8: "output_dtype INT8 does not match y_zero_point
+    type UINT8" (versions 1.31 and 1.32). A DequantizeLinear without a zero point is not changed.
+    """
+    return [
+        node
+        for node in nodes
+        if node.op_type == "DequantizeLinear"
+        and not node.domain
+        and _has_signed_point(node)
+        and is_copied_over(node.outputs[0])
+    ]
+
+
+def refused_pairs(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return those of the nodes for which ONNX Runtime refuses the unchanged model."""
+    is_new = model.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
+    return refused_decoders(nodes) if is_new else []
+
+
+def is_copied_over(value: ir.Value) -> bool:
+    """Return whether ONNX Runtime copies the quantizer of ``value`` across an operator.
+
+    This includes a MatMul that an Add follows: both become a Gemm between two Reshapes.
+    """
+    return any(
+        use.idx == 0
+        and not use.node.domain
+        and (
+            use.node.op_type in _MOVING
+            or (use.node.op_type == "MatMul" and meets_add(use.node.outputs[0]))
+        )
+        for use in value.uses()
+    )
+
+
+def meets_add(value: ir.Value) -> bool:
+    """Return whether an Add reads a value."""
+    return any(use.node.op_type == "Add" and not use.node.domain for use in value.uses())
+
+
+def is_symmetric(node: ir.Node) -> bool:
+    """Return whether the zero point of a DequantizeLinear is zero, so that it can be removed."""
+    point = constant(node.inputs[2])
+    return point is not None and not point.any()
+
+
+def leave_out_zero_points(nodes: Iterable[ir.Node]) -> None:
+    """Remove zero points of DequantizeLinear nodes that are zero."""
+    for node in nodes:
+        if not is_symmetric(node):
+            continue
+        point, graph = node.inputs[2], node.graph
+        node.resize_inputs(2)
+        if (
+            point is not None
+            and isinstance(graph, ir.Graph)
+            and not (point.uses() or point.is_graph_input() or point.is_graph_output())
+            and graph.initializers.get(point.name or "") is point
+        ):
+            del graph.initializers[point.name or ""]
+
+
+def _has_signed_point(node: ir.Node) -> bool:
+    point = constant_tensor(input_of(node, 2))
+    return point is not None and point.dtype is ir.DataType.INT8 and point.size == 1

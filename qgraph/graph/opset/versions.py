@@ -1,4 +1,4 @@
-"""Opset versions: facts, declaring domains, and raising a model to a later opset.
+"""Opset and IR versions of a model: facts, declaring domains, raising, lowering and restoring.
 
 Most new versions of an operator only add types or change the text;
 :mod:`qgraph.graph.opset.history` lists those, :mod:`qgraph.graph.opset.rewrites` the others. A
@@ -7,6 +7,7 @@ version in neither table is unknown, and nodes are not raised across it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
@@ -15,13 +16,21 @@ from onnx import defs
 from onnx.helper import VERSION_TABLE  # noqa: TID251 - the table of released versions
 
 from qgraph.errors import ModelError, OptionError, UnsupportedError, where
-from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.edit import Editor
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.change import OpsetChange
 from qgraph.graph.opset.history import IR_SINCE, SAME, first_version, is_known, versions_between
-from qgraph.graph.opset.rewrites import ADAPTERS, CONCERNS, SHAPED
-from qgraph.graph.scopes import Body, all_nodes, bodies, input_of, nodes_of, owners
+from qgraph.graph.opset.rewrites import (
+    ADAPTERS,
+    CONCERNS,
+    SHAPED,
+    SIGNED_CODES_SINCE,
+    is_symmetric,
+    leave_out_zero_points,
+    refused_decoders,
+)
+from qgraph.graph.schema import element_type
+from qgraph.graph.scopes import Body, all_nodes, bodies, nodes_of, owners
 from qgraph.graph.tensors import slots
 
 OLDEST = 9
@@ -90,19 +99,6 @@ def stays(node: ir.Node, source: int, target: int) -> bool:
 CEILING = 21
 """Default limit of the opset: INT4 needs it, and all runtimes that read quantized models support
 it."""
-
-SIGNED_CODES_SINCE = 21
-"""Opset since which QuantizeLinear states the type of its codes."""
-
-SIGNED_CODES_REASON = (
-    "ONNX Runtime refuses signed codes with a zero point at opset 21 or later where an operator "
-    "that moves values follows; store the model at a lower opset, or keep unsigned codes"
-)
-
-_MOVING = frozenset(
-    {"Dropout", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)
-
 
 _IR_OF_FREE_INITIALIZERS = 4
 _IR_OF_FUNCTIONS = 8
@@ -285,74 +281,112 @@ def ceiling(model: ir.Model, asked: int | None = None) -> int:
     return asked
 
 
-def refused_decoders(nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    """Return the nodes with a zero point for which ONNX Runtime refuses opset 21.
+def raise_opset(model: ir.Model, needed: Iterable[int]) -> list[str]:
+    """Raise the standard opset to the highest of ``needed`` if it is lower; return remarks.
 
-    ONNX Runtime copies a quantizer across operators that only move values: Reshape(DQ(q)) becomes
-    DQ(Q(Reshape(DQ(q)))), for a scalar scale and zero point. From opset 21 on the copy states the
-    type of its codes. On processors where INT8 codes are then converted to UINT8, zero points
-    get the new type and the stated type stays INT8: "output_dtype INT8 does not match y_zero_point
-    type UINT8" (versions 1.31 and 1.32). A DequantizeLinear without a zero point is not changed.
+    Functions have their own opset imports, which are raised too.
+
+    Raises:
+        UnsupportedError: a node cannot be rewritten for the opset.
     """
-    return [
-        node
+    lowest = max(needed, default=0)
+    versions = [owner.opset_imports[""] for owner in owners(model) if "" in owner.opset_imports]
+    if not lowest or not require(model, lowest):
+        return []
+    return [f"opset raised from {min(versions, default=0)} to {lowest}"]
+
+
+def raise_versions(model: ir.Model, lowest_opset: int, lowest_ir: int, key: str) -> list[str]:
+    """Raise the opset and the IR version if they are lower; return remarks.
+
+    The metadata of the model under ``key`` store the old IR version, and the old opset if no node
+    had to be rewritten.
+
+    Raises:
+        UnsupportedError: a node cannot be rewritten for the opset.
+    """
+    before, ir_before = model.opset_imports.get("", 0), model.ir_version or 0
+    as_they_are = _mean_the_same(model, before, lowest_opset)
+    was: dict[str, int] = {}
+    notes = raise_opset(model, [lowest_opset])
+    if notes and as_they_are:
+        was["opset"], was["raised_opset"] = before, lowest_opset
+    model.ir_version = max(ir_before, lowest_ir, minimum_ir_version(model))
+    if model.ir_version > ir_before:
+        notes.append(f"IR version raised from {ir_before} to {model.ir_version}")
+        was["ir_version"] = ir_before
+    if was:
+        entered = json.loads(model.metadata_props.get(key, "{}"))
+        model.metadata_props[key] = json.dumps(was | entered, sort_keys=True)
+    return notes
+
+
+def restore_versions(model: ir.Model, key: str) -> list[str]:
+    """Undo :func:`raise_versions` as far as the nodes allow; return remarks."""
+    text = model.metadata_props.pop(key, None)
+    if text is None:
+        return []
+    was: dict[str, int] = json.loads(text)
+    notes = []
+    before, raised = was.get("opset", 0), was.get("raised_opset", 0)
+    if before and model.opset_imports.get("") == raised and _mean_the_same(model, before, raised):
+        for owner in owners(model):
+            if "" in owner.opset_imports:
+                owner.opset_imports[""] = before
+        notes.append(f"opset lowered from {raised} to {before}, its original value")
+    now = model.ir_version or 0
+    model.ir_version = max(was.get("ir_version", now), minimum_ir_version(model))
+    if model.ir_version < now:
+        notes.append(f"IR version lowered from {now} to {model.ir_version}, its original value")
+    return notes
+
+
+def lower_opset(model: ir.Model, target: int) -> list[str]:
+    """Lower the standard opset to ``target`` if all nodes allow it; return remarks.
+
+    All nodes must exist there with the same meaning, attributes and, if known, element types.
+    """
+    higher = [owner for owner in owners(model) if owner.opset_imports.get("", 0) > target]
+    if not higher:
+        return []
+    now = max(owner.opset_imports[""] for owner in higher)
+    for owner in higher:
+        for node in ir.traversal.RecursiveGraphIterator(owner):
+            reason = None if node.domain else _misfit(node, target, owner.opset_imports[""])
+            if reason:
+                return [f"opset {now} stays, above {target}: {where(node)}: {reason}"]
+    for owner in higher:
+        owner.opset_imports[""] = target
+    return [f"opset lowered from {now} to {target}"]
+
+
+def _misfit(node: ir.Node, target: int, now: int) -> str | None:
+    """Return why a node of opset ``now`` is invalid in opset ``target``; None if it is valid."""
+    if not defs.has(node.op_type, target, ""):
+        return f"{node.op_type} does not exist in that opset"
+    if changes_of(node, target, now):
+        return f"{node.op_type} has another meaning in that opset"
+    schema = defs.get_schema(node.op_type, target, "")
+    for name in node.attributes:
+        if name not in schema.attributes:
+            return f"its attribute {name!r} does not exist in that opset"
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        return f"it has {len(node.inputs)} inputs, that opset allows {schema.max_input} at most"
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for index, value in enumerate(values):
+            formal = formals[min(index, len(formals) - 1)]
+            dtype = element_type(value)
+            if dtype is not None and f"tensor({dtype.name.lower()})" not in formal.types:
+                return f"{formal.name!r} is {dtype.name}, which is not allowed in that opset"
+    return None
+
+
+def _mean_the_same(model: ir.Model, lower: int, higher: int) -> bool:
+    """Return whether all nodes, in all bodies, exist with one meaning in both opsets."""
+    if len({owner.opset_imports.get("", 0) for owner in owners(model)} - {0}) > 1:
+        return False
+    nodes = (node for owner in owners(model) for node in ir.traversal.RecursiveGraphIterator(owner))
+    return all(
+        node.domain or (defs.has(node.op_type, lower, "") and not changes_of(node, lower, higher))
         for node in nodes
-        if node.op_type == "DequantizeLinear"
-        and not node.domain
-        and _has_signed_point(node)
-        and is_copied_over(node.outputs[0])
-    ]
-
-
-def refused_pairs(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    """Return those of the nodes for which ONNX Runtime refuses the unchanged model."""
-    is_new = model.opset_imports.get("", 0) >= SIGNED_CODES_SINCE
-    return refused_decoders(nodes) if is_new else []
-
-
-def is_copied_over(value: ir.Value) -> bool:
-    """Return whether ONNX Runtime copies the quantizer of ``value`` across an operator.
-
-    This includes a MatMul that an Add follows: both become a Gemm between two Reshapes.
-    """
-    return any(
-        use.idx == 0
-        and not use.node.domain
-        and (
-            use.node.op_type in _MOVING
-            or (use.node.op_type == "MatMul" and meets_add(use.node.outputs[0]))
-        )
-        for use in value.uses()
     )
-
-
-def meets_add(value: ir.Value) -> bool:
-    """Return whether an Add reads a value."""
-    return any(use.node.op_type == "Add" and not use.node.domain for use in value.uses())
-
-
-def is_symmetric(node: ir.Node) -> bool:
-    """Return whether the zero point of a DequantizeLinear is zero, so that it can be removed."""
-    point = constant(node.inputs[2])
-    return point is not None and not point.any()
-
-
-def leave_out_zero_points(nodes: Iterable[ir.Node]) -> None:
-    """Remove zero points of DequantizeLinear nodes that are zero."""
-    for node in nodes:
-        if not is_symmetric(node):
-            continue
-        point, graph = node.inputs[2], node.graph
-        node.resize_inputs(2)
-        if (
-            point is not None
-            and isinstance(graph, ir.Graph)
-            and not (point.uses() or point.is_graph_input() or point.is_graph_output())
-            and graph.initializers.get(point.name or "") is point
-        ):
-            del graph.initializers[point.name or ""]
-
-
-def _has_signed_point(node: ir.Node) -> bool:
-    point = constant_tensor(input_of(node, 2))
-    return point is not None and point.dtype is ir.DataType.INT8 and point.size == 1

@@ -67,7 +67,7 @@ def draft_reals(draft: Draft, product: Product, *, subtracts: bool = False) -> O
         draft: gets the nodes.
         product: what to write.
         subtracts: write the zero point of the first factor as a Sub; see
-            :func:`qgraph.graph.opset.versions.refused_decoders`.
+            :func:`qgraph.graph.opset.rewrites.refused_decoders`.
     """
     real = ir.DataType.FLOAT
     a = _draft_difference(draft, product) if subtracts else product.a.draft_reals(draft)
