@@ -1,4 +1,7 @@
-"""Scales and zero points per tensor, per axis or per block, made broadcastable to the data."""
+"""Scales and zero points per tensor, per axis or per block, made broadcastable to the data.
+
+A :class:`BlockView` of the data splits an axis into blocks, so that parameters per block broadcast.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.numerics import Array
+from qgraph.numerics.values import narrowed
 from qgraph.records import dataclass
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+Shape = tuple[int | None, ...]
 
 _FEW = 1 << 14
 """Elements up to which repeating a parameter is as good as any other way."""
@@ -170,6 +175,97 @@ def fits(shape: Sequence[int], x_shape: Sequence[int | None]) -> bool:
     return len(shape) <= len(x_shape) and all(
         size in (1, length)
         for size, length in zip(reversed(shape), reversed(x_shape), strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class BlockView:
+    """The shape to which data is reshaped while parameters are applied.
+
+    Attributes:
+        data: shape of the data.
+        axis: axis of the data that is split in two; None if there is none.
+        size: elements in a block along ``axis``.
+        entry: elements along ``axis`` for each entry of a parameter.
+        fits: whether no parameter enlarges the data, as far as its shape is known.
+    """
+
+    data: Shape
+    axis: int | None = None
+    size: int = 1
+    fits: bool = False
+    entry: int = 1
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape of the view."""
+        axis, sizes = self.axis or 0, [size or 0 for size in self.data]
+        return (*sizes[:axis], sizes[axis] // self.size, self.size, *sizes[axis + 1 :])
+
+    def lay(self, parameter: Array) -> Array:
+        """Reshape a parameter that broadcasts to the data, so that it broadcasts to the view."""
+        plain = narrowed(parameter) if self.fits else parameter
+        if self.axis is None:
+            return plain
+        if plain.size == 1:
+            return plain.reshape(())
+        plain = plain.reshape((1,) * (len(self.data) - plain.ndim) + plain.shape)
+        if plain.shape[self.axis] != 1:
+            step = self.size // self.entry
+            plain = plain[(slice(None),) * self.axis + (slice(None, None, step),)]
+        return np.ascontiguousarray(np.expand_dims(plain, self.axis + 1))
+
+
+def view_of(shape: Shape, parameters: Sequence[Array]) -> BlockView:
+    """Return the view in which no entry of ``parameters`` is repeated along a second axis.
+
+    The parameters broadcast to data of a shape with None for an unknown dimension.
+    """
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    is_inside = fits(joint, shape)
+    if not is_inside or None in shape:
+        return BlockView(shape, fits=is_inside)
+    arrays = [narrowed(parameter) for parameter in parameters]
+    joint = np.broadcast_shapes(*(array.shape for array in arrays))
+    varying = [axis for axis, size in enumerate(joint) if size != 1]
+    for axis in varying if len(varying) > 1 and len(joint) == len(shape) else []:
+        size = math.gcd(joint[axis], run_length(arrays, axis - len(joint), joint[axis]))
+        if size > 1:
+            return BlockView(shape, axis, size, is_inside)
+    return BlockView(shape, fits=is_inside)
+
+
+def view_of_blocks(parameters: Sequence[Array], repeats: Repeats) -> BlockView | None:
+    """Return the same view as :func:`view_of`, for parameters with one entry per block.
+
+    None if the last block is incomplete, or the view does not split the same axis into
+    """
+    arrays, shape = [narrowed(parameter) for parameter in parameters], repeats.sizes
+    joint = np.broadcast_shapes(*(array.shape for array in arrays))
+    count = shape[repeats.axis] // repeats.block_size
+    if len(joint) < len(shape) or joint[repeats.axis] != count:
+        return None
+    whole = [*joint[: repeats.axis], shape[repeats.axis], *joint[repeats.axis + 1 :]]
+    if shape[repeats.axis] % repeats.block_size or not fits(whole, shape):
+        return None
+    for axis in (axis for axis, size in enumerate(whole) if size != 1):
+        size = run_length(arrays, axis - len(joint), joint[axis])
+        size = math.gcd(joint[axis], size)
+        if axis == repeats.axis and sum(size != 1 for size in joint) > 1:
+            each = repeats.block_size
+            return BlockView(shape, axis, size * each, fits=True, entry=each)
+        if size > 1:
+            return None
+    return None
+
+
+def enlarges(parameters: Sequence[Array], shape: Shape) -> bool:
+    """Return whether ``parameters`` certainly enlarge data of ``shape`` by broadcasting."""
+    joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
+    own = shape[len(shape) - len(joint) :]
+    return len(joint) > len(shape) or any(
+        length is not None and size not in (1, length)
+        for size, length in zip(joint, own, strict=True)
     )
 
 

@@ -12,17 +12,18 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.exactness import Method, Verdict
 from qgraph.graph.constants import array_of, constant_expression, constant_stream
+from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import producer_of
 from qgraph.graph.streaming import Stream
-from qgraph.numerics import Array, Float32, blocks
+from qgraph.numerics import Array, Float32
+from qgraph.numerics.blocks import BlockView, Repeats, view_of, view_of_blocks
 from qgraph.numerics.values import as_float32
 from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.functions.lowering import Constants
-from qgraph.quantizers.dialects.block_view import BlockView, view_of, view_of_blocks
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
 from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.quantizers.weights.piecewise import ElementProgram
@@ -51,7 +52,7 @@ class Site(Region):
     meaning: Quantizer
     shape: tuple[int | None, ...]
     weight: Stream | None = None
-    repeats: blocks.Repeats | None = None
+    repeats: Repeats | None = None
     constants: Constants = array_of
     form: Hashable = None
 
@@ -315,15 +316,28 @@ class SiteWriter:
 
     def enter(self, draft: Draft, x: Operand) -> Operand:
         """Return data of the site in the view."""
-        return self._view.enter(draft, x)
+        return x if self._view.axis is None else _reshape(draft, x, self._view.seen)
 
     def end(self, draft: Draft, y: Operand) -> Draft:
         """Return the draft with ``y`` as its output."""
-        return draft.giving(self._view.leave(draft, y))
+        if self._view.axis is not None:
+            y = _reshape(draft, y, tuple(size or 0 for size in self.site.shape))
+        return draft.giving(y)
 
     def seen(self, constant: Array) -> Array:
         """Reshape a constant from the shape of the data to the shape of the view."""
         return constant if self._view.axis is None else constant.reshape(self._view.seen)
+
+
+def _reshape(draft: Draft, x: Operand, sizes: tuple[int, ...]) -> Operand:
+    if isinstance(x, ir.Value) and isinstance(tensor := draft.tensors.get(x), DeferredTensor):
+        seen = DeferredTensor(tensor.job, tensor.place, tensor.dtype, sizes)
+        return draft.stored(seen, "weight")
+    if isinstance(x, np.ndarray) or x in draft.constants:
+        array = x if isinstance(x, np.ndarray) else draft.constants[x]
+        return draft.constant(array.reshape(sizes), "weight")
+    shape = draft.constant(np.array(sizes, np.int64), "shape")
+    return draft.node("Reshape", [x, shape], dtype=x.dtype)
 
 
 Writers = Mapping[type, Callable[[SiteWriter, Any], Iterator[Draft]]]

@@ -25,11 +25,11 @@ import onnx_ir as ir
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32
+from qgraph.numerics.blocks import enlarges
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import fake_quantize
 from qgraph.ops.operator import Operator
 from qgraph.ops.steps import round_to_integer
-from qgraph.quantizers.dialects.block_view import enlarges
 from qgraph.quantizers.dialects.dialect import (
     Refusal,
     Site,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qgraph.numerics.blocks import enlarges, view_of
 from qgraph.numerics.values import narrowed
-from qgraph.quantizers.dialects.block_view import enlarges, view_of
 
 
 def blocked(rows: int, blocks: int, size: int) -> np.ndarray:
