@@ -1,7 +1,8 @@
-"""The commands of qgraph as functions of paths or models, which return reports."""
+"""The commands of qgraph as functions of paths or models, which return reports; their pages."""
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from qgraph.model import Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
 from qgraph.quantizers.dialects.parts import Scales
 from qgraph.reasons import Cause
+from qgraph.reporting.pages import html_page
 from qgraph.reports import Report
 from qgraph.storage.archive import Arrays, NamedArrays, arrays_by_name
 from qgraph.targets.profile import Profile
@@ -34,6 +36,7 @@ from qgraph.transforms.base import TRANSFORMS, PassInfo, describe, parse_spec
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
 from qgraph.transforms.rewriting import expect_names, rewrite
 from qgraph.verify.verify import verify as checked
+from qgraph.version import head
 
 PathLike = str | os.PathLike[str]
 Level = Literal["bits", "values", "codes", "near"]
@@ -363,3 +366,30 @@ def report(document: Mapping[str, Any] | Displayed, form: PageForm = "html") -> 
             f"The document is no valid report of qgraph ({type(error).__name__}: {error}), "
             "expected what to_json of a report returns."
         ) from error
+
+
+def page_in_frame(thing: Displayed) -> str | None:
+    """Return the page of a model or a report, for notebooks, in a frame that isolates its style.
+
+    None is returned if the libraries that draw are not installed.
+    """
+    try:
+        page = html_page(document_of(thing))
+    except OptionError:
+        return None
+    style = "width: 100%; height: 480px; border: 0"
+    return f'<iframe srcdoc="{html.escape(page)}" style="{style}"></iframe>'
+
+
+def document_of(thing: Any) -> dict[str, Any]:
+    """Return the JSON document of a model or a report."""
+    if isinstance(thing, Model):
+        return (
+            head("info") | {"path": str(thing.path or "in memory")} | overview(thing.ir).to_json()
+        )
+    if isinstance(thing, Overview):
+        return head("info") | {"path": "in memory"} | thing.to_json()
+    if isinstance(thing, Report):
+        return head(thing.command) | thing.to_json()
+    document: dict[str, Any] = thing.to_json()
+    return document

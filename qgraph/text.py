@@ -272,12 +272,12 @@ class Displayed:
     @property
     def document(self) -> dict[str, Any]:
         """Its JSON report."""
-        plain: dict[str, Any] = importlib.import_module("qgraph.notebook").document_of(self)
+        plain: dict[str, Any] = importlib.import_module("qgraph.api").document_of(self)
         return plain
 
     def _repr_html_(self) -> str | None:
         """Return a page for notebooks; None if the libraries that draw are not installed."""
-        page: str | None = importlib.import_module("qgraph.notebook").page_in_frame(self)
+        page: str | None = importlib.import_module("qgraph.api").page_in_frame(self)
         return page
 
 

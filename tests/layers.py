@@ -29,7 +29,7 @@ ORDER = (
     ("inventory", "model"),
     ("comparison", "verify", "lint"),
     ("transforms",),
-    ("api", "notebook", "plugin"),
+    ("api", "plugin"),
     ("cli", "pytest_plugin", "__init__"),
     ("__main__",),
 )
