@@ -20,10 +20,10 @@ from qgraph.graph.opset.versions import ceiling, raise_ir_version, raise_opset
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of
 from qgraph.model import Model
+from qgraph.ops.composite import cast
 from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
 from qgraph.ops.integer.sums import without_trailing_none
 from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
-from qgraph.ops.pieces import cast
 from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.movement import encoder_of, join_pairs
 from qgraph.quantizers.on_codes import coded_tensors

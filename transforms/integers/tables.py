@@ -14,6 +14,7 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import inputs_of
 from qgraph.numerics import Array
+from qgraph.ops.composite import cast
 from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.integer.codes import averages_all, recode
 from qgraph.ops.integer.definitions import (
@@ -27,7 +28,6 @@ from qgraph.ops.integer.forms import compare_tables, unproved
 from qgraph.ops.integer.kernels import code_kernel
 from qgraph.ops.integer.products import read_encoding, read_single, refuse_references
 from qgraph.ops.integer.sums import Factor
-from qgraph.ops.pieces import cast
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.transforms.drafts.rebuilding import Rebuild, no_operator
 

@@ -15,8 +15,21 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import OpKey
 from qgraph.numerics.minifloat import MINIFLOATS
-from qgraph.ops import pieces
-from qgraph.ops.composite import composite
+from qgraph.ops.composite import (
+    FLOAT,
+    LAST,
+    blocks_of,
+    cast,
+    composite,
+    dtype_of,
+    element,
+    joined_blocks,
+    largest,
+    moved,
+    operand,
+    reshape,
+    sizes_of,
+)
 
 
 @composite(
@@ -34,7 +47,7 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
 
     Source: QONNX 1.0, by reading and running it, for one image.
     """
-    sizes = pieces.sizes_of(node, 0)
+    sizes = sizes_of(node, 0)
     kernel, strides, dilations = (
         tuple(node.attributes.get_ints(name, default))
         for name, default in (("kernel_size", ()), ("stride", ()), ("dilations", (1, 1)))
@@ -46,7 +59,7 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
             f"are {list(kernel)}, {list(strides)}, {list(dilations)}, {list(pads)}; expected "
             "[N, H, W, C], three times two numbers, and four"
         )
-    x, dtype = pieces.operand(node, 0), pieces.dtype_of(node, 0)
+    x, dtype = operand(node, 0), dtype_of(node, 0)
     if any(pads):
         value = np.asarray(node.attributes.get_int("pad_value", 0), dtype.numpy())
         amounts = np.asarray([0, *pads[:2], 0, 0, *pads[2:], 0], np.int64)
@@ -65,10 +78,10 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
         windows = starts[:, None] + np.arange(kernel[index]) * dilations[index]
         x = draft.node("Gather", [x, windows.astype(np.int64)], {"axis": axis}, dtype=dtype)
         counts.append(count)
-    x = pieces.moved(draft, x, [0, 1, 3, 2, 4, 5])
+    x = moved(draft, x, [0, 1, 3, 2, 4, 5])
     channels = sizes[3]
     row = None if channels is None else channels * kernel[0] * kernel[1]
-    return pieces.reshape(draft, x, [0, *counts, row])
+    return reshape(draft, x, [0, *counts, row])
 
 
 _CHANNELS_OF_RANK = {2: 1, 3: 2, 4: 1}
@@ -83,9 +96,9 @@ def multi_threshold(draft: Draft, node: ir.Node) -> Operand:
 
     Source: QONNX 1.0, by reading and running it.
     """
-    x, thresholds = pieces.operand(node, 0), pieces.operand(node, 1)
-    sizes, table = pieces.sizes_of(node, 0), pieces.sizes_of(node, 1)
-    rank, dtype = len(sizes), pieces.dtype_of(node, 0)
+    x, thresholds = operand(node, 0), operand(node, 1)
+    sizes, table = sizes_of(node, 0), sizes_of(node, 1)
+    rank, dtype = len(sizes), dtype_of(node, 0)
     layout = node.attributes.get_string("data_layout", "")
     axis = layout.index("C") if "C" in layout else 1
     axis = axis if layout else _CHANNELS_OF_RANK.get(rank, 1)
@@ -100,10 +113,10 @@ def multi_threshold(draft: Draft, node: ir.Node) -> Operand:
         raise ValueError("the number of its thresholds is not known, expected a constant. Fold it")
     aligned[rank] = table[1]
     op = draft.op
-    wide = draft.node("Unsqueeze", [x, pieces.LAST], dtype=dtype)
-    reached = op.GreaterOrEqual(wide, pieces.reshape(draft, thresholds, aligned))
-    ones = op.Cast(reached, to=pieces.FLOAT)
-    count = draft.node("ReduceSum", [ones, pieces.LAST], {"keepdims": 0}, dtype=pieces.FLOAT)
+    wide = draft.node("Unsqueeze", [x, LAST], dtype=dtype)
+    reached = op.GreaterOrEqual(wide, reshape(draft, thresholds, aligned))
+    ones = op.Cast(reached, to=FLOAT)
+    count = draft.node("ReduceSum", [ones, LAST], {"keepdims": 0}, dtype=FLOAT)
     scale, bias = (
         node.attributes.get_float(name, default)
         for name, default in (("out_scale", 1.0), ("out_bias", 0.0))
@@ -129,15 +142,15 @@ def quant_avg_pool(draft: Draft, node: ir.Node) -> Operand:
         )
     largest = ((1 << wide) - 1) * side * side
     shift = max(largest.bit_length() - thin, 0)
-    op, x = draft.op, pieces.operand(node, 0)
+    op, x = draft.op, operand(node, 0)
     is_last = layout == "NHWC"
-    x = pieces.moved(draft, x, [0, 3, 1, 2]) if is_last else x
+    x = moved(draft, x, [0, 3, 1, 2]) if is_last else x
     window = {"kernel_shape": [side, side], "strides": [stride, stride]}
-    y = draft.node("AveragePool", [x], window, dtype=pieces.FLOAT)
+    y = draft.node("AveragePool", [x], window, dtype=FLOAT)
     total = op.Round(op.Mul(y, float(side * side)))
     codes = op.Floor(op.Mul(total, 2.0**-shift))
     if is_last and isinstance(codes, ir.Value):
-        return pieces.moved(draft, codes, [0, 2, 3, 1])
+        return moved(draft, codes, [0, 2, 3, 1])
     return codes
 
 
@@ -170,7 +183,7 @@ def fake_quant_with_min_max_vars(draft: Draft, node: ir.Node) -> Operand:
     bits = node.attributes.get_int("num_bits", 8)
     if not 2 <= bits <= _MOST_BITS:
         raise ValueError(f"num_bits is {bits}, expected 2 to {_MOST_BITS}. Correct the exporter")
-    x, least, most = (pieces.operand(node, index) for index in range(3))
+    x, least, most = (operand(node, index) for index in range(3))
     op, first = draft.op, float(bool(node.attributes.get_int("narrow_range", 0)))
     last = 2.0**bits - 1
     scale = op.Div(op.Sub(most, least), last - first)
@@ -222,7 +235,7 @@ def int4_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
     """
     draft.needs(_OPSET_OF_BLOCKS)
     dtype = ir.DataType.INT4
-    sizes = pieces.sizes_of(node, 1)
+    sizes = sizes_of(node, 1)
     if any(size is None for size in sizes):
         raise ValueError("the shape of its scales is not known, expected constants. Fold them")
     zero = np.zeros([size or 0 for size in sizes], dtype.numpy())
@@ -250,7 +263,7 @@ def mxfp8_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
     Source: TensorRT's documentation of quantization schemes; ModelOpt 0.47 for the attributes.
     """
-    if pieces.dtype_of(node, 0) is not _FP8 or pieces.dtype_of(node, 1) is not ir.DataType.UINT8:
+    if dtype_of(node, 0) is not _FP8 or dtype_of(node, 1) is not ir.DataType.UINT8:
         raise ValueError(
             "its data or scales are not FLOAT8E4M3FN and UINT8, so that ModelOpt has not packed "
             "its weights yet. Export the model with ModelOpt's exporter of MXFP8"
@@ -258,13 +271,13 @@ def mxfp8_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
     draft.needs(_OPSET_OF_BLOCKS)
     powers = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.nan)
     table = draft.constant(powers.astype(np.float32), "powers")
-    index = pieces.cast(draft, pieces.operand(node, 1), ir.DataType.INT32)
-    scale = draft.node("Gather", [table, index], dtype=pieces.FLOAT)
+    index = cast(draft, operand(node, 1), ir.DataType.INT32)
+    scale = draft.node("Gather", [table, index], dtype=FLOAT)
     get = node.attributes.get_int
     attributes = {"axis": get("axis", -1), "block_size": get("block_size", 32)}
-    operands = [pieces.operand(node, 0), scale]
-    y = draft.node("DequantizeLinear", operands, attributes, dtype=pieces.FLOAT)
-    return pieces.cast(draft, y, ir.DataType(get("output_dtype", pieces.FLOAT.value)))
+    operands = [operand(node, 0), scale]
+    y = draft.node("DequantizeLinear", operands, attributes, dtype=FLOAT)
+    return cast(draft, y, ir.DataType(get("output_dtype", FLOAT.value)))
 
 
 @composite("TRT_FP4QDQ", _TRT)
@@ -278,35 +291,35 @@ def fp4_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
     Source: ModelOpt 0.47, by reading how it replaces this operator by two DequantizeLinear.
     """
     draft.needs(_OPSET_OF_BLOCKS)
-    sizes, dtype = pieces.sizes_of(node, 0), pieces.dtype_of(node, 0)
+    sizes, dtype = sizes_of(node, 0), dtype_of(node, 0)
     size = node.attributes.get_int("block_size", 0)
     if len(sizes) != 2 or size < 1 or not sizes[1] or sizes[1] % size:
         raise ValueError(f"its data has shape {list(sizes)}, expected a matrix of whole blocks")
-    op, x = draft.op, pieces.cast(draft, pieces.operand(node, 0), pieces.FLOAT)
+    op, x = draft.op, cast(draft, operand(node, 0), FLOAT)
     magnitude = op.Abs(x)
-    everywhere = draft.node("ReduceMax", [magnitude], {"keepdims": 0}, dtype=pieces.FLOAT)
+    everywhere = draft.node("ReduceMax", [magnitude], {"keepdims": 0}, dtype=FLOAT)
     unit = op.Div(everywhere, _LARGEST_FP4 * _LARGEST_FP8)
     unit = op.Where(op.Equal(unit, 0.0), 1.0, unit)
-    blocks = pieces.blocks_of(draft, x, sizes, 1, size)
-    scale = op.Div(pieces.largest(draft, op.Abs(blocks)), op.Mul(unit, _LARGEST_FP4))
+    blocks = blocks_of(draft, x, sizes, 1, size)
+    scale = op.Div(largest(draft, op.Abs(blocks)), op.Mul(unit, _LARGEST_FP4))
     scale = op.Where(op.Equal(scale, 0.0), 1.0, scale)
     scale = op.Min(op.Max(scale, _LEAST_FP8), _LARGEST_FP8)
-    scale = op.Mul(op.Cast(op.Cast(scale, to=_FP8), to=pieces.FLOAT), unit)
-    y = op.Mul(pieces.element(draft, op.Div(blocks, scale), MINIFLOATS["FLOAT4E2M1"]), scale)
-    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, 1), dtype)
+    scale = op.Mul(op.Cast(op.Cast(scale, to=_FP8), to=FLOAT), unit)
+    y = op.Mul(element(draft, op.Div(blocks, scale), MINIFLOATS["FLOAT4E2M1"]), scale)
+    return cast(draft, joined_blocks(draft, y, sizes, 1), dtype)
 
 
 def _dequantized(
     draft: Draft, node: ir.Node, kinds: tuple[ir.DataType, ...], more: Sequence[ir.Value] = ()
 ) -> Operand:
-    dtype = pieces.dtype_of(node, 0)
+    dtype = dtype_of(node, 0)
     if dtype not in kinds:
         raise ValueError(
             f"its data is {dtype.name}, expected {' or '.join(k.name for k in kinds)}: ModelOpt "
             "has not packed its weights yet. Export the model with ModelOpt's exporter"
         )
     draft.needs(QDQ_SINCE[dtype.name])
-    return _linear(draft, node, "DequantizeLinear", more, pieces.dtype_of(node, 1))
+    return _linear(draft, node, "DequantizeLinear", more, dtype_of(node, 1))
 
 
 def _linear(
@@ -321,7 +334,7 @@ def _linear(
     }
     if attributes.get("block_size"):
         draft.needs(_OPSET_OF_BLOCKS)
-    operands = [pieces.operand(node, 0), pieces.operand(node, 1), *more]
+    operands = [operand(node, 0), operand(node, 1), *more]
     return draft.node(name, operands, attributes, dtype=dtype)
 
 

@@ -14,8 +14,18 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Float32
-from qgraph.ops import pieces
-from qgraph.ops.composite import composite
+from qgraph.ops.composite import (
+    FLOAT,
+    axis_of,
+    cast,
+    composite,
+    dtype_of,
+    moved,
+    operand,
+    reshape,
+    sizes_of,
+    unpacked,
+)
 
 _PACKED = ir.DataType.UINT8
 _NARROW = (ir.DataType.INT4, ir.DataType.UINT4)
@@ -36,11 +46,11 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
 
     Source: ONNX Runtime's documentation of its operators, GatherBlockQuantized-1.
     """
-    dtype, result = pieces.dtype_of(node, 0), pieces.dtype_of(node, 2)
-    sizes = pieces.sizes_of(node, 0)
+    dtype, result = dtype_of(node, 0), dtype_of(node, 2)
+    sizes = sizes_of(node, 0)
     get, rank = node.attributes.get_int, len(sizes)
     gather, axis = (
-        pieces.axis_of(get(name, default), rank)
+        axis_of(get(name, default), rank)
         for name, default in (("gather_axis", 0), ("quantize_axis", 1))
     )
     size = get("block_size", 128)
@@ -56,20 +66,20 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
             f"data of shape {list(sizes)}; expected 2, 4 or 8 bits, rows that are gathered along "
             "axis 0, and blocks along the last axis, whose size is known"
         )
-    indices = pieces.operand(node, 1)
-    rank += len(pieces.sizes_of(node, 1)) - 1
+    indices = operand(node, 1)
+    rank += len(sizes_of(node, 1)) - 1
     length = sizes[-1] * 8 // bits
 
     def taken(table: ir.Value) -> ir.Value:
         return draft.node("Gather", [table, indices], {"axis": 0}, dtype=table.dtype)
 
     def numbers(index: int) -> ir.Value:
-        table, last = pieces.operand(node, index), pieces.sizes_of(node, index)[-1]
+        table, last = operand(node, index), sizes_of(node, index)[-1]
         count = None if last is None else last * 8 // bits
-        codes = pieces.unpacked(draft, taken(table), rank, bits, length=count)
-        return pieces.cast(draft, codes, pieces.FLOAT)
+        codes = unpacked(draft, taken(table), rank, bits, length=count)
+        return cast(draft, codes, FLOAT)
 
-    scale = pieces.cast(draft, taken(pieces.operand(node, 2)), pieces.FLOAT)
+    scale = cast(draft, taken(operand(node, 2)), FLOAT)
     zero: Operand = np.asarray(1 << (bits - 1), np.float32)
     if input_of(node, 3) is not None:
         # The last byte of a row may hold more zero points than there are blocks.
@@ -90,14 +100,14 @@ def _decoded_first(
 ) -> ir.Value:
     gather, axis, size = axes
     draft.needs(_OPSET_OF_BLOCKS)
-    inputs = [pieces.operand(node, 0), pieces.cast(draft, pieces.operand(node, 2), pieces.FLOAT)]
+    inputs = [operand(node, 0), cast(draft, operand(node, 2), FLOAT)]
     points = input_of(node, 3)
     attributes = {"axis": axis, "block_size": size}
     operands = [*inputs, points] if points is not None else inputs
-    table = draft.node("DequantizeLinear", operands, attributes, dtype=pieces.FLOAT)
-    indices = pieces.operand(node, 1)
-    y = draft.node("Gather", [table, indices], {"axis": gather}, dtype=pieces.FLOAT)
-    return pieces.cast(draft, y, result)
+    table = draft.node("DequantizeLinear", operands, attributes, dtype=FLOAT)
+    indices = operand(node, 1)
+    y = draft.node("Gather", [table, indices], {"axis": gather}, dtype=FLOAT)
+    return cast(draft, y, result)
 
 
 _OF_FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
@@ -154,23 +164,23 @@ def mat_mul_bnb4(draft: Draft, node: ir.Node) -> Operand:
         raise ValueError(
             f"K = {k}, N = {n}, block_size = {size}, expected positive numbers. Export it again"
         )
-    a, packed, absmax = (pieces.operand(node, index) for index in range(3))
-    dtype, total = pieces.dtype_of(node, 0), n * k
-    codes = pieces.unpacked(draft, packed, len(pieces.sizes_of(node, 1)), 4, high=True)
-    codes = pieces.reshape(draft, codes, [-1])
+    a, packed, absmax = (operand(node, index) for index in range(3))
+    dtype, total = dtype_of(node, 0), n * k
+    codes = unpacked(draft, packed, len(sizes_of(node, 1)), 4, high=True)
+    codes = reshape(draft, codes, [-1])
     blocks = -(-total // size)
     table = draft.constant(levels(get("quant_type", 0)), "levels")
-    index = pieces.cast(draft, codes, ir.DataType.INT32)
-    w = draft.node("Gather", [table, index], dtype=pieces.FLOAT)
+    index = cast(draft, codes, ir.DataType.INT32)
+    w = draft.node("Gather", [table, index], dtype=FLOAT)
     w = _resized(draft, w, total + total % 2, blocks * size)
-    scale = pieces.reshape(draft, pieces.cast(draft, absmax, pieces.FLOAT), [blocks, 1])
-    w = draft.node("Mul", [pieces.reshape(draft, w, [blocks, size]), scale], dtype=pieces.FLOAT)
-    w = _resized(draft, pieces.reshape(draft, w, [-1]), blocks * size, total)
-    w = pieces.reshape(draft, w, [n, k])
+    scale = reshape(draft, cast(draft, absmax, FLOAT), [blocks, 1])
+    w = draft.node("Mul", [reshape(draft, w, [blocks, size]), scale], dtype=FLOAT)
+    w = _resized(draft, reshape(draft, w, [-1]), blocks * size, total)
+    w = reshape(draft, w, [n, k])
     if get("transB", 1):
-        w = pieces.moved(draft, w, [1, 0])
-    y = draft.node("MatMul", [pieces.cast(draft, a, pieces.FLOAT), w], dtype=pieces.FLOAT)
-    return pieces.cast(draft, y, dtype)
+        w = moved(draft, w, [1, 0])
+    y = draft.node("MatMul", [cast(draft, a, FLOAT), w], dtype=FLOAT)
+    return cast(draft, y, dtype)
 
 
 def _resized(draft: Draft, x: ir.Value, length: int, wanted: int) -> ir.Value:
@@ -204,9 +214,9 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
     open were found by running it.
     """
     get = node.attributes.get_int
-    heads, dtype = get("num_heads", 0), pieces.FLOAT
-    x, w, bias, x_scale, w_scale = (pieces.operand(node, index) for index in range(5))
-    width = pieces.sizes_of(node, 1)[-1]
+    heads, dtype = get("num_heads", 0), FLOAT
+    x, w, bias, x_scale, w_scale = (operand(node, index) for index in range(5))
+    width = sizes_of(node, 1)[-1]
     if heads < 1 or width is None or width % (3 * heads):
         raise ValueError(
             f"num_heads is {heads} and its weights have {width} columns, expected three equal "
@@ -222,24 +232,24 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
     operands = [x, w, *zeros] if zeros[1] is not None else [x, w, *zeros[:1]]
     sums = draft.node("MatMulInteger", operands, dtype=ir.DataType.INT32)
     scale = draft.node("Mul", [x_scale, w_scale], dtype=dtype)
-    reals = draft.node("Mul", [pieces.cast(draft, sums, dtype), scale], dtype=dtype)
+    reals = draft.node("Mul", [cast(draft, sums, dtype), scale], dtype=dtype)
     reals = draft.node("Add", [reals, bias], dtype=dtype)
     parts = draft.node(
         "Reshape", [reals, np.asarray([0, 0, 3, heads, size], np.int64)], dtype=dtype
     )
-    parts = pieces.moved(draft, parts, [2, 0, 3, 1, 4])
+    parts = moved(draft, parts, [2, 0, 3, 1, 4])
     q, k, v = (
         draft.node("Gather", [parts, np.asarray(index, np.int64)], {"axis": 0}, dtype=dtype)
         for index in range(3)
     )
-    scores = draft.node("MatMul", [q, pieces.moved(draft, k, [0, 1, 3, 2])], dtype=dtype)
+    scores = draft.node("MatMul", [q, moved(draft, k, [0, 1, 3, 2])], dtype=dtype)
     factor = np.asarray(np.float32(1) / np.sqrt(np.float32(size)))
     scores = draft.node("Mul", [scores, factor], dtype=dtype)
     for mask in (_key_mask(draft, node), _future_mask(draft, node, scores)):
         if mask is not None:
             scores = draft.node("Add", [scores, mask], dtype=dtype)
     shares = draft.node("Softmax", [scores], {"axis": -1}, dtype=dtype)
-    y = pieces.moved(draft, draft.node("MatMul", [shares, v], dtype=dtype), [0, 2, 1, 3])
+    y = moved(draft, draft.node("MatMul", [shares, v], dtype=dtype), [0, 2, 1, 3])
     return draft.node("Reshape", [y, np.asarray([0, 0, heads * size], np.int64)], dtype=dtype)
 
 
@@ -248,7 +258,7 @@ def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
     mask = input_of(node, 5)
     if mask is None:
         return None
-    dtype, sizes = pieces.dtype_of(node, 5), pieces.sizes_of(node, 5)
+    dtype, sizes = dtype_of(node, 5), sizes_of(node, 5)
     if dtype not in _WHOLE_NUMBERS or len(sizes) != 2:
         raise ValueError(
             f"its mask is {dtype.name} of shape {list(sizes)}, expected integers [batch, keys]. "
@@ -257,14 +267,14 @@ def _key_mask(draft: Draft, node: ir.Node) -> Operand | None:
     filler = node.attributes.get_float("mask_filter_value", _MASKED)
     is_kept = draft.node("Greater", [mask, np.zeros((), dtype.numpy())], dtype=ir.DataType.BOOL)
     added = draft.op.Where(is_kept, 0.0, filler)
-    return draft.node("Unsqueeze", [added, np.asarray([1, 2], np.int64)], dtype=pieces.FLOAT)
+    return draft.node("Unsqueeze", [added, np.asarray([1, 2], np.int64)], dtype=FLOAT)
 
 
 def _future_mask(draft: Draft, node: ir.Node, scores: ir.Value) -> Operand | None:
     """Return the addend of the scores of later keys, ``[S, S]``; None if they are not masked."""
     if node.attributes.get_int("unidirectional", 0) == 0:
         return None
-    length = pieces.sizes_of(node, 0)[1]
+    length = sizes_of(node, 0)[1]
     if length is not None:
         return draft.constant(np.triu(np.full((length, length), _LOWEST, np.float32), 1), "later")
     draft.needs(_OPSET_OF_TRIANGLES)
@@ -273,6 +283,6 @@ def _future_mask(draft: Draft, node: ir.Node, scores: ir.Value) -> Operand | Non
         "Slice", [shape, *(np.asarray([n], np.int64) for n in (2, 4))], dtype=ir.DataType.INT64
     )
     lowest = ir.Tensor(np.asarray([_LOWEST], np.float32))
-    filled = draft.node("ConstantOfShape", [square], {"value": lowest}, dtype=pieces.FLOAT)
+    filled = draft.node("ConstantOfShape", [square], {"value": lowest}, dtype=FLOAT)
     one = np.asarray(1, np.int64)
-    return draft.node("Trilu", [filled, one], {"upper": 1}, dtype=pieces.FLOAT)
+    return draft.node("Trilu", [filled, one], {"upper": 1}, dtype=FLOAT)

@@ -13,8 +13,23 @@ from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import OpKey
 from qgraph.numerics.formats import FORMATS
 from qgraph.numerics.minifloat import Minifloat
-from qgraph.ops import pieces
-from qgraph.ops.composite import composite
+from qgraph.ops.composite import (
+    FLOAT,
+    LAST,
+    OPSET_OF_AXES,
+    axis_of,
+    binade,
+    blocks_of,
+    cast,
+    composite,
+    dtype_of,
+    element,
+    joined_blocks,
+    largest,
+    operand,
+    reshape,
+    sizes_of,
+)
 
 _OLD = "com.vai.quantize"
 _DOMAIN = "com.amd.quark"
@@ -93,7 +108,7 @@ def mx_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
         scale = op.Mul(power, 2.0**-largest)
         steps = op.Div(x, scale)
         if isinstance(grid, Minifloat):
-            return op.Mul(scale, op.Add(pieces.element(draft, steps, grid), 0.0))
+            return op.Mul(scale, op.Add(element(draft, steps, grid), 0.0))
         codes = _rounded(draft, op.Div(steps, 2.0**-6), mode)
         codes = op.Max(op.Min(codes, 127.0), -128.0)
         return op.Mul(scale, op.Mul(codes, 2.0**-6))
@@ -150,15 +165,15 @@ def _in_parts(draft: Draft, node: ir.Node, form: tuple[int, int, int], bits: int
     the mantissa.
     """
     size, part, most = form
-    rank, op = len(pieces.sizes_of(node, 0)), draft.op
+    rank, op = len(sizes_of(node, 0)), draft.op
     mode = node.attributes.get_int("rounding_mode", _HALF_AWAY)
 
     def coded(blocks: Operand, power: Operand) -> Operand:
-        x = pieces.reshape(draft, blocks, [*[0] * rank, size // part, part])
+        x = reshape(draft, blocks, [*[0] * rank, size // part, part])
         magnitude = op.Abs(x)
         magnitude = op.Where(op.Less(magnitude, 2.0**-126), 0.0, magnitude)
-        own = pieces.binade(draft, pieces.largest(draft, magnitude))
-        shared = draft.node("Unsqueeze", [power, pieces.LAST], dtype=pieces.FLOAT)
+        own = binade(draft, largest(draft, magnitude))
+        shared = draft.node("Unsqueeze", [power, LAST], dtype=FLOAT)
         scale = op.Mul(op.Max(own, op.Mul(shared, 2.0**-most)), 2.0 ** (1 - bits))
         steps = op.Div(magnitude, scale)
         below = op.Floor(steps)
@@ -171,7 +186,7 @@ def _in_parts(draft: Draft, node: ir.Node, form: tuple[int, int, int], bits: int
         steps = op.Where(op.Equal(below, 2.0**bits - 1), below, up)
         y = op.Mul(steps, scale)
         y = op.Where(op.Equal(x, 0.0), x, op.Where(op.Less(x, 0.0), op.Neg(y), y))
-        return pieces.reshape(draft, y, [*[0] * rank, size])
+        return reshape(draft, y, [*[0] * rank, size])
 
     return coded
 
@@ -183,26 +198,26 @@ def _in_blocks(
 
     Infinities and NaN stay; with ``spoils`` their whole block becomes NaN.
     """
-    draft.needs(pieces.OPSET_OF_AXES)
-    sizes, dtype = pieces.sizes_of(node, 0), pieces.dtype_of(node, 0)
+    draft.needs(OPSET_OF_AXES)
+    sizes, dtype = sizes_of(node, 0), dtype_of(node, 0)
     rank = len(sizes)
-    axis = pieces.axis_of(node.attributes.get_int("axis", 1), rank) if rank > 1 else 0
-    operand = pieces.operand(node, 0)
+    axis = axis_of(node.attributes.get_int("axis", 1), rank) if rank > 1 else 0
+    data = operand(node, 0)
     if not rank or all(size == 1 for size in sizes):
-        return draft.node("Identity", [operand], dtype=dtype)
-    op, x = draft.op, pieces.cast(draft, operand, pieces.FLOAT)
+        return draft.node("Identity", [data], dtype=dtype)
+    op, x = draft.op, cast(draft, data, FLOAT)
     size = node.attributes.get_int("block_size", default)
-    blocks = pieces.blocks_of(draft, x, sizes, axis, size)
+    blocks = blocks_of(draft, x, sizes, axis, size)
     magnitude = op.Abs(blocks)
     is_finite = op.Less(magnitude, float("inf"))
     finite = op.Where(is_finite, magnitude, 0.0)
-    y = coded(blocks, pieces.binade(draft, pieces.largest(draft, finite)))
+    y = coded(blocks, binade(draft, largest(draft, finite)))
     if spoils:
-        odd = pieces.largest(draft, op.Where(is_finite, 0.0, 1.0))
+        odd = largest(draft, op.Where(is_finite, 0.0, 1.0))
         y = op.Where(op.Greater(odd, 0.0), float("nan"), y)
     else:
         y = op.Where(is_finite, y, blocks)
-    return pieces.cast(draft, pieces.joined_blocks(draft, y, sizes, axis), dtype)
+    return cast(draft, joined_blocks(draft, y, sizes, axis), dtype)
 
 
 def _top_exponent(grid: Minifloat) -> int:
@@ -244,8 +259,8 @@ def extended_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
-    x, scale, point = (pieces.operand(node, index) for index in range(3))
-    dtype, axis = _code_type(node, pieces.dtype_of(node, 2))
+    x, scale, point = (operand(node, index) for index in range(3))
+    dtype, axis = _code_type(node, dtype_of(node, 2))
     if dtype.name in QDQ_SINCE and dtype not in _WIDE:
         draft.needs(QDQ_SINCE[dtype.name])
         operands = [x, *_parameters(draft, node)]
@@ -253,13 +268,13 @@ def extended_quantize_linear(draft: Draft, node: ir.Node) -> Operand:
     op = draft.op
     steps = op.Div(x, _aligned(draft, node, scale, axis))
     if dtype is ir.DataType.BFLOAT16:
-        zero = pieces.cast(draft, _aligned(draft, node, point, axis), pieces.FLOAT)
+        zero = cast(draft, _aligned(draft, node, point, axis), FLOAT)
         return op.Cast(op.Add(steps, zero), to=dtype)
     wide = ir.DataType.INT64
-    zero = pieces.cast(draft, _aligned(draft, node, point, axis), wide)
+    zero = cast(draft, _aligned(draft, node, point, axis), wide)
     total = draft.node("Add", [op.Cast(op.Round(steps), to=wide), zero], dtype=wide)
     bounds = [np.asarray(bound, np.int64) for bound in _WIDE[dtype]]
-    return pieces.cast(draft, draft.node("Clip", [total, *bounds], dtype=wide), dtype)
+    return cast(draft, draft.node("Clip", [total, *bounds], dtype=wide), dtype)
 
 
 @composite("ExtendedDequantizeLinear", _DOMAIN, also=[OpKey(_OLD, "VitisDequantizeLinear")])
@@ -268,16 +283,16 @@ def extended_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
 
     Source: AMD Quark 0.13, by reading and running its CPU kernels.
     """
-    x, scale, point = (pieces.operand(node, index) for index in range(3))
-    dtype, axis = _code_type(node, pieces.dtype_of(node, 2))
+    x, scale, point = (operand(node, index) for index in range(3))
+    dtype, axis = _code_type(node, dtype_of(node, 2))
     if dtype.name in QDQ_SINCE and dtype not in _WIDE:
         draft.needs(QDQ_SINCE[dtype.name])
         operands = [x, *_parameters(draft, node)]
-        return draft.node("DequantizeLinear", operands, {"axis": axis}, dtype=pieces.FLOAT)
-    to = pieces.FLOAT if dtype is ir.DataType.BFLOAT16 else ir.DataType.INT64
-    zero = pieces.cast(draft, _aligned(draft, node, point, axis), to)
-    steps = draft.node("Sub", [pieces.cast(draft, x, to), zero], dtype=to)
-    numbers = pieces.cast(draft, steps, pieces.FLOAT)
+        return draft.node("DequantizeLinear", operands, {"axis": axis}, dtype=FLOAT)
+    to = FLOAT if dtype is ir.DataType.BFLOAT16 else ir.DataType.INT64
+    zero = cast(draft, _aligned(draft, node, point, axis), to)
+    steps = draft.node("Sub", [cast(draft, x, to), zero], dtype=to)
+    numbers = cast(draft, steps, FLOAT)
     return draft.op.Mul(numbers, _aligned(draft, node, scale, axis))
 
 
@@ -290,23 +305,23 @@ def _code_type(node: ir.Node, dtype: ir.DataType) -> tuple[ir.DataType, int]:
         )
     if dtype not in (*_WIDE, ir.DataType.BFLOAT16) and dtype.name not in QDQ_SINCE:
         raise ValueError(f"its zero point is {dtype.name}, expected integers or BFLOAT16. Cast it")
-    rank = len(pieces.sizes_of(node, 0))
-    return dtype, pieces.axis_of(node.attributes.get_int("axis", 0), rank) if rank else 0
+    rank = len(sizes_of(node, 0))
+    return dtype, axis_of(node.attributes.get_int("axis", 0), rank) if rank else 0
 
 
 def _parameters(draft: Draft, node: ir.Node) -> list[ir.Value]:
     """Return scale and zero point, as scalars if they have one element."""
     parameters = []
     for index in (1, 2):
-        value, sizes = pieces.operand(node, index), pieces.sizes_of(node, index)
-        parameters.append(pieces.reshape(draft, value, []) if sizes == (1,) else value)
+        value, sizes = operand(node, index), sizes_of(node, index)
+        parameters.append(reshape(draft, value, []) if sizes == (1,) else value)
     return parameters
 
 
 def _aligned(draft: Draft, node: ir.Node, value: ir.Value, axis: int) -> ir.Value:
     """Return a parameter in a shape that broadcasts to the data."""
-    sizes = pieces.sizes_of(node, list(node.inputs).index(value))
+    sizes = sizes_of(node, list(node.inputs).index(value))
     if sizes in ((), (1,)):
-        return pieces.reshape(draft, value, []) if sizes else value
-    rank = len(pieces.sizes_of(node, 0))
-    return pieces.reshape(draft, value, [-1 if index == axis else 1 for index in range(rank)])
+        return reshape(draft, value, []) if sizes else value
+    rank = len(sizes_of(node, 0))
+    return reshape(draft, value, [-1 if index == axis else 1 for index in range(rank)])

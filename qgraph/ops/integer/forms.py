@@ -15,6 +15,7 @@ from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Array, Float32
+from qgraph.ops.composite import cast, type_of
 from qgraph.ops.integer.codes import requantize
 from qgraph.ops.integer.products import SIGNATURES, Product, Result
 from qgraph.ops.integer.sums import (
@@ -26,7 +27,6 @@ from qgraph.ops.integer.sums import (
     ones_of,
     without_trailing_none,
 )
-from qgraph.ops.pieces import cast, type_of
 
 _ONE = np.ones((), np.float32)
 

@@ -23,6 +23,7 @@ from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.graph.scopes import inputs_of
 from qgraph.numerics import Array, Float32, Float64, Int32
 from qgraph.numerics.float32 import multiply_add
+from qgraph.ops.composite import cast
 from qgraph.ops.integer.codes import (
     fitted,
     float32,
@@ -53,7 +54,6 @@ from qgraph.ops.integer.products import (
 from qgraph.ops.integer.sums import Factor, conv_attributes
 from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
 from qgraph.ops.operator import operator_of
-from qgraph.ops.pieces import cast
 from qgraph.records import dataclass
 
 _OPSET_OF_CONV = 11

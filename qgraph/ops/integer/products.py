@@ -25,9 +25,9 @@ from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Array
+from qgraph.ops.composite import type_of
 from qgraph.ops.integer.codes import float32
 from qgraph.ops.integer.sums import CODES, Factor, Parameter, Sum
-from qgraph.ops.pieces import type_of
 from qgraph.records import dataclass
 
 _ONE = np.float32(1)

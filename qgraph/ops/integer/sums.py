@@ -18,7 +18,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Operand
 from qgraph.numerics import Array
-from qgraph.ops.pieces import cast
+from qgraph.ops.composite import cast
 from qgraph.records import dataclass
 
 Parameter = Array | ir.Value
