@@ -24,7 +24,7 @@ from qgraph.proof.matching.classes import MatchedModel
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
 from qgraph.quantizers.on_codes import coded_tensors
-from qgraph.quantizers.recognition.searched import Elementwise
+from qgraph.quantizers.recognition.regions import Elementwise
 from qgraph.text import Displayed, one_line
 from qgraph.version import head
 

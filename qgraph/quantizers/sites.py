@@ -28,16 +28,16 @@ from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.proof.functions.pair import single_scale
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
+from qgraph.quantizers.dialects.onnx import wraps_around
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.chains import Memory, chain_of
 from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
-from qgraph.quantizers.recognition.regions import UseDefGraph
-from qgraph.quantizers.recognition.searched import (
+from qgraph.quantizers.recognition.regions import (
+    UseDefGraph,
     connected_to_constants,
     is_elementwise,
     searched,
-    wraps_around,
 )
 from qgraph.quantizers.recognition.steps import Kinds, Notation, Step
 from qgraph.reasons import NO_OPERATOR

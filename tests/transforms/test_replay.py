@@ -16,7 +16,7 @@ from qgraph.proof.functions.lowering import lower_node
 from qgraph.quantizers import sites
 from qgraph.quantizers.recognition import regions
 from qgraph.quantizers.recognition.readers import is_ruled_out
-from qgraph.quantizers.recognition.searched import is_elementwise
+from qgraph.quantizers.recognition.regions import is_elementwise
 from tests.fuzz.networks import network
 
 QONNX = '"qonnx.custom_op.general": 2'

@@ -1,25 +1,35 @@
-"""Lower connected elementwise nodes to expressions; find the use-def region between two values.
+"""Select nodes that quantizers of several nodes may consist of, and lower them to expressions.
 
-Each elementwise node is lowered to primitives once; the result of any other node is a variable.
-Then a quantizer of any number of nodes is a part of one expression, between two values of the
-graph.
+**Selected nodes.** A quantizer of one node, or a plain Q/DQ pair, is skipped with all connected
+nodes if none of these can be part of a larger quantizer. Its scale divides the data and multiplies
+the codes, and no formula of a quantizer has another factor, a limit on one side only, or a second
+rounding after a product and a quotient. So Neg, Relu, other quantizers, sums of data, and products
+of what two quantizers give are not part of it. If only such operators are connected to it, nothing
+is searched.
+
+**Expressions.** Each elementwise node is lowered to primitives once; the result of any other node
+is a variable. Then a quantizer of any number of nodes is a part of one expression, between two
+values of the graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import array_of, constant_expression, constant_tensor
+from qgraph.graph.constants import array_of, constant_expression, constant_stream, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
 from qgraph.graph.interface import fixed_sizes
+from qgraph.graph.schema import QONNX_DOMAINS
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array
-from qgraph.ops.operator import operator_of
+from qgraph.numerics.primitives import NUMPY
+from qgraph.ops.operator import is_defined, operator_of
 from qgraph.proof.functions.expression import CONSTANT, FLOAT, INPUT, Builder, Expr
 from qgraph.proof.functions.lowering import (
     Form,
@@ -31,6 +41,144 @@ from qgraph.proof.functions.lowering import (
 )
 from qgraph.proof.functions.pair import AnyScale
 from qgraph.reasons import Undecidable
+
+_UNCHANGING = ("Abs", "Neg", "Relu")
+"""Operators on data that have no constant."""
+
+_QUANTS = ("Quant", "IntQuant")
+
+
+def is_elementwise(node: ir.Node) -> bool:
+    """Return whether an operator computes each element from one element of its inputs."""
+    is_primitive = node.domain == "" and node.op_type in NUMPY.keys() - {"Gather"}
+    return is_primitive or is_defined(node)
+
+
+class Elementwise:
+    """Cache of :func:`is_elementwise`, by the operator and the number of inputs of a node."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int], bool] = {}
+
+    def __call__(self, node: ir.Node) -> bool:
+        """Return whether a node is elementwise, as :func:`is_elementwise` does."""
+        key = node.domain, node.op_type, len(node.inputs)
+        if key not in self._known:
+            self._known[key] = is_elementwise(node)
+        return self._known[key]
+
+
+def searched(nodes: Iterable[ir.Node], alone: Container[str]) -> list[ir.Node]:
+    """Return the elementwise nodes that a quantizer of several nodes may contain, in their order.
+
+    The nodes are all of a graph, in topological order, those of subgraphs included; operators
+    ``alone`` are quantizers by themselves.
+    """
+    connects = Elementwise()
+    elementwise = [node for node in nodes if connects(node)]
+    separate = set(_separate(elementwise))
+    starts = [
+        node
+        for node in elementwise
+        if node not in separate
+        and not (node.op_type in alone and not any(map(connects, neighbours(node))))
+    ]
+    reached = connected(starts, connects)
+    return [node for node in elementwise if node in reached]
+
+
+def _separate(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield nodes that cannot extend a quantizer next to them, and quantizers without others."""
+    for node in nodes:
+        if node.op_type == "DequantizeLinear":
+            yield from _plain_pair(node)
+        elif node.domain in QONNX_DOMAINS:
+            if node.op_type in _QUANTS and _has_scale(node):
+                yield node
+        elif not node.domain and not _is_code(node.inputs[0]):
+            is_sum = node.op_type == "Add" and all(map(_is_data, node.inputs))
+            is_product = node.op_type == "Mul" and all(map(_is_decoded, node.inputs))
+            if is_sum or is_product or node.op_type in _UNCHANGING:
+                yield node
+
+
+def _plain_pair(node: ir.Node) -> tuple[ir.Node, ...]:
+    """Return the QuantizeLinear, the Clip of its codes and the DequantizeLinear that end here.
+
+    Nothing else uses the codes. Of constant codes, there is no QuantizeLinear.
+    """
+    if not _has_scale(node):
+        return ()
+    pair: tuple[ir.Node, ...] = (node,)
+    before = producer_of(node.inputs[0])
+    if before is not None and before.op_type == "Clip":
+        pair = before, node
+        before = producer_of(before.inputs[0])
+    if before is not None:
+        if before.op_type != "QuantizeLinear" or not _has_scale(before):
+            return ()
+        pair = before, *pair
+    codes = [each.outputs[0] for each in pair[:-1]]
+    return pair if all(_is_code(value) and len(value.uses()) == 1 for value in codes) else ()
+
+
+def _has_scale(node: ir.Node) -> bool:
+    """Return whether the scale of a quantizer is a constant other than 1."""
+    scale = constant_expression(input_of(node, 1))
+    return scale is not None and bool((scale != 1).any())
+
+
+def _is_code(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype is not None and value.dtype.is_integer()
+
+
+def _is_decoded(value: ir.Value | None) -> bool:
+    return producer_of(value, "DequantizeLinear") is not None
+
+
+def _is_data(value: ir.Value | None) -> bool:
+    return value is not None and constant_expression(value) is None
+
+
+def connected_to_constants(
+    nodes: Sequence[ir.Node], connects: Callable[[ir.Node], bool]
+) -> list[ir.Node]:
+    """Return the nodes connected to a node whose first input is constant, in order.
+
+    A quantizer consists of connected elementwise nodes, or of nodes that are quantizers themselves.
+    If none of the connected nodes has a constant as its first input, none of them quantizes a
+    constant.
+    """
+    reached = connected([n for n in nodes if _takes_constant(n) and connects(n)], connects)
+    return [node for node in nodes if node in reached]
+
+
+def connected(starts: Sequence[ir.Node], connects: Callable[[ir.Node], bool]) -> set[ir.Node]:
+    """Return some nodes and all nodes connected to them."""
+    pending = list(starts)
+    reached = set(pending)
+    while pending:
+        for node in neighbours(pending.pop()):
+            if node not in reached and connects(node):
+                reached.add(node)
+                pending.append(node)
+    return reached
+
+
+def _takes_constant(node: ir.Node) -> bool:
+    x = node.inputs[0] if node.inputs else None
+    return constant_stream(x) is not None or constant_expression(x) is not None
+
+
+def neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the producers of a node's operands and the users of its results."""
+    for value in node.inputs:
+        producer = producer_of(value)
+        if producer is not None:
+            yield producer
+    for value in node.outputs:
+        yield from value.consumers()
+
 
 _LARGEST_CONSTANT = 1 << 22
 """Maximum number of elements of a constant operand that is a parameter, not data."""

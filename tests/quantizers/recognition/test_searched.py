@@ -14,7 +14,7 @@ from qgraph.quantizers import sites as matcher
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine
 from qgraph.quantizers.recognition.readers import quantizer_of
-from qgraph.quantizers.recognition.searched import is_elementwise, searched
+from qgraph.quantizers.recognition.regions import is_elementwise, searched
 from qgraph.quantizers.recognition.steps import (
     ArithmeticStep,
     Limited,
