@@ -272,9 +272,7 @@ def _slice(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
 
 def _cut(start: int, end: int, step: int, size: int) -> slice:
     """Return a slice with ONNX's rules for limits out of range and negative steps."""
-    if step < 0 and end < -size:
-        return slice(start, None, step)
-    return slice(start, end, step)
+    return slice(start, None, step) if step < 0 and end < -size else slice(start, end, step)
 
 
 def _concat(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:

@@ -365,9 +365,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _flat(data: Array, start: int, stop: int) -> Array:
     """Return elements ``start`` to ``stop`` in C order, without a copy of all of them."""
-    if data.flags.c_contiguous:
-        return data.reshape(-1)[start:stop]
-    return data.flat[start:stop]
+    return data.reshape(-1)[start:stop] if data.flags.c_contiguous else data.flat[start:stop]
 
 
 def cut_box(array: Array, corner: Sequence[int], sizes: Sequence[int]) -> Array:

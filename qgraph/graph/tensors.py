@@ -172,9 +172,7 @@ def shape_fault(tensor: ir.TensorProtocol, dims: Sequence[int] | None = None) ->
     if dtype is ir.DataType.UNDEFINED:
         return "it has no element type"
     sizes = tensor.shape.numpy() if dims is None else dims
-    if sizes and min(sizes) < 0:
-        return f"its shape {list(sizes)} has a negative size"
-    return None
+    return f"its shape {list(sizes)} has a negative size" if sizes and min(sizes) < 0 else None
 
 
 class FileRows:

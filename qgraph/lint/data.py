@@ -125,9 +125,7 @@ def saturation_of(facts: ModelFacts, node: ir.Node, x: Array, batch: int) -> Sat
             x0, x1 = (int(code) for code in pair[chosen[row]])
             pairs = (x0, x1), (int(w[0]), int(w[1]))
             worst = Saturation(0, int(channel), batch, int(chosen[row]), first, *pairs, total)
-    if worst is None:
-        return None
-    return Saturation(**{**vars(worst), "channels": len(channels)})
+    return None if worst is None else Saturation(**{**vars(worst), "channels": len(channels)})
 
 
 def _rows(node: ir.Node, x: Array, weights: Array) -> tuple[Array, Array] | None:

@@ -284,9 +284,7 @@ def reshape(draft: Draft, x: Operand, sizes: Sequence[int | None]) -> ir.Value:
 
 def cast(draft: Draft, x: ir.Value, to: ir.DataType) -> ir.Value:
     """Return ``x`` in another type, and ``x`` itself if it has that."""
-    if x.dtype is to:
-        return x
-    return draft.node("Cast", [x], {"to": to.value}, dtype=to)
+    return x if x.dtype is to else draft.node("Cast", [x], {"to": to.value}, dtype=to)
 
 
 def moved(draft: Draft, x: ir.Value, order: Sequence[int]) -> ir.Value:

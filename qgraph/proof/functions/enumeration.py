@@ -206,9 +206,7 @@ def _compared(x: Float32, a: Float32, b: Float32, gap: Gap) -> _Block | None:
         return _Block(len(x), 0, _stretch(x, gap, len(x)), None, None)
     differ = np.asarray(a != b) & ~(np.isnan(a) & np.isnan(b))
     signs = np.asarray(a == 0) & ~differ & (np.signbit(a) != np.signbit(b))
-    if not (differ.any() or signs.any()):
-        return None
-    return _block(x, a, b, differ, signs)
+    return None if not (differ.any() or signs.any()) else _block(x, a, b, differ, signs)
 
 
 def _ends(numbers: Gap) -> tuple[int, int]:

@@ -378,9 +378,7 @@ def _may_be_equal(a: ir.Value, b: ir.Value) -> bool:
 def _farthest_codes(ours: ValueChain, theirs: ValueChain) -> Pair | None:
     """Return the farthest integer values of two chains, if they have the same type."""
     last = [code for chain in (ours, theirs) for code in list(filter(_are_codes, chain))[-1:]]
-    if len(last) < 2 or last[0].dtype is not last[1].dtype:
-        return None
-    return last[0], last[1]
+    return None if len(last) < 2 or last[0].dtype is not last[1].dtype else (last[0], last[1])
 
 
 def _are_codes(value: ir.Value) -> bool:

@@ -67,9 +67,7 @@ def cast(call: NodeCall) -> Operand:
     if x.value is not None:
         return stored(x, names[1])
     kinds = [ARITHMETIC.get(name) for name in names]
-    if kinds[1] is None or kinds[0] is kinds[1]:
-        return x
-    return rounded(x, kinds[1])
+    return x if kinds[1] is None or kinds[0] is kinds[1] else rounded(x, kinds[1])
 
 
 @bound_rule(*FAKE_QUANTIZE.keys)

@@ -293,9 +293,7 @@ class Source:
 
 def numbers_of(codes: Array, type_name: str) -> Array:
     """Return the numbers of codes without scale and zero point, as int32 or float32."""
-    if type_name in DTYPES:
-        return decode(codes)
-    return codes.astype(np.int32)
+    return decode(codes) if type_name in DTYPES else codes.astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
