@@ -1,4 +1,4 @@
-"""Dataclasses that are made in a third of the time.
+"""Dataclasses that are made in a third of the time; records grouped by keys.
 
 ``dataclasses.dataclass`` compiles up to six functions for each class. A short command loads some
 150 classes, and this took a fifth of its time. Here, classes share all functions but ``__init__``.
@@ -7,15 +7,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import field, fields, is_dataclass, replace
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["dataclass", "field", "fields", "is_dataclass", "replace"]
+__all__ = ["by_key", "dataclass", "field", "fields", "is_dataclass", "replace"]
 
 T = TypeVar("T", bound=type[Any])
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+def by_key(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key in their order, the keys in the order of their first values."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass

@@ -22,7 +22,7 @@ from qgraph.model import Model
 from qgraph.proof.matching.classes import Class
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
-from qgraph.records import dataclass
+from qgraph.records import by_key, dataclass
 from qgraph.reports import operator_name
 
 logger = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ def correspondence(
 
 def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
     """Return the candidate's value for each value of the reference that has a counterpart."""
-    there: dict[Class, list[str]] = {}
-    for value in values_of(matching.candidate.normalised.graph):
-        if value.name in known:
-            number = matching.class_of(matching.candidate, value)
-            there.setdefault(number, []).append(str(value.name))
+    there = by_key(
+        (matching.class_of(matching.candidate, value), str(value.name))
+        for value in values_of(matching.candidate.normalised.graph)
+        if value.name in known
+    )
     met: dict[Class, int] = {}
     partners = {}
     for value in values_of(matching.reference.normalised.graph):

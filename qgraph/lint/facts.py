@@ -29,7 +29,7 @@ from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.dialects.qonnx import NAMES
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import sites
-from qgraph.records import dataclass
+from qgraph.records import by_key, dataclass
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, ProductAxis
 from qgraph.targets.profile import Profile
@@ -99,9 +99,7 @@ class ModelFacts:
         self.model = _readable(model, bool(self.overridable or self.undeclared))
         self.opset = self.model.opset_imports.get("", self.model.opset_imports.get("ai.onnx", 0))
         self.nodes = [node for owner in owners(self.model) for node in nodes_of(owner)]
-        self._by_operator: dict[str, list[ir.Node]] = {}
-        for node in self.nodes:
-            self._by_operator.setdefault(node.op_type, []).append(node)
+        self._by_operator = by_key((node.op_type, node) for node in self.nodes)
         self._coders: dict[ir.Node, Coder] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._counts: dict[ir.Node, CodeCounts | None] = {}
@@ -345,14 +343,14 @@ def _scaled(facts: ModelFacts) -> Iterator[tuple[ir.Node, Array]]:
 
 def _undeclared(model: ir.Model) -> dict[str, list[ir.Node]]:
     """Return the domains that nodes use and the model does not import, with their nodes."""
-    undeclared: dict[str, list[ir.Node]] = {}
-    for owner in owners(model):
-        imports = owner.opset_imports
-        for node in nodes_of(owner):
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            if domain not in imports and not (domain == "" and "ai.onnx" in imports):
-                undeclared.setdefault(domain, []).append(node)
-    return undeclared
+    return by_key(
+        (domain, node)
+        for owner in owners(model)
+        for node in nodes_of(owner)
+        for domain in ["" if node.domain == "ai.onnx" else node.domain]
+        if domain not in owner.opset_imports
+        if not (domain == "" and "ai.onnx" in owner.opset_imports)
+    )
 
 
 def _readable(model: ir.Model, is_changed: bool) -> ir.Model:

@@ -19,6 +19,7 @@ from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Ranged
 from qgraph.reasons import id_of
+from qgraph.records import by_key
 from qgraph.text import counted
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
@@ -53,25 +54,22 @@ def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG702", "duplicate-quantizer", INFO)
 def duplicate_quantizer(facts: ModelFacts) -> Iterator[Found]:
     """A value is quantized twice in the same way."""
-    groups: dict[ir.Value, list[Coder]] = {}
-    for encoder in facts.encoders:
-        source = encoder.node.inputs[0]
-        if source is not None and len(source.uses()) > 1:
-            groups.setdefault(source, []).append(encoder)
-    for encoders in groups.values():
+    coders = ((encoder.node.inputs[0], encoder) for encoder in facts.encoders)
+    for encoders in by_key(pair for pair in coders if _is_shared(pair[0])).values():
         for index, encoder in enumerate(encoders[1:], 1):
             same = next((e for e in encoders[:index] if e.is_like(encoder)), None)
             if same is not None and encoder.scale is not None:
                 yield Found((encoder.node, same.node), "both give the same codes: one is enough")
-    others: dict[ir.Value | None, list[ir.Node]] = {}
-    for node in facts.of_qonnx("Quant", "IntQuant", "BipolarQuant", "FloatQuant"):
-        if node.inputs[0] is not None and len(node.inputs[0].uses()) > 1:
-            others.setdefault(node.inputs[0], []).append(node)
-    for nodes in others.values():
+    others = facts.of_qonnx("Quant", "IntQuant", "BipolarQuant", "FloatQuant")
+    for nodes in by_key((n.inputs[0], n) for n in others if _is_shared(n.inputs[0])).values():
         for index, node in enumerate(nodes[1:], 1):
             twin = next((n for n in nodes[:index] if _same_parameters((n,), (node,))), None)
             if twin is not None:
                 yield Found((node, twin), "both give the same values: one is enough")
+
+
+def _is_shared(value: ir.Value | None) -> bool:
+    return value is not None and len(value.uses()) > 1
 
 
 @rule("QG703", "unused-result", INFO)

@@ -16,7 +16,8 @@ from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.operator import is_defined
 from qgraph.quantizers.quantizer import Affine
-from qgraph.targets.engine import version_reasons, worst_of_node
+from qgraph.records import by_key
+from qgraph.targets.engine import unloaded, version_reasons
 from qgraph.targets.layer import Loads
 from qgraph.targets.rules import node_forms
 from qgraph.text import counted
@@ -34,16 +35,11 @@ def not_loaded(facts: ModelFacts) -> Iterator[Found]:
     """The target does not load a node."""
     if facts.target is None:
         return
-    missing: dict[tuple[Loads, str], list[str]] = {}
-    for form in node_forms(facts.model):
-        if form.inside and facts.target.by_name:
-            continue
-        loads, text = worst_of_node(facts.target, form)
-        if text and loads in _LEVEL:
-            missing.setdefault((loads, text), []).append(form.label)
-    for (loads, text), labels in missing.items():
-        figures = {"nodes": len(labels)}
-        yield Found(tuple(labels), f"{facts.target.name}: {text}", figures, _LEVEL[loads])
+    for (loads, text), forms in unloaded(facts.target, node_forms(facts.model)).items():
+        if loads in _LEVEL:
+            labels = tuple(form.label for form in forms)
+            figures = {"nodes": len(labels)}
+            yield Found(labels, f"{facts.target.name}: {text}", figures, _LEVEL[loads])
 
 
 @rule("QG602", "version-not-read", ERROR, needs_target=True)
@@ -94,12 +90,9 @@ def old_opset(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG606", "foreign-quantizers", INFO)
 def foreign_quantizers(facts: ModelFacts) -> Iterator[Found]:
     """Quantizers use operators that few runtimes support."""
-    groups: dict[str, list[ir.Node]] = {}
-    for node in facts.of_qonnx():
-        groups.setdefault(node.domain, []).append(node)
-    for node in facts.fake_quantizes:
-        groups.setdefault("org.openvinotoolkit", []).append(node)
-    for domain, nodes in groups.items():
+    foreign = [(node.domain, node) for node in facts.of_qonnx()]
+    foreign += [("org.openvinotoolkit", node) for node in facts.fake_quantizes]
+    for domain, nodes in by_key(foreign).items():
         quantizers = counted(len(nodes), "quantizer")
         text = f"{quantizers} of {domain}: only tools made for them read the file"
         yield Found(tuple(nodes), text, {"nodes": len(nodes), "domain": domain})
@@ -248,12 +241,13 @@ def lowest_code_of_weights(facts: ModelFacts) -> Iterator[Found]:
 def unknown_operator(facts: ModelFacts) -> Iterator[Found]:
     """An operator has no known definition."""
     names = {(domain, name) for domain, name, _ in facts.model.functions}
-    groups: dict[str, list[ir.Node]] = {}
-    for node in facts.nodes:
-        is_public = node.domain.startswith(_PUBLIC_DOMAINS) or not node.domain
-        if not is_public and not is_defined(node) and (node.domain, node.op_type) not in names:
-            groups.setdefault(f"{node.domain}.{node.op_type}", []).append(node)
-    for name, nodes in groups.items():
+    unknown = (
+        (f"{node.domain}.{node.op_type}", node)
+        for node in facts.nodes
+        if not (node.domain.startswith(_PUBLIC_DOMAINS) or not node.domain)
+        if not is_defined(node) and (node.domain, node.op_type) not in names
+    )
+    for name, nodes in by_key(unknown).items():
         text = f"{counted(len(nodes), 'node')} of {name}: no rule looks into them, and `run` cannot"
         yield Found(tuple(nodes), text, {"nodes": len(nodes), "operator": name})
 

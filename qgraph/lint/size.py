@@ -18,6 +18,7 @@ from qgraph.lint.layers import listed
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.formats import FORMATS, IntFormat, holding
 from qgraph.quantizers.quantizer import Affine
+from qgraph.records import by_key
 from qgraph.text import size as bytes_text
 
 WARNING, INFO = LintLevel.WARNING, LintLevel.INFO
@@ -101,13 +102,14 @@ def unused_codes(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG504", "duplicate-weights", INFO)
 def duplicate_weights(facts: ModelFacts) -> Iterator[Found]:
     """Two constants have the same elements."""
-    groups: dict[tuple[str, tuple[int, ...]], list[ir.Value]] = {}
-    for owner in owners(facts.model):
-        for value in owner.initializers.values() if isinstance(owner, ir.Graph) else ():
-            tensor = value.const_value
-            if tensor is not None and tensor.nbytes >= _FEW_BYTES and value.uses():
-                shape = tuple(int(n) for n in tensor.shape.numpy())
-                groups.setdefault((tensor.dtype.name, shape), []).append(value)
+    groups = by_key(
+        ((tensor.dtype.name, tensor.shape.numpy()), value)
+        for owner in owners(facts.model)
+        if isinstance(owner, ir.Graph)
+        for value in owner.initializers.values()
+        if (tensor := value.const_value) is not None and tensor.nbytes >= _FEW_BYTES
+        if value.uses()
+    )
     for values in groups.values():
         first_of: dict[bytes, ir.Value] = {}
         for value in values if len(values) > 1 else ():

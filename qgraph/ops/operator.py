@@ -15,7 +15,7 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array, Float32, blocks
 from qgraph.ops import steps
 from qgraph.ops.steps import Stages
-from qgraph.records import dataclass
+from qgraph.records import by_key, dataclass
 from qgraph.registry import Registry
 
 Definition = Callable[..., Any]
@@ -129,9 +129,7 @@ def operator_of(node: ir.Node) -> Operator | None:
         OperatorError: the operator is registered, but no version of it has this number of inputs.
     """
     if not _BY_KEY:
-        for entry in OPERATORS:
-            for key in entry.schema.keys:
-                _BY_KEY.setdefault(key, []).append(entry)
+        _BY_KEY.update(by_key((key, entry) for entry in OPERATORS for key in entry.schema.keys))
     entries = _BY_KEY.get(OpKey.of(node))
     if entries is None:
         return None

@@ -41,6 +41,7 @@ from qgraph.quantizers.recognition.regions import (
 )
 from qgraph.quantizers.recognition.steps import Kinds, Notation, Step
 from qgraph.reasons import NO_OPERATOR
+from qgraph.records import by_key
 
 PLAIN = "onnx"
 
@@ -385,11 +386,7 @@ def _inferred(model: ir.Model, facts: Facts | None) -> AbstractContextManager[No
 
 
 def _readers() -> Readers:
-    readers: Readers = {}
-    for entry in DIALECTS:
-        for key in entry.roots:
-            readers.setdefault(key, []).append(entry)
-    return readers
+    return by_key((key, entry) for entry in DIALECTS for key in entry.roots)
 
 
 def _site_of(node: ir.Node, readers: Readers) -> Site | Refusal | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from qgraph.records import by_key
 from qgraph.reporting.bounds_view import bounds_sentence, measured_sections
 from qgraph.reporting.charts import FLOAT, Charts, kernel_chart
 from qgraph.reporting.view import (
@@ -207,9 +208,7 @@ def _sections(document: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[
 
 def _findings(document: Mapping[str, Any]) -> Section:
     """Return the findings of lint, one line for each rule."""
-    rules: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for finding in document["findings"]:
-        rules.setdefault((finding["severity"], finding["id"]), []).append(finding)
+    rules = by_key(((each["severity"], each["id"]), each) for each in document["findings"])
     points = []
     for (severity, rule_id), findings in rules.items():
         first = findings[0]

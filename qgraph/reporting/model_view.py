@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qgraph.records import by_key
 from qgraph.reporting.view import (
     Cell,
     Column,
@@ -62,11 +63,11 @@ def info_sections(document: Part) -> Iterator[Section]:
     """Yield what a model file contains, and which runtimes can load it."""
     yield Section("Model", [document["path"], *_facts(document)])
     quantizers = document["quantizers"]
-    refused: dict[tuple[str, str], list[str]] = {}
-    for each in quantizers:
-        if each["reason"]:
-            what = "not converted" if each["format"] else "no quantizer"
-            refused.setdefault((what, each["reason"]), []).append(each["node"])
+    refused = by_key(
+        (("not converted" if each["format"] else "no quantizer", each["reason"]), each["node"])
+        for each in quantizers
+        if each["reason"]
+    )
     text = [
         f"{what}: {nodes[0]}{and_more(nodes)}: {reason}"
         for (what, reason), nodes in refused.items()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from enum import StrEnum
+from itertools import compress
 from typing import Any, NamedTuple
 
-from qgraph.records import dataclass
+from qgraph.records import by_key, dataclass
 from qgraph.text import NONE
 
 MANY = 24
@@ -90,12 +91,9 @@ class Table:
 
     def gathered(self) -> Table:
         """Return the table with rows joined that differ only in names: ``first and 7 more``."""
-        groups: dict[tuple[Cell, ...], list[list[Cell]]] = {}
-        for row in self.rows:
-            pairs = zip(self.columns, row, strict=True)
-            groups.setdefault(tuple(c for column, c in pairs if not column.code), []).append(row)
+        shown = [not column.code for column in self.columns]
         rows = []
-        for group in groups.values():
+        for group in by_key((tuple(compress(row, shown)), row) for row in self.rows).values():
             more = and_more(group)
             rows.append(
                 [

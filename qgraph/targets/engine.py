@@ -10,7 +10,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from qgraph.reasons import Cause, ExplainedReason
-from qgraph.records import dataclass, field
+from qgraph.records import by_key, dataclass, field
 from qgraph.targets import unmet
 from qgraph.targets.layer import (
     ANY,
@@ -343,18 +343,18 @@ def refused_nodes(model: ir.Model, target: Profile) -> set[str]:
     return {form.label for form in forms if worst_of_node(target, form)[0] is Loads.NO}
 
 
+def unloaded(target: Profile, forms: Iterable[NodeForm]) -> dict[tuple[Loads, str], list[NodeForm]]:
+    """Return the nodes that a runtime may not load, by its answer and the reason."""
+    read = (form for form in forms if not (form.inside and target.by_name))
+    answers = ((worst_of_node(target, form), form) for form in read)
+    return by_key((answer, form) for answer, form in answers if answer[1])
+
+
 def _judge(target: Profile, model: ir.Model, forms: Mapping[NodeForm, int]) -> RuntimeVerdict:
     reasons = list(version_reasons(target, model.ir_version or 0, model.graph.opset_imports))
-    nodes: dict[tuple[Loads, str], list[NodeForm]] = {}
-    for form in forms:
-        if form.inside and target.by_name:
-            continue
-        loads, text = worst_of_node(target, form)
-        if text:
-            nodes.setdefault((loads, text), []).append(form)
     reasons += [
         Reason(loads, text, sum(forms[form] for form in group), group[0].label)
-        for (loads, text), group in nodes.items()
+        for (loads, text), group in unloaded(target, forms).items()
     ]
     order = [Loads.NO, Loads.UNKNOWN, Loads.YES]
     reasons.sort(key=lambda reason: order.index(reason.loads))

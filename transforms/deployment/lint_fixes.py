@@ -14,8 +14,9 @@ from qgraph.comparison.prove import prove
 from qgraph.errors import QGraphError, require
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.scopes import bodies
-from qgraph.lint.engine import Ids, LintBaseline, LintFinding, LintReport, lint
+from qgraph.lint.engine import Ids, LintBaseline, LintReport, lint
 from qgraph.model import Model
+from qgraph.records import by_key
 from qgraph.reports import SiteStatus, operator_name
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped, options_of, parse_spec
@@ -156,10 +157,11 @@ def fix(
 
 def _wanted(findings: LintReport, within: Within) -> Iterator[AppliedFix]:
     """Yield the passes that findings name, with the ids of their rules and the nodes."""
-    wanted: dict[str, list[LintFinding]] = {}
-    for finding in findings:
-        if finding.fix is not None and (finding.fix.is_proved or within):
-            wanted.setdefault(finding.fix.name, []).append(finding)
+    wanted = by_key(
+        (finding.fix.name, finding)
+        for finding in findings
+        if finding.fix is not None and (finding.fix.is_proved or within)
+    )
     for name, group in wanted.items():
         ids = tuple(dict.fromkeys(finding.rule.id for finding in group))
         nodes = frozenset(node for finding in group for node in finding.nodes)

@@ -22,7 +22,7 @@ from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
 from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import ExplainedReason
-from qgraph.records import dataclass, field, replace
+from qgraph.records import by_key, dataclass, field, replace
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.targets.unmet import SLOWER
@@ -311,9 +311,7 @@ def tune(model: Model, timing: Timing, progress: Progress = lambda done, total: 
         UnsupportedError: the runtime is not installed.
     """
     timing = replace(timing, rounds=_LAYER_ROUNDS)
-    groups: dict[object, list[tuple[str, Model]]] = {}
-    for name, part in _parts(model, timing):
-        groups.setdefault(_signature(part.ir), []).append((name, part))
+    groups = by_key((_signature(part.ir), (name, part)) for name, part in _parts(model, timing))
     forms, runtime = list[TunedForm](), str(timing.runtime)
     for number, members in enumerate(groups.values()):
         name, part = members[0]
