@@ -25,6 +25,7 @@ from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.recognition.regions import Elementwise
+from qgraph.records import by_key
 from qgraph.text import Displayed, one_line
 from qgraph.version import head
 
@@ -82,18 +83,17 @@ def _pair_by(
     Equal numbers on both sides are paired in order. If numbers differ, each is paired with the one
     at the same relative position in its model, because unmatched values may share a key by chance.
     """
-    groups: tuple[dict[tuple[Hashable, str | None], list[int]], ...] = (
-        defaultdict(list),
-        defaultdict(list),
-    )
     done = matched.keys(), set(matched.values())
-    for side, quantizers in enumerate((ours, theirs)):
-        for index, each in enumerate(quantizers):
-            if index not in done[side]:
-                groups[side][key(each, side == 0), each.description.of].append(index)
-    left, right = groups
+    left, right = (
+        by_key(
+            ((key(each, side == 0), each.description.of), index)
+            for index, each in enumerate(quantizers)
+            if index not in done[side]
+        )
+        for side, quantizers in enumerate((ours, theirs))
+    )
     for shared, indices in left.items():
-        partners = right[shared]
+        partners = right.get(shared, [])
         if shared[0] is None:
             continue
         if len(indices) == len(partners):
