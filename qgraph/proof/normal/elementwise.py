@@ -23,12 +23,12 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.interface import stated_shape
+from qgraph.graph.interface import is_single, stated_shape
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined
-from qgraph.proof.normal.movements import is_constant_along, is_single
+from qgraph.proof.normal.movements import is_constant_along
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
 
 _OTHERS = frozenset(

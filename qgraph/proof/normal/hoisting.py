@@ -51,12 +51,11 @@ from qgraph.proof.normal.movements import (
     Permutation,
     Reshaping,
     Selection,
-    is_written,
     moved_parameter,
+    read,
     result_of,
     write,
 )
-from qgraph.proof.normal.reading import read
 from qgraph.proof.normal.rewriter import Rewriter
 from qgraph.proof.regions import run_nodes
 from qgraph.reasons import Undecidable
@@ -65,7 +64,7 @@ from qgraph.reasons import Undecidable
 def write_movements(graph: Rewriter, node: ir.Node) -> None:
     """Write a node that moves elements in the canonical form of its movements."""
     used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    require(used and not is_written(graph, node) and not any(map(graph.known.has, used)))
+    require(used and node not in graph.movements and not any(map(graph.known.has, used)))
     moves = [given(read(graph, value)) for value in used]
     for value, move in zip(used, moves, strict=True):
         graph.replace(value, write(graph, move.data, node, *move.steps))
@@ -73,7 +72,7 @@ def write_movements(graph: Rewriter, node: ir.Node) -> None:
 
 def join_movements(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Join two consecutive movements, or sort them."""
-    require(is_written(graph, node))
+    require(node in graph.movements)
     last: Movement = graph.movements[node]
     before = read(graph, given(node.inputs[0]))
     if before is None or len(before.steps) != 1:
@@ -99,7 +98,7 @@ def join_movements(graph: Rewriter, node: ir.Node) -> ir.Value:
 
 def hoist(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Move the operands instead of the result of an elementwise operator."""
-    require(is_written(graph, node))
+    require(node in graph.movements)
     movement: Movement = graph.movements[node]
     value = given(node.inputs[0])
     inner = given(value.producer())
@@ -136,7 +135,7 @@ def hoist_open_reshape(graph: Rewriter, node: ir.Node) -> ir.Value:
     """
     value = given(node.inputs[0])
     inner = given(value.producer())
-    require(not is_written(graph, node) and not graph.known.has(value))
+    require(node not in graph.movements and not graph.known.has(value))
     data = list(dict.fromkeys(x for x in inner.inputs if x is not None and not graph.known.has(x)))
     require(is_on_elements(inner) and data and all(x.dtype is not None for x in data))
     require(len(data) == 1 or len({_source_of_shape(graph, x) for x in data}) == 1)
@@ -270,7 +269,7 @@ def _unmoved(graph: Rewriter, value: ir.Value) -> tuple[ir.Value | None, list[Mo
     """Return the value before the movements that lead to a value, and these in their order."""
     steps: list[Movement] = []
     start: ir.Value | None = value
-    while start is not None and (maker := start.producer()) and is_written(graph, maker):
+    while start is not None and (maker := start.producer()) and maker in graph.movements:
         steps.insert(0, graph.movements[maker])
         start = maker.inputs[0]
     return start, steps

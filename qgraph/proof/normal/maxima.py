@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.interface import stated_shape
+from qgraph.graph.interface import are_equal, has_elements, stated_shape
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
@@ -49,7 +49,6 @@ from qgraph.proof.functions.search import plateaus
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.elementwise import data_of, is_on_elements, keeps_sizes, parameters_of
 from qgraph.proof.normal.forms import reduced_axes
-from qgraph.proof.normal.movements import are_equal, has_elements
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
 from qgraph.proof.regions import run_nodes
 from qgraph.reasons import Undecidable
