@@ -16,7 +16,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from qgraph.version import __version__
 
@@ -137,6 +138,26 @@ _ELSEWHERE = {
 }
 
 _HOMES = {name: _ELSEWHERE.get(name, "qgraph.api") for name in __all__ if name != "__version__"}
+
+
+class _Callable(ModuleType):
+    """A package that has the name of a function in ``qgraph``, and hides it once imported."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        function: Any = __getattr__(self.__name__.rpartition(".")[2])
+        return function(*arguments, **options)
+
+
+class _Package(ModuleType):
+    """This package; one in it can be called as the function of its name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):
+            value.__class__ = _Callable
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

@@ -8,14 +8,12 @@ import importlib
 import json
 import math
 import re
-import sys
 import types
 import typing
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from types import ModuleType
 from typing import Any, TypeVar
 
 _MARKDOWN = re.compile(
@@ -298,16 +296,3 @@ class Fields:
             if value is not None
         )
         return f"<table>{''.join(rows)}</table>"
-
-
-class _CallablePackage(ModuleType):
-    """A package that has the name of a function in ``qgraph``, and hides it once imported."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(importlib.import_module("qgraph.api"), name)(*arguments, **options)
-
-
-def let_call(package: str) -> None:
-    """Make a package callable, as the function of its name in :mod:`qgraph.api`."""
-    sys.modules[package].__class__ = _CallablePackage

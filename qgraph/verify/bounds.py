@@ -23,9 +23,8 @@ from qgraph.numerics import Float64
 from qgraph.ops.approximation import largest_of, product
 from qgraph.ops.moved_elements import PRIMES
 from qgraph.text import amount
-from qgraph.verify import confirm, need
 from qgraph.verify.ideals import UNKNOWN, Executed, Ideal, TracedRounding, distance
-from qgraph.verify.reading import Reading, meaning, merged
+from qgraph.verify.reading import Reading, confirm, meaning, merged, need
 from qgraph.verify.regions import Equality, EqualValues, finding_of, not_decided, with_defaults
 from qgraph.verify.rules import ROUNDINGS, RULES
 from qgraph.verify.traces import Trace, input_of, is_whole

@@ -20,8 +20,7 @@ from qgraph.numerics.float32 import HIGHEST, LOWEST, Keys, from_keys
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import Operator, operator_of
-from qgraph.verify import confirm, need
-from qgraph.verify.reading import Reading, Shape, code_range, names
+from qgraph.verify.reading import Reading, Shape, code_range, confirm, names, need
 
 _MONOTONE = names(
     "Abs Add And Cast Ceil Div Floor Greater GreaterOrEqual Identity IsNaN Less LessOrEqual Max "

@@ -22,7 +22,7 @@ from qgraph.ops.approximation import Approximation, granules, largest_of, produc
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
 from qgraph.records import dataclass, field, replace
-from qgraph.verify import need
+from qgraph.verify.reading import need
 
 ULP = 2.0**-52
 NOTHING: Float64 = np.zeros(())

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from qgraph.errors import OperatorError
+from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, open_interface
 from qgraph.graph.interface import stated_shape
@@ -27,7 +27,22 @@ from qgraph.ops.integer.definitions import with_definitions
 from qgraph.ops.known_values import KnownValues, is_random
 from qgraph.ops.moved_elements import Sizes, primes_of
 from qgraph.ops.operator import OPERATORS, operator_of
-from qgraph.verify import confirm
+from qgraph.reasons import Undecidable
+
+FAILURES = (UnsupportedError, Undecidable, OperatorError, ValueError, TypeError, IndexError)
+"""What is raised about models that the checker does not know enough of."""
+
+
+def need(condition: object, reason: str) -> None:
+    """Raise UnsupportedError unless a condition holds, without which nothing is decided."""
+    if not condition:
+        raise UnsupportedError(reason)
+
+
+def confirm(statement: object, problem: str) -> None:
+    """Raise EquivalenceError unless a statement of a certificate holds."""
+    if not statement:
+        raise EquivalenceError(problem)
 
 
 def names(text: str) -> frozenset[str]:

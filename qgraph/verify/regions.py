@@ -24,16 +24,18 @@ from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import compare_values, fingerprint
 from qgraph.reasons import REWRITTEN, VERDICT_NOT_CHECKED
 from qgraph.records import dataclass, replace
-from qgraph.verify import FAILURES, confirm, need
 from qgraph.verify.functions import Both, Function
 from qgraph.verify.reading import (
+    FAILURES,
     SWAPPABLE,
     Reading,
+    confirm,
     forgets_zero_signs,
     graphs_of,
     is_apart,
     meaning,
     merged,
+    need,
     shape_of,
     tells_zeros_apart,
 )

@@ -21,7 +21,6 @@ from qgraph.ops.sums_of_products import (
     convolution_taps,
     products,
 )
-from qgraph.verify import need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,
@@ -34,7 +33,7 @@ from qgraph.verify.ideals import (
     limited,
     sums,
 )
-from qgraph.verify.reading import QUANTIZERS
+from qgraph.verify.reading import QUANTIZERS, need
 from qgraph.verify.traces import ON_CODES, Rule, Trace, precision_of, range_of_codes
 
 ROUNDINGS = QUANTIZERS | ON_CODES | frozenset(WHOLE)

@@ -23,7 +23,6 @@ from qgraph.ops.approximation import (
 )
 from qgraph.ops.moved_elements import Sizes
 from qgraph.ops.operator import operator_of
-from qgraph.verify import FAILURES, need
 from qgraph.verify.ideals import (
     ENDLESS,
     NOTHING,
@@ -36,7 +35,7 @@ from qgraph.verify.ideals import (
     fixed,
     rounding_of,
 )
-from qgraph.verify.reading import QUANTIZERS, Reading, code_range
+from qgraph.verify.reading import FAILURES, QUANTIZERS, Reading, code_range, need
 
 Operation = Callable[..., Float64]
 Rule = Callable[["Trace", ir.Node], Executed]
