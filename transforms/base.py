@@ -231,7 +231,7 @@ def _coded_products(model: Model, decoders: Iterable[ir.Node]) -> int:
 
 def _rule() -> LoadRule:
     """Return what is known about such weights; it is loaded only for models that have some."""
-    from qgraph.targets.rules import load_rule
+    from qgraph.targets.reader import load_rule
 
     return load_rule(_RUNTIME, _QUANTIZES_DATA)
 

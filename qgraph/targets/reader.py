@@ -1,4 +1,7 @@
-"""Read and check the profile of a target in a TOML file; errors name file and line."""
+"""Read and check the profile of a target in a TOML file; errors name file and line.
+
+Tables become dataclasses, whose types say what may be in them.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,19 @@ import logging
 import os
 import re
 import tomllib
+import types
 import typing
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import date
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from qgraph.errors import ModelError, OptionError, matching, meant, require
 from qgraph.registry import load_plugins
-from qgraph.targets.layer import ANY, LAYERS, Granularity, KernelRule, Loads, OperandRule
-from qgraph.targets.profile import Profile
-from qgraph.targets.tables import WrongError, line_of, made
+from qgraph.targets.profile import Profile, contradictions
+from qgraph.targets.rules import LoadRule
 
 logger = logging.getLogger(__name__)
 
@@ -172,80 +174,171 @@ def _read(path: Path) -> Profile:
     return read_profile(path)
 
 
-_TYPES = frozenset(dtype.name for dtype in ir.DataType)
-Found = tuple[tuple[str | int, ...], str]
+@functools.cache
+def load_rule(target: str, name: str) -> LoadRule:
+    """Return a rule of a target of qgraph by its id; reading the whole profile takes longer."""
+    document = tomllib.loads((_FOLDER / f"{target}.toml").read_text("utf-8"))
+    (table,) = (each for each in document["load"] if each.get("id") == name)
+    return typing.cast("LoadRule", made(LoadRule, table, ()))
 
 
-def contradictions(profile: Profile) -> Iterator[Found]:
-    """Yield place and text of each contradiction in a profile."""
-    yield from _sources(profile)
-    opsets = profile.versions.opsets
-    if opsets is not None and opsets[0] > opsets[1]:
-        yield ("versions", "opsets"), f"{list(opsets)}: the lowest comes first."
-    if profile.processors and profile.processor not in (*profile.processors, ANY):
-        yield ("processor",), f"{profile.processor!r} is not among the processors."
-    ids: set[str] = set()
-    for table in ("kernel", "saturation"):
-        for index, each in enumerate(getattr(profile, table)):
-            for name in each.processors:
-                if name not in profile.processors:
-                    yield (table, index, "processors"), f"{name!r} is not among the processors."
-    for index, kernel in enumerate(profile.kernel):
-        place = ("kernel", index)
-        if kernel.id in ids:
-            yield (*place, "id"), f"{kernel.id!r} is given twice. Name one of them otherwise."
-        ids.add(kernel.id)
-        for where, what in _kernel(kernel):
-            yield (*place, *where), what
-    for index, sums in enumerate(profile.sums):
-        number = sums.order.partition("chunk:")[2]
-        if sums.order != ANY and not (number.isdigit() and int(number)):
-            yield ("sums", index, "order"), f"{sums.order!r}, expected any, or chunk:N."
+UNKNOWN = "unknown"
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value of a TOML document."""
+
+_DERIVED = ("path", "digest", "is_named")
+_WORDS = {
+    str: "text", bool: "true or false", int: "a whole number", float: "a number",
+    date: "a date such as 2026-01-31", tuple: "a list", frozenset: "a list", dict: "a table",
+}  # fmt: skip
 
 
-def _sources(profile: Profile) -> Iterator[Found]:
-    """Yield facts whose source is missing."""
-    tables = [name for name, facts in vars(profile).items() if isinstance(facts, tuple)]
-    cells = [
-        ((table, i), cell) for table in tables for i, cell in enumerate(getattr(profile, table))
-    ]
-    for place, cell in [(("versions",), profile.versions), *cells]:
-        if not cell.source:
-            yield place, "'source' is missing: each fact states where it comes from."
-        for name in cell.source:
-            if name not in profile.sources:
-                known = ", ".join(profile.sources) or "none"
-                yield (*place, "source"), f"{name!r} is not among the sources ({known})."
+class WrongError(Exception):
+    """A value that is wrong: where it stands, and what was expected."""
+
+    def __init__(self, place: Place, what: str) -> None:
+        super().__init__(f"{_spelled(place)}: {what}" if place else what)
+        self.place = place
 
 
-def _kernel(kernel: KernelRule) -> Iterator[Found]:
-    for name in kernel.operators:
-        if name not in LAYERS:
-            yield ("operators",), f"{name!r}, expected some of {', '.join(sorted(LAYERS))}."
-    if kernel.exists is Loads.NO and (kernel.types or not kernel.reason):
-        yield ("exists",), "a kernel that does not exist has a reason, and no types."
-    if kernel.exists is Loads.UNKNOWN and not kernel.reason:
-        yield ("exists",), "'reason' is missing: what is not known."
-    if kernel.exists is not Loads.NO and not kernel.types:
-        yield (), "'types' is missing: which types of codes go together."
-    for index, rule in enumerate(kernel.types):
-        for name in (*rule.x, *rule.w, *rule.y):
-            if name not in _TYPES and name != ANY:
-                yield ("types", index), f"{name!r} is not a type of ONNX, such as INT8."
-    for name, operand in (("x", kernel.x), ("w", kernel.w), ("y", kernel.y)):
-        for where, what in _operand(operand):
-            yield (name, *where), what
-    for name in ("within", "gap"):
-        if getattr(kernel.bias, name) and kernel.bias.scale != "product":
-            yield ("bias", name), "a deviation is allowed from the product only."
-    for key in ("redundant", "never"):
-        if both := set(kernel.behind.operators or ()) & set(getattr(kernel.behind, key)):
-            yield ("behind", key), f"{', '.join(sorted(both))}: listed in 'operators', too."
+@functools.cache
+def _hints(hint: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(hint)
 
 
-def _operand(rule: OperandRule) -> Iterator[Found]:
-    reach = rule.granularity
-    if rule.axis and reach is not None and not {Granularity.AXIS, ANY} & set(reach):
-        yield ("axis",), "'granularity' excludes scales per axis."
-    if rule.blocks is not None and reach is not None and not {Granularity.BLOCK, ANY} & set(reach):
-        yield ("blocks",), "'granularity' excludes blocks."
+def made(hint: Any, table: object, place: Place) -> object:
+    """Return a dataclass from a table of TOML."""
+    if not isinstance(table, dict):
+        raise WrongError(place, f"{table!r} is not a table. Write its keys.")
+    profile_fields = {each.name: each for each in fields(hint)}
+    shown = [name for name in profile_fields if name not in _DERIVED]
+    for key in table:
+        if key not in profile_fields or (key in _DERIVED and place):
+            what = f"unknown key, expected one of {', '.join(shown)}.{meant(key, shown)}"
+            raise WrongError((*place, key), what)
+    for name, each in profile_fields.items():
+        if each.default is MISSING and each.default_factory is MISSING and name not in table:
+            raise WrongError(place, f"{name!r} is missing. Add it.")
+    hints = _hints(hint)
+    values = {key: _value(hints[key], value, (*place, key)) for key, value in table.items()}
+    return hint(**values)
+
+
+def _value(hint: Any, value: object, place: Place) -> object:
+    """Return a value of TOML as a type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        choices = [each for each in inner if each is not types.NoneType]
+        if value == UNKNOWN and types.NoneType in inner:
+            return None
+        return _chosen(choices, value, place)
+    if origin is typing.Literal:
+        if value not in inner:
+            raise WrongError(place, f"{value!r}, expected one of {', '.join(inner)}.")
+        return value
+    if origin in (tuple, frozenset):
+        return _list(origin, inner, value, place)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise WrongError(place, f"{value!r} is not a table. Write its keys.")
+        return {key: _value(inner[1], each, (*place, key)) for key, each in value.items()}
+    if is_dataclass(hint):
+        return made(hint, value, place)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        matched = matching(hint, value)
+        if matched is None:
+            raise WrongError(place, f"{value!r}, expected one of {', '.join(hint)}.")
+        return hint(matched)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        expected = _WORDS.get(hint, hint.__name__)
+        raise WrongError(place, f"{value!r}, expected {expected}.")
+    return value
+
+
+def _chosen(choices: list[Any], value: object, place: Place) -> object:
+    """Return a value as the first of several types that it fits; words of enumerations first."""
+    for choice in choices:
+        try:
+            return _value(choice, value, place)
+        except WrongError as error:
+            last = error
+            enumeration = isinstance(choice, type) and issubclass(choice, StrEnum)
+            # A word that is in no enumeration is a slip, and not just any text.
+            if enumeration and isinstance(value, str) and value != "any":
+                break
+    raise last
+
+
+def _list(origin: Any, inner: tuple[Any, ...], value: object, place: Place) -> object:
+    if not isinstance(value, list):
+        raise WrongError(place, f"{value!r}, expected a list.")
+    if origin is tuple and inner[-1] is not ...:
+        if len(value) != len(inner):
+            raise WrongError(place, f"{value!r}, expected {len(inner)} values.")
+        return tuple(_value(k, v, place) for k, v in zip(inner, value, strict=True))
+    return origin(_value(inner[0], each, (*place, i)) for i, each in enumerate(value))
+
+
+def _spelled(place: Place) -> str:
+    """Return a place as people write it: ``kernel[2].x.zero``."""
+    text = ""
+    for part in place:
+        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+def _keys(text: str) -> Iterator[tuple[Place, int]]:
+    """Yield the place of each table and key that begins a line of TOML, and its line from 1."""
+    prefix: Place = ()
+    counts: dict[Place, int] = {}
+    depth = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header and depth == 0:
+            prefix = _header(header, counts)
+            yield prefix, number
+            continue
+        key = _KEY.match(line)
+        if key and depth == 0:
+            yield (*prefix, *_parts(key[1])), number
+        bare = _STRING.sub("", line).split("#")[0]
+        depth += bare.count("[") - bare.count("]")
+
+
+def _header(header: re.Match[str], counts: dict[Place, int]) -> Place:
+    """Return the place of a header; elements of arrays of tables are counted."""
+    prefix: Place = ()
+    parts = _parts(header[2])
+    for index, part in enumerate(parts, 1):
+        prefix = (*prefix, part)
+        if index == len(parts) and header[1] == "[[":
+            counts[prefix] = counts.get(prefix, -1) + 1
+        if prefix in counts:
+            prefix = (*prefix, counts[prefix])
+    return prefix
+
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+
+
+def _parts(name: str) -> list[str]:
+    return [part.strip("\"'") for part in _PART.findall(name)]
+
+
+def line_of(text: str, place: Place) -> int:
+    """Return the line of the longest beginning of a place that is written in a line of its own.
+
+    A key that only has tables below it, as ``kernel`` has ``[[kernel]]``, is at the first of them.
+    """
+    keys = list(_keys(text))
+    for length in range(len(place), 0, -1):
+        exact = [line for key, line in keys if key == place[:length]]
+        below = [line for key, line in keys if key[:length] == place[:length]]
+        if lines := exact or below:
+            return lines[0]
+    return 1

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +15,6 @@ from qgraph.graph.schema import MICROSOFT, code_type, element_type, is_standard
 from qgraph.graph.scopes import all_nodes, inputs_of, node_name, nodes_of, owners
 from qgraph.records import dataclass, field
 from qgraph.targets.layer import Granularity, Loads
-from qgraph.targets.tables import made
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _PAIR_DOMAINS = ("", "com.microsoft")
@@ -248,11 +244,3 @@ class LoadRule:
         return all(wanted is None or actual in wanted for wanted, actual in several) and all(
             wanted is None or actual is wanted for wanted, actual in single
         )
-
-
-@functools.cache
-def load_rule(target: str, name: str) -> LoadRule:
-    """Return a rule of a target of qgraph by its id; reading the whole profile takes longer."""
-    document = tomllib.loads(Path(__file__).with_name(f"{target}.toml").read_text("utf-8"))
-    (table,) = (each for each in document["load"] if each.get("id") == name)
-    return cast("LoadRule", made(LoadRule, table, ()))
