@@ -56,15 +56,13 @@ def correspondence(
     except (ModelError, UnsupportedError) as error:
         logger.info("tensors are matched by name, because the graphs cannot be matched: %s", error)
         partners = {name: name for name in named}
-    matches = []
-    for node in reference.ir.graph:
-        for value in node.outputs:
-            name = str(value.name)
-            if name in outputs:
-                matches.append(Match(node, name, outputs[name], is_output=True))
-            elif value.name and name in partners:
-                matches.append(Match(node, name, partners[name], is_output=False))
-    return tuple(matches)
+    partners |= outputs
+    return tuple(
+        Match(node, name, partners[name], is_output=name in outputs)
+        for node in reference.ir.graph
+        for name in (value.name for value in node.outputs)
+        if name and name in partners
+    )
 
 
 def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
@@ -91,9 +89,7 @@ def _partners(matching: Matching, known: set[str]) -> dict[str, str]:
 def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield all values of a main graph, each once: inputs, initializers, results of nodes."""
     yield from graph.inputs
-    for value in graph.initializers.values():
-        if not value.is_graph_input():
-            yield value
+    yield from (each for each in graph.initializers.values() if not each.is_graph_input())
     for node in graph:
         yield from node.outputs
 
@@ -237,8 +233,7 @@ def excerpt(
     for value in values_of(graph):
         if not value.is_initializer():
             value.shape = None
-    for name in absent:
-        graph.inputs.append(ir.Value(name=name))
+    graph.inputs.extend(ir.Value(name=name) for name in absent)
     part = ir.Model(
         graph,
         ir_version=source.ir_version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,27 +114,23 @@ def search(matching: Matching, shown: Sequence[Shown], *, runs: int) -> Feeds:
     differing = [
         s for s in shown if s.verdict.exactness and not s.verdict.reaches(Exactness.VALUES)
     ]
-    try:
+    # If the models cannot be run, or no runs are left, there is no example.
+    with suppress(ExecutionError, OptionError, UnsupportedError, _Spent):
         runner = _Runner(matching, runs)
         for feeds in _candidates(runner, matching, differing):
             if runner.differ(feeds):
                 return _one_sample(runner, feeds)
-    except (ExecutionError, OptionError, UnsupportedError, _Spent):
-        # The models cannot be run, or no runs are left: there is no example.
-        return {}
     return {}
 
 
 def _one_sample(runner: _Runner, feeds: Feeds) -> Feeds:
     """Return the first single sample that shows a difference; all samples if none does."""
     opened = batch_shapes(runner.model.inputs, _BATCH, _ELEMENTS)
-    try:
-        for number in range(max((shape[0] for shape in opened.values()), default=1)):
+    with suppress(ExecutionError, _Spent):  # the samples cannot run alone, or no runs are left
+        for number in range(max((shape[0] for shape in opened.values()), default=0)):
             some = {k: x[number : number + 1] if k in opened else x for k, x in feeds.items()}
-            if opened and runner.differ(some):
+            if runner.differ(some):
                 return some
-    except (ExecutionError, _Spent):
-        pass  # the samples cannot run alone, or no runs are left
     return feeds
 
 

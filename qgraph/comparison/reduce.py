@@ -187,10 +187,8 @@ class _Reducer:
         ]
 
     def _measure(self) -> None:
-        wanted: dict[str, None] = {}
-        for number in (len(self._cuts), 0):
-            wanted |= dict.fromkeys(name for name, _ in self._entries(number))
-        self._values = self._run_taps(list(wanted))
+        wanted = [name for n in (len(self._cuts), 0) for name, _ in self._entries(n)]
+        self._values = self._run_taps(list(dict.fromkeys(wanted)))
 
     def _run_taps(self, names: Sequence[str]) -> dict[str, Array]:
         example = dict(self._report.example or {})
@@ -212,9 +210,7 @@ class _Reducer:
             output = values[self._output[side]]
             ends.append([str(v.name) for v in frontier(graph, output, allowed)])
         partners = dict(pairs)
-        origins: dict[str, str] = {}
-        for ours, theirs in pairs:
-            origins.setdefault(theirs, ours)
+        origins = {theirs: ours for ours, theirs in reversed(pairs)}
         needed: dict[str, list[str]] = {name: [] for name in ends[0]}
         for theirs in ends[1]:
             ours = next((name for name in ends[0] if partners.get(name) == theirs), origins[theirs])
@@ -260,7 +256,8 @@ class _Reducer:
                 value.shape = ir.Shape(array.shape)
         try:
             results = [
-                prepare(part, self._backend).run(feeds)[str(self._name(part))] for part in parts
+                prepare(part, self._backend).run(feeds)[str(part.graph.outputs[0].name)]
+                for part in parts
             ]
         except QGraphError:
             return None
@@ -304,10 +301,6 @@ class _Reducer:
             else:
                 return best
         return best
-
-    @staticmethod
-    def _name(part: ir.Model) -> str | None:
-        return part.graph.outputs[0].name
 
 
 def _counts(parts: tuple[ir.Model, ir.Model]) -> tuple[int, int]:

@@ -57,10 +57,8 @@ def with_seen(certificate: Certificate, models: tuple[ir.Model, ir.Model]) -> Ce
     except (Undecidable, QGraphError, ValueError, IndexError) as error:
         logger.info("no runs: %s", error)
         return certificate
-    by_ends: dict[tuple[str, str], SegmentRun] = {}
-    for step in runs.steps:
-        # an output that holds codes begins at itself, and comes last
-        by_ends.setdefault(step.names, step)
+    # an output that holds codes begins at itself, and comes last
+    by_ends = {step.names: step for step in reversed(runs.steps)}
     regions = []
     for region in certificate.regions:
         names = region.reference_value, region.candidate_value

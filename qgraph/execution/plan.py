@@ -215,18 +215,16 @@ def _loop(node: ir.Node, planner: Planner) -> Control:
         environment: Environment, trips: Any = None, condition: Any = None, *state: Any
     ) -> list[Any]:
         values = list(state)
-        collected: list[list[Any]] = [[] for _ in body.outputs[1 + carried :]]
+        collected: list[list[Any]] = []
         going, count = condition is None or bool(condition.item()), 0
         while going and (trips is None or count < trips.item()):
             step = [np.asarray(count, np.int64), np.asarray(going), *values]
             again, *results = plan.call(environment, step)
             going, count = bool(again.item()), count + 1
             values = results[:carried]
-            for rows, result in zip(collected, results[carried:], strict=True):
-                rows.append(result)
-        outer = body.outputs[1 + carried :]
-        stacks = (_stack(rows, value, 0) for rows, value in zip(collected, outer, strict=True))
-        return [*values, *stacks]
+            collected.append(results[carried:])
+        outer = enumerate(body.outputs[1 + carried :])
+        return [*values, *(_stack([each[i] for each in collected], y, 0) for i, y in outer)]
 
     return run
 
@@ -246,25 +244,30 @@ def _scan(node: ir.Node, planner: Planner) -> Control:
     )
 
     def run(environment: Environment, *arrays: Any) -> list[Any]:
-        values, sequences = list(arrays[:carried]), []
-        for x, axis, back in zip(arrays[carried:], in_axes, in_back, strict=True):
-            sequences.append(np.moveaxis(x, axis, 0)[:: -1 if back else 1])
+        values = list(arrays[:carried])
+        sequences = [
+            np.moveaxis(x, axis, 0)[:: -1 if back else 1]
+            for x, axis, back in zip(arrays[carried:], in_axes, in_back, strict=True)
+        ]
         if len({len(x) for x in sequences}) > 1:
             raise OperatorError(
                 f"{where(node)}: the scanned inputs have {[len(x) for x in sequences]} elements "
                 "along their axes, expected one length. Check the shapes that are fed."
             )
-        collected: list[list[Any]] = [[] for _ in produced]
+        collected: list[list[Any]] = []
         for slices in zip(*sequences, strict=True):
             parts = (np.asarray(part, order="C") for part in slices)
             results = plan.call(environment, [*values, *parts])
             values = results[:carried]
-            for rows, result in zip(collected, results[carried:], strict=True):
-                rows.append(result)
-        for rows, back in zip(collected, out_back, strict=True):
-            rows.reverse() if back else None
-        outer = zip(collected, produced, out_axes, strict=True)
-        return [*values, *(_stack(rows, value, axis) for rows, value, axis in outer)]
+            collected.append(results[carried:])
+        outer = enumerate(zip(produced, out_axes, out_back, strict=True))
+        return [
+            *values,
+            *(
+                _stack([each[i] for each in collected][:: -1 if back else 1], y, axis)
+                for i, (y, axis, back) in outer
+            ),
+        ]
 
     return run
 
@@ -274,12 +277,11 @@ def _sequence_map(node: ir.Node, planner: Planner) -> Control:
     plan = planner(body)
 
     def run(environment: Environment, *inputs: Any) -> list[Any]:
-        results: list[list[Any]] = [[] for _ in body.outputs]
-        for index in range(len(inputs[0])):
-            parts = [x[index] if isinstance(x, list) else x for x in inputs]
-            for sequence, result in zip(results, plan.call(environment, parts), strict=True):
-                sequence.append(result)
-        return results
+        results = [
+            plan.call(environment, [x[index] if isinstance(x, list) else x for x in inputs])
+            for index in range(len(inputs[0]))
+        ]
+        return [[each[i] for each in results] for i in range(len(body.outputs))]
 
     return run
 

@@ -203,15 +203,13 @@ class RuntimeExecutor(Executor):
         return self._loadable[version]
 
     def _takes(self, node: ir.Node, imports: Imports) -> bool:
+        is_defined = node.domain in _DOMAINS
         if node.domain == "":
             version = imports.get("", 0)
             is_defined = version > 0 and onnx.defs.has(node.op_type, version, "")
             is_defined = is_defined or is_runtime_operator(node)
-        else:
-            is_defined = node.domain in _DOMAINS
-        inner = (each for graph in graphs_of(node) for each in graph)
-        is_defined = is_defined and is_conformant(node)
-        return is_defined and not self.is_call(node) and all(self._takes(n, imports) for n in inner)
+        is_ours = is_defined and is_conformant(node) and not self.is_call(node)
+        return is_ours and all(self._takes(n, imports) for g in graphs_of(node) for n in g)
 
 
 class SessionSegment:

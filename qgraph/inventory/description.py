@@ -243,12 +243,8 @@ def _uniform(
 @cache
 def _first_code(levels: float, signed: bool) -> int | None:
     """Return the lowest code of the format with this number of levels, None if there is none."""
-    for bits in range(1, 33):
-        for narrow in (False, True):
-            form = IntFormat(bits, signed, narrow)
-            if form.hi - form.lo + 1 == levels:
-                return form.lo
-    return None
+    forms = (IntFormat(bits, signed, narrow) for bits in range(1, 33) for narrow in (False, True))
+    return next((form.lo for form in forms if form.hi - form.lo + 1 == levels), None)
 
 
 def _scaled(
@@ -365,10 +361,9 @@ def coded_descriptions(model: ir.Model) -> Iterator[Described]:
 
     Format and zero point are those of the stored codes.
     """
-    for owner in owners(model):
-        for node in nodes_of(owner):
-            for tensor in coded_tensors(node):
-                yield Described(_coded_description(tensor), None, None, node.name or "")
+    nodes = (node for owner in owners(model) for node in nodes_of(owner))
+    for tensor in (tensor for node in nodes for tensor in coded_tensors(node)):
+        yield Described(_coded_description(tensor), None, None, tensor.node.name or "")
 
 
 def _coded_description(tensor: CodedTensor) -> Description:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,8 @@ def packed_bytes(model: ir.Model, sites: Iterable[Site | Refusal], opset: int) -
         if isinstance(site, Site) and (packing := packing_of(site, opset)) is not None
     ]
     gone = _unused({node for site, _ in packed for node in site.nodes})
-    kept = 0
-    for slot in slots(model):
-        if slot.is_weight and not _is_gone(slot.owner, gone):
-            kept += stored_bytes(slot.tensor)
+    stays = (slot for slot in slots(model) if slot.is_weight and not _is_gone(slot.owner, gone))
+    kept = sum(stored_bytes(slot.tensor) for slot in stays)
     return kept + sum(packing.bytes for _, packing in packed)
 
 
@@ -289,14 +288,12 @@ def _blocks(site: Site, parameters: list[Float32]) -> str:
     """Return the blocks in parameters that vary along several axes."""
     joint = np.broadcast_shapes(*(parameter.shape for parameter in parameters))
     spread = [np.broadcast_to(parameter, joint) for parameter in parameters]
-    texts = []
     sizes = joint if site.repeats is None else site.repeats.sizes
-    for axis, size in enumerate(sizes):
-        block = blocks.stretch(spread, axis, site.repeats)
-        if 1 < block < size:
-            texts.append((block, axis + max(len(site.shape) - len(joint), 0)))
-    if len(texts) == 1:
-        return f"per {texts[0][0]} along axis {texts[0][1]}"
+    strides = [blocks.stretch(spread, axis, site.repeats) for axis in range(len(sizes))]
+    blocked = [axis for axis, size in enumerate(sizes) if 1 < strides[axis] < size]
+    if len(blocked) == 1:
+        axis = blocked[0] + max(len(site.shape) - len(joint), 0)
+        return f"per {strides[blocked[0]]} along axis {axis}"
     return f"shape {list(sizes)}"
 
 
@@ -309,11 +306,10 @@ def _ends(parameter: npt.NDArray[Any]) -> tuple[float, float]:
 
 @functools.lru_cache
 def _integers(low: float, high: float) -> tuple[str, int | None]:
-    for bits in range(1, 33):
-        for narrow in (False, True):
-            for form in (IntFormat(bits, True, narrow), IntFormat(bits, False, narrow)):
-                # The ends of 25 bits and more are rounded to float32.
-                if [low, high] == [float(np.float32(end)) for end in (form.lo, form.hi)]:
-                    return form.name.lower(), bits
+    for bits, narrow, signed in product(range(1, 33), (False, True), (True, False)):
+        form = IntFormat(bits, signed, narrow)
+        # The ends of 25 bits and more are rounded to float32.
+        if [low, high] == [float(np.float32(end)) for end in (form.lo, form.hi)]:
+            return form.name.lower(), bits
     width = int(np.ceil(np.log2(high - low + 1))) if 1 <= high - low < np.inf else None
     return f"{low:.0f} .. {high:.0f}", width
