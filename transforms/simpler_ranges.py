@@ -326,7 +326,7 @@ class KeepRoundings(Transform):
     """Prevent a runtime from dropping the roundings of quantizers, or whole quantizers.
 
     1. ``Add(Q(Conv(x)), u) -> Add(Q(LeakyRelu<alpha=1>(Conv(x))), u)`` before another quantizer,
-       also with Relu and Clip between Conv and ``Q``; likewise Sub.
+       also with Relu and Clip between Conv and ``Q``; likewise Sub and Sum.
     2. ``DequantizeLinear(c) -> DequantizeLinear(Identity(c))`` for codes ``c`` of 16 bits that a
        QuantizeLinear computes.
     3. A FakeQuantize with 65536 levels is split, as ``split-fake-quantize`` does.

@@ -29,9 +29,13 @@ linear. In this list, ``Q`` is QuantizeLinear and DequantizeLinear::
 
     Q(Add(Q(Conv(x)), Q(Conv(y))))                           yes, of one of both
     Q(Relu(Sub(u, Q(Clip(Conv(x))))))                        yes
+    Q(Add(Q(Conv(Q(Conv(v)))), v)): a skip of two layers     yes
+    Q(Add(Q(Conv(v)), v)): a skip of one layer               no
     Q(Add(Q(LeakyRelu(Conv(x))), u))                         no
-    Q(Add(Q(Conv(x)), v)) for codes v with other readers     no
     Add(Q(Conv(x)), u)                                       no
+
+If a reader of ``v`` must wait for the sum, OpenVINO rounds there, too; that order is not known
+from the file.
 """
 
 from __future__ import annotations
@@ -221,6 +225,8 @@ def row_sums_of(model: ir.Model) -> list[RowSum]:
     return list(row_sums(nodes, lambda value: facts.get(value, UNKNOWN).shape))
 
 
+RESIDUAL_SUMS = ("Add", "Sub", "Sum")
+"""Operators that a convolution computes with its own result."""
 _LEVELS = 1 << 16
 _WIDE = (ir.DataType.INT16, ir.DataType.UINT16)
 _ENCODERS = ("FakeQuantize", "QuantizeLinear")
@@ -249,10 +255,10 @@ def unrounded_sums(nodes: Iterable[ir.Node], layers: Collection[ir.Node]) -> Ite
     """
     for node in nodes:
         x, y = input_of(node, 0), input_of(node, 1)
-        if node.op_type not in ("Add", "Sub") or node.domain or x is None or y is None:
+        is_sum = node.op_type in RESIDUAL_SUMS and not node.domain and len(node.inputs) == 2
+        if not is_sum or x is None or y is None:
             continue
-        pairs = ((x, y), (y, x))
-        found = [_unrounded(v, layers) for v, other in pairs if not _is_shared(other)]
+        found = [_unrounded(v, other, layers) for v, other in ((x, y), (y, x))]
         operands = tuple(each for each in found if each is not None)
         if operands and _is_quantized_next(node.outputs[0]):
             yield UnroundedSum(node, operands)
@@ -304,22 +310,22 @@ def _data(node: ir.Node) -> ir.Value | None:
     return values[0] if len(values) == 1 else None
 
 
-def _is_shared(value: ir.Value) -> bool:
-    """Return whether an operand is constant, or codes with other readers: neither is merged."""
-    if is_constant(value):
-        return True
-    decoder, encoder = producer_of(value, _DECODER), producer_of(value, "FakeQuantize")
-    codes = None if decoder is None else decoder.inputs[0]
-    values = [value] if codes is None else [value, codes]
-    is_coded = codes is not None or encoder is not None
-    return is_coded and any(_only_reader(each) is None for each in values)
+def _codes(value: ir.Value | None) -> ir.Value | None:
+    """Return the codes that a value decodes, or the value itself."""
+    decoder = None if value is None else producer_of(value, _DECODER)
+    return value if decoder is None else decoder.inputs[0]
 
 
-def _unrounded(value: ir.Value, layers: Collection[ir.Node]) -> tuple[ir.Node, ir.Value] | None:
+def _unrounded(
+    value: ir.Value, other: ir.Value, layers: Collection[ir.Node]
+) -> tuple[ir.Node, ir.Value] | None:
     """Return the quantizer after a convolution that computes a value, and the data before limits.
 
-    None if there is no such quantizer, or if it always rounds.
+    None if there is no such quantizer, or if it always rounds: if ``other``, the second operand of
+    the sum, is constant, or what the convolution itself reads.
     """
+    if is_constant(other):
+        return None
     encoder = _only_maker(value)
     if encoder is not None and encoder.op_type == _DECODER:
         encoder = _only_maker(encoder.inputs[0])
@@ -328,7 +334,7 @@ def _unrounded(value: ir.Value, layers: Collection[ir.Node]) -> tuple[ir.Node, i
     place = data = encoder.inputs[0]
     while (node := _only_maker(data)) is not None and place is not None:
         if node in layers and node.op_type == "Conv":
-            return encoder, place
+            return None if _codes(node.inputs[0]) is _codes(other) else (encoder, place)
         if node.op_type not in _BEFORE:
             return None
         if node.op_type in _CLAMPS and place is data:

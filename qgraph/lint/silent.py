@@ -14,6 +14,7 @@ import onnx_ir as ir
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.openvino_traps import (
+    RESIDUAL_SUMS,
     row_sums,
     stripped_decoders,
     stripped_fake_quantizes,
@@ -156,7 +157,7 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
 def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO drops the rounding of a quantized convolution before an Add."""
     layers = {layer.node for layer in facts.layers}
-    for each in unrounded_sums(facts.of("Add", "Sub"), layers):
+    for each in unrounded_sums(facts.of(*RESIDUAL_SUMS), layers):
         nodes = [encoder for encoder, _ in each.operands]
         text = "the result of a convolution is clamped, not rounded, before it is added"
         if len(nodes) > 1:

@@ -17,10 +17,11 @@ from qgraph import transforms
 from qgraph.bound import Against, Bounding
 from qgraph.cli.main import main
 from qgraph.errors import EquivalenceError, ExecutionError, OptionError
+from qgraph.exactness import ProofVerdict
 from qgraph.storage.origin import hash_in_memory
 from qgraph.targets.reader import profile_of
 from qgraph.transforms.base import escaped, selects
-from qgraph.transforms.deployment import attempts, search
+from qgraph.transforms.deployment import attempts, preferences, search
 from qgraph.transforms.deployment.report import advice
 
 pytest.importorskip("onnxruntime")
@@ -119,6 +120,22 @@ def test_a_rewrite_beyond_the_limit_is_not_done(network):
     assert layer.kernel is None
     assert "fold-batch-norm" not in layer.rewrites
     assert not found.certificate.beyond
+
+
+def test_what_the_last_rewrites_leave_unproved_is_not_written(network, monkeypatch):
+    def shifted(attempt: attempts.Attempt, *rest: object) -> preferences.Preferred:
+        model = attempt.model.clone()
+        scale = next(iter(model.nodes("QuantizeLinear"))).inputs[1]
+        scale.const_value = ir.tensor(scale.const_value.numpy() * np.float32(1.01))
+        return preferences.Preferred(replace(attempt, model=model), {})
+
+    monkeypatch.setattr("qgraph.transforms.deployment.deploy.preferred", shifted)
+    model = qgraph.load(network)
+    before = model.to_proto()
+    deployment = qgraph.deploy(model, "onnxruntime-cpu")
+    assert model.to_proto() == before
+    assert deployment.certificate.verdict is ProofVerdict.PROVED
+    assert any(note.startswith("nothing was changed, since") for note in deployment.notes)
 
 
 def test_a_refused_request_changes_nothing(network):

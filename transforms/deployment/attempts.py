@@ -255,6 +255,23 @@ def unchanged(reference: Model, request: Bounding, note: str) -> Attempt:
     return Attempt(reference.clone(), report, reference, request)
 
 
+def not_shown(
+    reference: Model, profile: Profile, request: Bounding, failing: Sequence[RegionVerdict]
+) -> Attempt:
+    """Return the unchanged model, with a note that names the first failing region of a form.
+
+    Weights become stored codes if sums of them can be cut off.
+    """
+    first = failing[0]
+    where = "+".join(first.candidate_nodes) or first.candidate_value
+    is_stored = unstored(reference, profile)
+    what = "only weights were stored as codes" if is_stored else "nothing was changed"
+    limits = ", ".join(map(str, request.limits))
+    reason = first.reason or "beyond the limit"
+    note = f"{what}, since no form is within {limits}: {where}: {reason}"
+    return stored_as_codes(unchanged(reference, request, note), profile)
+
+
 def unchanged_layers(reference: Model, profile: Profile, request: Bounding, note: str) -> Attempt:
     """Return the model with unchanged quantized layers, and a note that says why.
 

@@ -32,6 +32,7 @@ from qgraph.transforms.deployment.attempts import (
     condition,
     converted,
     for_this_processor,
+    not_shown,
     order_of,
     portable,
     saturating,
@@ -53,7 +54,7 @@ from qgraph.transforms.deployment.forms import (
 )
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers, unmet_of
 from qgraph.transforms.deployment.pipeline import steps_for
-from qgraph.transforms.deployment.preferences import preferred
+from qgraph.transforms.deployment.preferences import Preferred, preferred
 from qgraph.transforms.deployment.report import DeployedLayer, Deployment, accuracy
 from qgraph.transforms.deployment.search import best_form
 from qgraph.transforms.drafts.choice import label
@@ -151,6 +152,9 @@ def deploy(
     attempt = _loadable(attempt, runtime)
     shapes = data.shapes or {}
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
+    if chosen.attempt.is_changed and chosen.attempt.failing:
+        attempt = not_shown(reference, profile, request, chosen.attempt.failing)
+        chosen = Preferred(attempt, {})
     left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
     attempt = chosen.attempt
     certificate = replace(attempt.certificate, reference=source_identity)

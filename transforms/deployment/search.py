@@ -20,7 +20,7 @@ from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
-from qgraph.transforms.deployment.attempts import Attempt, stored_as_codes, unchanged, unstored
+from qgraph.transforms.deployment.attempts import Attempt, not_shown
 from qgraph.transforms.deployment.forms import decode_weights, in_pairs, layers_of
 from qgraph.transforms.deployment.pipeline import adds_channel, steps_for
 from qgraph.transforms.drafts.choice import label
@@ -237,15 +237,7 @@ def best_form(
     attempt = attempt or search.first([exact_only])
     if attempt is not None:
         return attempt
-    first = search.last.failing[0]
-    where = "+".join(first.candidate_nodes) or first.candidate_value
-    note = (
-        f"nothing was changed, since no form is within {', '.join(map(str, request.limits))}: "
-        f"{where}: {first.reason or 'beyond the limit'}"
-    )
-    if unstored(reference, profile):
-        note = note.replace("nothing was changed", "only weights were stored as codes")
-    return stored_as_codes(unchanged(reference, request, note), profile)
+    return not_shown(reference, profile, request, search.last.failing)
 
 
 def _all_but(names: Iterable[str]) -> str:

@@ -197,6 +197,8 @@ def applied(
 def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
     """Return ``max(x, 0) + slope * min(x, 0)``, in which one product is rounded."""
     alpha = slope.meant.offset
+    if (alpha == 1).all() and (slope.numbers == 1).all():
+        return x
     if all(((number >= 0) & (number <= 1)).all() for number in (alpha, slope.numbers)):
         below = multiple_of(x, alpha, slope.numbers)
         return tracer.rounded(extreme(tracer.atoms, "Max", x, below))
