@@ -223,10 +223,8 @@ def _product(draft: Draft, node: ir.Node, weights: Operand) -> ir.Value:
 
 def _data_type(node: ir.Node) -> ir.DataType | None:
     """Return the type of the data, which is that of the scales."""
-    for value in (node.inputs[2], node.inputs[0]):
-        if value is not None and value.dtype is not None:
-            return value.dtype
-    return None
+    types = (value.dtype for value in (node.inputs[2], node.inputs[0]) if value is not None)
+    return next((dtype for dtype in types if dtype is not None), None)
 
 
 def _cast(draft: Draft, value: ir.Value | None, to: ir.DataType) -> ir.Value:

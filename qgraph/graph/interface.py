@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -43,12 +43,11 @@ class Interface:
     @property
     def notes(self) -> list[str]:
         """Remarks on inputs and outputs that are paired by position."""
-        notes = []
-        for role, pairs in (("inputs", self.inputs), ("outputs", self.outputs)):
-            renamed = ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name)
-            if renamed:
-                notes.append(f"{role} are matched by position: {renamed}")
-        return notes
+        named = (
+            (role, ", ".join(f"{a.name!r} with {b.name!r}" for a, b in pairs if a.name != b.name))
+            for role, pairs in (("inputs", self.inputs), ("outputs", self.outputs))
+        )
+        return [f"{role} are matched by position: {names}" for role, names in named if names]
 
 
 def interface(reference: ir.Graph, candidate: ir.Graph) -> Interface:
@@ -241,7 +240,7 @@ def have_equal_counts(one: StatedShape, other: StatedShape) -> bool:
     return names[0] == names[1] and static_count(one) == static_count(other)
 
 
-def static_count(sizes: StatedShape) -> int:
+def static_count(sizes: Iterable[object]) -> int:
     """Return the product of the sizes that are numbers."""
     return math.prod(size for size in sizes if isinstance(size, int))
 

@@ -244,10 +244,8 @@ def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:
     schema = onnx.defs.get_schema(node.op_type, version, "")
     index = min(list(node.outputs).index(value), len(schema.outputs) - 1)
     wanted = schema.outputs[index].type_str
-    for formal, operand in zip(schema.inputs, node.inputs, strict=False):
-        if formal.type_str == wanted and operand is not None:
-            return operand
-    return None
+    pairs = zip(schema.inputs, node.inputs, strict=False)
+    return next((value for formal, value in pairs if formal.type_str == wanted and value), None)
 
 
 def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:

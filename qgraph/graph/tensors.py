@@ -94,9 +94,8 @@ def _slots(body: Body) -> Iterator[Slot]:
     if isinstance(body, ir.Function):
         yield from _attribute_slots(body)
     else:
-        for value in body.initializers.values():
-            if value.const_value is not None:
-                yield Slot(value.const_value, value)
+        stored = ((value.const_value, value) for value in body.initializers.values())
+        yield from (Slot(tensor, value) for tensor, value in stored if tensor is not None)
     graphs: list[ir.Graph] = []
     for node in body:
         # Graphs have many nodes and are visited often; most nodes have no such attribute.

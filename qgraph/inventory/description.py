@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.scopes import nodes_of, owners
+from qgraph.graph.scopes import all_nodes
 from qgraph.inventory.info import format_of
 from qgraph.inventory.operands import is_bias
 from qgraph.inventory.weight_steps import (
@@ -361,8 +361,7 @@ def coded_descriptions(model: ir.Model) -> Iterator[Described]:
 
     Format and zero point are those of the stored codes.
     """
-    nodes = (node for owner in owners(model) for node in nodes_of(owner))
-    for tensor in (tensor for node in nodes for tensor in coded_tensors(node)):
+    for tensor in (tensor for node in all_nodes(model) for tensor in coded_tensors(node)):
         yield Described(_coded_description(tensor), None, None, tensor.node.name or "")
 
 

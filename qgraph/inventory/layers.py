@@ -13,7 +13,7 @@ import onnx_ir as ir
 from qgraph.graph.constants import clip_limits, constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import Facts
-from qgraph.graph.scopes import input_of, node_name, nodes_of, owners
+from qgraph.graph.scopes import all_nodes, input_of, node_name, nodes_of, owners
 from qgraph.inventory.operands import OperandReader, is_decode
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
@@ -60,12 +60,8 @@ def quantized_layers(
     if read_sites is None:
         read_sites = readable_sites(model)
     reader = OperandReader(model, read_sites, facts)
-    for owner in owners(model):
-        for node in nodes_of(owner):
-            if node.op_type in LAYERS and not node.domain:
-                layer = _layer(node, reader)
-                if layer is not None:
-                    yield layer
+    products = (node for node in all_nodes(model) if node.op_type in LAYERS and not node.domain)
+    yield from filter(None, (_layer(node, reader) for node in products))
 
 
 def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:

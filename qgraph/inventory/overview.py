@@ -14,7 +14,7 @@ from qgraph.execution.executor import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import ceiling
-from qgraph.graph.scopes import is_control, nodes_of, owners
+from qgraph.graph.scopes import all_nodes, is_control, nodes_of, owners
 from qgraph.inventory.info import QuantizerInfo, coded_info, packed_bytes, quantizer_info
 from qgraph.ops.composite import composite_of
 from qgraph.ops.dispatch import reference_kernel
@@ -109,7 +109,7 @@ def overview(model: ir.Model) -> Overview:
     if count:
         model = model.clone()
         freeze_inputs(model)
-    nodes = [node for owner in owners(model) for node in nodes_of(owner)]
+    nodes = list(all_nodes(model))
     found_sites = list(sites(prepared(model)))
     limit = ceiling(model)
     operators = Counter(operator_name(node) for node in nodes)

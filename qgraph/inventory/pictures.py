@@ -50,9 +50,8 @@ class Named:
     def __init__(self, model: NormalisedModel) -> None:
         self.known = KnownValues(model.imports)
         self.known.enter(model.graph)
-        self.values = {str(value.name): value for value in model.graph.inputs}
-        for node in model.graph:
-            self.values |= {str(value.name): value for value in node.outputs}
+        results = (value for node in model.graph for value in node.outputs)
+        self.values = {str(value.name): value for value in (*model.graph.inputs, *results)}
 
     def function(self, entry: str, exit_: str, builder: Builder) -> Expr | None:
         """Return the value called ``exit_`` as a function of the one called ``entry``.

@@ -19,7 +19,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts, infer
 from qgraph.graph.opset.versions import declare_domains
 from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
-from qgraph.graph.scopes import input_of, inputs_of, nodes_of, owners, producer_of
+from qgraph.graph.scopes import all_nodes, input_of, inputs_of, nodes_of, owners, producer_of
 from qgraph.graph.streaming import Stream
 from qgraph.inventory.layers import FoundLayer, product_role, quantized_layers
 from qgraph.lint.seen import CodeCounts, Observation, count_codes
@@ -98,7 +98,7 @@ class ModelFacts:
         self.undeclared = _undeclared(model)
         self.model = _readable(model, bool(self.overridable or self.undeclared))
         self.opset = self.model.opset_imports.get("", self.model.opset_imports.get("ai.onnx", 0))
-        self.nodes = [node for owner in owners(self.model) for node in nodes_of(owner)]
+        self.nodes = list(all_nodes(self.model))
         self._by_operator = by_key((node.op_type, node) for node in self.nodes)
         self._coders: dict[ir.Node, Coder] = {}
         self._constants: dict[ir.Value, Array | None] = {}

@@ -171,10 +171,11 @@ def merge_axes(
         else:
             sizes.append(size)
             spread.append(here)
-    merged = []
-    for index, x in enumerate(padded):
-        laid = [1 if ones[index] else n for n, ones in zip(sizes, spread, strict=True)]
-        merged.append(x.reshape(laid if x.size != 1 else ()))
+    laid = [
+        [1 if ones[index] else n for n, ones in zip(sizes, spread, strict=True)]
+        for index in range(len(padded))
+    ]
+    merged = [x.reshape(() if x.size == 1 else y) for x, y in zip(padded, laid, strict=True)]
     return tuple(sizes), merged
 
 

@@ -136,11 +136,8 @@ def find_minifloat(
 ) -> Minifloat | None:
     """The ONNX format with this grid and, if given, exactly this largest value; or None."""
     grid = exponent_bits, mantissa_bits, bias
-    for f in MINIFLOATS.values():
-        is_same = (f.exponent_bits, f.mantissa_bits, f.bias) == grid
-        if is_same and max_value in (None, f.max_value):
-            return f
-    return None
+    same = (f for f in MINIFLOATS.values() if (f.exponent_bits, f.mantissa_bits, f.bias) == grid)
+    return next((f for f in same if max_value in (None, f.max_value)), None)
 
 
 def holding(lo: float, hi: float, kinds: Iterable[str]) -> str | None:

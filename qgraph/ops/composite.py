@@ -103,6 +103,12 @@ def region_of(node: ir.Node) -> Region:
     return Region(ir.Value(name=""), node.outputs[0], (node,))
 
 
+def drafted(editor: Editor, node: ir.Node, write: Callable[[Draft], Operand]) -> Draft:
+    """Return the draft that ``write`` writes for ``node``."""
+    draft = editor.draft(region_of(node))
+    return draft.giving(write(draft))
+
+
 def differing(models: Sequence[ir.Model], wanted: Callable[[ir.Node], object]) -> frozenset[OpKey]:
     """Return the operators of wanted nodes whose number differs between the models."""
     counts = [Counter(OpKey.of(n) for n in nodes_of(m.graph) if wanted(n)) for m in models]

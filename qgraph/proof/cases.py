@@ -188,12 +188,8 @@ def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) ->
         sources = side.joined(node.outputs[0])
         if alone.issuperset(sources):
             alone.add(node.outputs[0])
-    ends = []
-    for value in alone:
-        users = [node for node in nodes if value in node.inputs]
-        if any(node.outputs[0] not in alone for node in users):
-            ends.append(value)
-    return ends
+    others = [node for node in nodes if node.outputs[0] not in alone]
+    return [value for value in alone if any(value in node.inputs for node in others)]
 
 
 _SAMPLES = np.linspace(-HIGHEST - 1, HIGHEST, 1024).astype(np.int64)
@@ -271,10 +267,8 @@ def _distinguishes_zeros(
     if len(signed) > _SIGNED:
         return True
     after = between(segment.y, quantized, side.operands) or []
-    steps = {}
-    for value in quantized:
-        before = between(value, [segment.x], side.operands) or []
-        steps[value] = run_nodes(side.known, before, {segment.x: data}, value)
+    parts = ((value, between(value, [segment.x], side.operands) or []) for value in quantized)
+    steps = {y: run_nodes(side.known, nodes, {segment.x: data}, y) for y, nodes in parts}
     ties: list[str] = []
     results = []
     for zeros in itertools.product((0.0, -0.0), repeat=len(signed)):

@@ -368,11 +368,10 @@ def _exactness(regions: Sequence[RegionVerdict], form: NormalForm | None) -> Exa
 
 def _conditions(regions: Sequence[RegionVerdict], sides: _Sides) -> Iterator[Condition]:
     yield from conditions_of(regions, max(side.frozen for side in sides))
-    for is_needed, condition in (
-        (any(side.has_common_sums for side in sides), WHOLE_SUMS),
-        (any(side.bias_sums for side in sides), BIAS_LAST),
-        (sides[0].open_clips != sides[1].open_clips, OPEN_BOUNDS),
-    ):
-        if is_needed:
-            yield condition
+    needed = {
+        WHOLE_SUMS: any(side.has_common_sums for side in sides),
+        BIAS_LAST: any(side.bias_sums for side in sides),
+        OPEN_BOUNDS: sides[0].open_clips != sides[1].open_clips,
+    }
+    yield from (condition for condition, is_needed in needed.items() if is_needed)
     yield from definitions.conditions(sides[0].defined)

@@ -269,9 +269,7 @@ def _nans_of_constants(nodes: Iterable[ir.Node]) -> dict[ir.Value, str]:
     Integers, such as the codes of a QuantizeLinear, end the way of a NaN. Constants with more
     elements than scales and masks usually have are not examined.
     """
-    causes: dict[ir.Value, str] = {}
-    for node, cause in _sources(nodes):
-        causes |= dict.fromkeys(_floats([node]), cause)
+    causes = {value: cause for node, cause in _sources(nodes) for value in _floats([node])}
     for value, following in reached(list(causes), _following).items():
         for each in following:
             causes.setdefault(each, causes[value])

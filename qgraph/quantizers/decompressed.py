@@ -75,11 +75,9 @@ class Decompressed(Region):
 def decompressed(model: ir.Model, limit: int = LATEST) -> Iterator[Decompressed]:
     """Yield the weights that Cast, Sub and Mul decode, in types that an opset has."""
     for owner in owners(model):
-        for node in nodes_of(owner):
-            if node.op_type == "Cast" and not node.domain:
-                weight = _WeightReader(owner.opset_imports, limit).read(node)
-                if weight is not None:
-                    yield weight
+        read = _WeightReader(owner.opset_imports, limit).read
+        casts = (node for node in nodes_of(owner) if node.op_type == "Cast" and not node.domain)
+        yield from filter(None, map(read, casts))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ Shapes are inferred; shapes stated in the model are not used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -23,14 +22,16 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_stream
-from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import RESHAPING, Facts, infer
+from qgraph.graph.interface import static_count
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
+from qgraph.ops.composite import drafted
 from qgraph.ops.operator import operator_of
 from qgraph.ops.static_parameters import settled
 from qgraph.ops.sums_of_products import is_never_empty
@@ -56,11 +57,7 @@ def join_pairs(model: ir.Model, *, constants: bool = True) -> int:
     """
     pairs = [each for each in _separated(model) if constants or not moves_constant(each[0])]
     editor = Editor(model)
-    drafts = []
-    for decode, write in pairs:
-        draft = editor.draft(Region(ir.Value(name=""), decode.outputs[0], (decode,)))
-        drafts.append(draft.giving(write(draft)))
-    editor.replace_all(drafts)
+    editor.replace_all([drafted(editor, decode, write) for decode, write in pairs])
     return len(pairs)
 
 
@@ -274,15 +271,10 @@ def axis_before(node: ir.Node, axis: int, facts: Facts) -> int | None:
         return axis
     if node.op_type not in RESHAPING or not all(isinstance(size, int) for size in (*result, *data)):
         return None
-    for index, size in enumerate(data):
-        if size == result[axis] and _product(data[:index]) == _product(result[:axis]):
-            return index
-    return None
+    same = (index for index, size in enumerate(data) if size == result[axis])
+    before = static_count(result[:axis])
+    return next((index for index in same if static_count(data[:index]) == before), None)
 
 
 def _sizes(facts: Facts, value: ir.Value | None) -> tuple[Dim, ...] | None:
     return None if value is None else facts.get(value, UNKNOWN).shape
-
-
-def _product(sizes: tuple[Dim, ...]) -> int:
-    return math.prod(size for size in sizes if isinstance(size, int))

@@ -382,7 +382,6 @@ def worst_of_node(target: Profile, form: NodeForm) -> tuple[Loads, str]:
     if form.since > form.opset:
         what = f"codes of type {form.codes}" if not form.block else f"blocks of {form.codes}"
         return Loads.NO, f"{what} need opset {form.since}, the model has {form.opset}"
-    for rule in target.load:
-        if rule.fits(form):
-            return rule.loads, rule.reason.format(**vars(form))
-    return Loads.YES, ""
+    fitting = (rule for rule in target.load if rule.fits(form))
+    answers = ((rule.loads, rule.reason.format(**vars(form))) for rule in fitting)
+    return next(answers, (Loads.YES, ""))

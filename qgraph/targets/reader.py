@@ -283,10 +283,8 @@ def _list(origin: Any, inner: tuple[Any, ...], value: object, place: Place) -> o
 
 def _spelled(place: Place) -> str:
     """Return a place as people write it: ``kernel[2].x.zero``."""
-    text = ""
-    for part in place:
-        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")
+    parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).lstrip(".")
 
 
 def _keys(text: str) -> Iterator[tuple[Place, int]]:

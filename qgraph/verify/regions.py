@@ -239,10 +239,9 @@ class EqualValues:
 
     def difference(self, outputs: Sequence[Pair]) -> str | None:
         """Return why the outputs are not proved equal; None if they are."""
-        for a, b in outputs:
-            if self._class(a) != self._class(b):
-                return f"no region proves output {a.name!r} equal in both models"
-        return None
+        apart = (a.name for a, b in outputs if self._class(a) != self._class(b))
+        text = "no region proves output {!r} equal in both models"
+        return next((text.format(name) for name in apart), None)
 
     def are_equal(self, one: ir.Value | None, other: ir.Value | None) -> bool:
         """Return whether a value of the reference and one of the candidate are in one class."""

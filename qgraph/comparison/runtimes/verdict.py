@@ -198,10 +198,8 @@ class _Trial:
         self, results: Sequence[RuntimeResult], outputs: Sequence[OutputComparison]
     ) -> Sequence[Stopped] | None:
         """Return the causes found at an earlier level with the same outputs."""
-        for result in results:
-            if list(result.outputs) == list(outputs) and result.suspects:
-                return result.suspects
-        return None
+        alike = (result for result in results if list(result.outputs) == list(outputs))
+        return next((result.suspects for result in alike if result.suspects), None)
 
     def _suspects(self, level: RuntimeLevel, error: float, least: float) -> list[Stopped]:
         """Choose options that remove the difference, greedily."""
@@ -332,9 +330,10 @@ def in_standard_operators(
 
 def _quantizers(model: ir.Model) -> list[str]:
     """Return the operators of quantizers that ONNX does not define; FakeQuantize has any domain."""
-    names = []
-    for node in (node for body in bodies(model) for node in body):
-        own = node.domain not in _THEIRS or node.op_type == "FakeQuantize"
-        if own and operator_of(node) is not None and node.op_identifier() not in model.functions:
-            names.append(node.op_type)
-    return names
+    return [
+        node.op_type
+        for body in bodies(model)
+        for node in body
+        if node.domain not in _THEIRS or node.op_type == "FakeQuantize"
+        if operator_of(node) is not None and node.op_identifier() not in model.functions
+    ]

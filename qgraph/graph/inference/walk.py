@@ -70,9 +70,11 @@ def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
     facts: dict[ir.Value, Fact] = {}
     walk = _Walk(facts, frozenset(model.functions), versions_of(model.opset_imports))
     shapes = open_interface(model) if interface is None else interface
-    for value in model.graph.inputs:
-        if value.type is None or isinstance(value.type, ir.TensorType):
-            facts[value] = Fact(value.dtype, shapes.get(str(value.name)))
+    facts |= {
+        value: Fact(value.dtype, shapes.get(str(value.name)))
+        for value in model.graph.inputs
+        if value.type is None or isinstance(value.type, ir.TensorType)
+    }
     walk.graph(model.graph)
     for function in model.functions.values():
         inner = _Walk(facts, walk.functions, versions_of(function.opset_imports))
@@ -218,16 +220,16 @@ class _Walk:
     limits: dict[str, int] = field(default_factory=dict)
 
     def graph(self, graph: ir.Graph) -> None:
-        for value in graph.initializers.values():
-            if value.const_value is not None and not value.is_graph_input():
-                self.known[value] = of_tensor(value.const_value)
+        self.known |= {
+            value: of_tensor(value.const_value)
+            for value in graph.initializers.values()
+            if value.const_value is not None and not value.is_graph_input()
+        }
         self.nodes(graph)
 
     def nodes(self, body: Iterable[ir.Node]) -> None:
         for node in body:
-            facts = self._results(node)
-            for value, fact in zip(node.outputs, facts, strict=False):
-                self.known[value] = fact
+            self.known.update(zip(node.outputs, self._results(node), strict=False))
 
     def _call(self, node: ir.Node, version: int) -> Call:
         operands = [None if v is None else self.known.get(v, UNKNOWN) for v in node.inputs]

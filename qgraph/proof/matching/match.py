@@ -107,13 +107,11 @@ class Matching(ValueClasses):
         self._named: dict[ValueChain, ValueChain] = {}
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes = self.interface.notes
-        for a, b in self.interface.defaults:
-            if not are_equal_defaults(a, b):
-                reason = f"the defaults of input {a.name!r} differ"
-                self.claims.append(EqualityClaim(Kind.OPEN, a, b, reason=reason))
-        for a, b in self.interface.inputs + self.interface.defaults:
-            if (conflicting := conflict(a, b)) is not None:
-                self.claims.append(EqualityClaim(Kind.OPEN, a, b, reason=conflicting))
+        pairs = self.interface.defaults
+        unequal = ((a, b) for a, b in pairs if not are_equal_defaults(a, b))
+        reasons = [(a, b, f"the defaults of input {a.name!r} differ") for a, b in unequal]
+        reasons += [(a, b, c) for a, b in self.interface.inputs + pairs if (c := conflict(a, b))]
+        self.claims += [EqualityClaim(Kind.OPEN, a, b, reason=text) for a, b, text in reasons]
         for pair in self.interface.outputs:
             self._resolve_all(pair)
 
@@ -330,9 +328,8 @@ class Matching(ValueClasses):
             return
         crossed = list(zip(ours, theirs[::-1], strict=True))
         is_crossed = self._by_name and any(x.name == y.name for x, y in crossed)
-        for x, y in crossed if is_crossed else zip(ours, theirs, strict=True):
-            if x.dtype is y.dtype:
-                yield x, y
+        pairs = crossed if is_crossed else zip(ours, theirs, strict=True)
+        yield from ((x, y) for x, y in pairs if x.dtype is y.dtype)
 
     def _joint_entries(self, pair: Pair) -> tuple[Pair, ...] | None:
         """Return the two pairs of equal values from which both are computed, if there are two."""

@@ -271,11 +271,13 @@ def common_form(
     ours: Sequence[OperatorForm], theirs: Sequence[OperatorForm]
 ) -> tuple[OperatorForm, OperatorForm] | None:
     """Return the forms of two nodes that have one label; None if there are none."""
-    for one in ours:
-        for other in theirs:
-            if one.label == other.label and len(one.operands) == len(other.operands):
-                return one, other
-    return None
+    alike = (
+        (one, other)
+        for one in ours
+        for other in theirs
+        if one.label == other.label and len(one.operands) == len(other.operands)
+    )
+    return next(alike, None)
 
 
 def new_shape(node: ir.Node) -> Hashable:

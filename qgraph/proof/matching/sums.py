@@ -30,11 +30,12 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of, nodes_of
 from qgraph.graph.slices import reached
+from qgraph.ops.composite import drafted
 from qgraph.ops.integer.decoded import is_of_decoded, is_product, read_decoded, read_wholes
 from qgraph.ops.integer.definitions import exact_product
 from qgraph.ops.integer.forms import are_powers_of_two, draft_exact
@@ -111,12 +112,8 @@ def _write_alike(model: ir.Model, forms: _Forms) -> None:
     require(model, _OPSET)
     for label, write_for in forms:
         editor = Editor(model)
-        drafts = []
-        for node in model.graph:
-            write = write_for(node)
-            if write is not None:
-                draft = editor.draft(Region(ir.Value(name=""), node.outputs[0], (node,)))
-                drafts.append(draft.giving(write(draft)))
+        writers = [(node, write) for node in model.graph if (write := write_for(node))]
+        drafts = [drafted(editor, node, write) for node, write in writers]
         editor.replace_all(drafts)
         # Equal names are hints for the matching, which values of different forms must not give.
         for draft in drafts:

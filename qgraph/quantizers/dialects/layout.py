@@ -156,10 +156,8 @@ def laid_out(site: Site) -> CodeLayout | None:
                 return None
             shapes.append(target)
     codes, arrays = shapes[-1], arrays_of(site.quantizer)
-    for seen in dict.fromkeys([codes, *shapes[::-1]]):
-        if _lie(arrays, seen, codes):
-            return CodeLayout(codes, seen)
-    return None
+    seen = dict.fromkeys([codes, *shapes[::-1]])
+    return next((CodeLayout(codes, each) for each in seen if _lie(arrays, each, codes)), None)
 
 
 def through_reshape(site: Site) -> Site:

@@ -172,10 +172,7 @@ def _takes_constant(node: ir.Node) -> bool:
 
 def neighbours(node: ir.Node) -> Iterator[ir.Node]:
     """Yield the producers of a node's operands and the users of its results."""
-    for value in node.inputs:
-        producer = producer_of(value)
-        if producer is not None:
-            yield producer
+    yield from filter(None, map(producer_of, node.inputs))
     for value in node.outputs:
         yield from value.consumers()
 

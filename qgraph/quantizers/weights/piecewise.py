@@ -234,13 +234,12 @@ class ElementProgram:
 
     def loaded(self) -> ElementProgram:
         """Return the program with all parameters in memory."""
-        calls = []
-        for call in self.calls:
-            operands = (
-                replace(p, held=p.array) if isinstance(p, Parameter) else p for p in call.operands
-            )
-            calls.append(replace(call, operands=tuple(operands)))
-        return replace(self, calls=tuple(calls))
+        loaded = (
+            [replace(p, held=p.array) if isinstance(p, Parameter) else p for p in call.operands]
+            for call in self.calls
+        )
+        pairs = zip(self.calls, loaded, strict=True)
+        return replace(self, calls=tuple(replace(call, operands=tuple(p)) for call, p in pairs))
 
     def split(self) -> tuple[ElementProgram, ElementProgram] | None:
         """Return the first operator and the rest; None if the rest also uses the data."""
