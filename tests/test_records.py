@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pickle
 from functools import cached_property
 from typing import Any
@@ -80,3 +81,50 @@ def test_a_record_that_contains_itself_is_shown_and_records_are_pickled():
     shown.inner.append(shown)
     assert repr(shown) == "Shown(inner=[...])"
     assert pickle.loads(pickle.dumps(Shown(3))) == Shown(3)
+
+
+def test_objects_are_made_like_those_of_dataclasses():
+    def made(maker: Any) -> list[object]:
+        @maker
+        class Made:
+            """A class."""
+
+            first: int
+            second: str = "x"
+            rest: list[int] = dataclasses.field(default_factory=list)
+            last: bool = dataclasses.field(default=True, kw_only=True)
+
+            def __post_init__(self) -> None:
+                self.total = len(self.rest)
+
+        @maker
+        class Derived(Made):
+            """A class with a field that has a new default."""
+
+            second: str = "y"
+            more: float = 0.5
+
+        found = []
+        for cls in (Made, Derived):
+            one, other = cls(1, rest=[2]), cls(3, "z", last=False)
+            assert cls(1).rest is not cls(1).rest
+            found += [vars(one), vars(other), str(inspect.signature(cls)), cls.__match_args__]
+            for wrong in ({}, {"first": 1, "nothing": 2}):
+                with pytest.raises(TypeError) as error:
+                    cls(**wrong)
+                found.append(str(error.value))
+        return found
+
+    assert made(records.dataclass) == made(dataclasses.dataclass)
+
+
+def test_a_class_without_objects_has_the_signature_of_its_fields():
+    @records.dataclass(frozen=True)
+    class Never:
+        """A class."""
+
+        a: int
+        b: str = "b"
+
+    assert str(inspect.signature(Never)) == "(a: 'int', b: 'str' = 'b') -> None"
+    assert inspect.signature(Never.__init__).parameters.keys() == {"self", "a", "b"}
