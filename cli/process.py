@@ -1,12 +1,7 @@
-"""Changes of the command line to its process: streams, signals, garbage collector, imports.
-
-The library changes none of these; :func:`tune` is called only where the process is the command's.
-"""
+"""What the command line does to its process: streams, signals, modules of plugins."""
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
 import os
 import re
@@ -15,79 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, TextIO
 
 from qgraph.errors import OptionError, QGraphError
 from qgraph.text import without_commands
-
-_LAZY = frozenset(
-    {
-        "google.protobuf.json_format",
-        "google.protobuf.text_format",
-        "networkx",
-        "numpy._core._add_newdocs",
-        "numpy._core._add_newdocs_scalars",
-        "onnx.compose",
-        "onnx.gen_proto",
-        "onnx.parser",
-        "onnx.printer",
-        "onnx.utils",
-        "onnx.version_converter",
-        "onnx_ir._symbolic_shapes",
-        "packaging.version",
-        "sympy",
-    }
-)
-"""Modules that qgraph, NumPy, onnx and onnx_ir import but use in few functions or none. sympy, for
-arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes.
-A second import loads a module, so at most one module of qgraph imports one of them at its head."""
-
-_OBJECTS = 1_000_000
-"""Number of new objects after which Python collects garbage."""
-
-
-class _LazyFinder:
-    """Import finder that executes the modules of :data:`_LAZY` only when they are first used."""
-
-    @staticmethod
-    def find_spec(
-        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in _LAZY else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
-def tune() -> None:
-    """Tune this process for one command: import lazily, collect garbage rarely.
-
-    Modules that few commands use are loaded at first use. Garbage is collected rarely, because most
-    objects of a command live until the process ends. Passes multiply no matrices, so NumPy is
-    limited to one thread.
-    """
-    sys.meta_path.insert(0, _LazyFinder)
-    gc.set_threshold(_OBJECTS, 50, 50)
-    atexit.register(gc.freeze)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Collect no garbage meanwhile: looking for it in large graphs, which live on, takes long.
-
-    A process that :func:`tune` prepared collects none afterwards either, because it ends.
-    """
-    is_enabled = gc.isenabled() and gc.get_threshold()[0] != _OBJECTS
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def find_modules(names: Sequence[str]) -> None:

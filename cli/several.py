@@ -10,19 +10,21 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qgraph.cli import options
 from qgraph.cli.files import planned
 from qgraph.cli.output import Talk
-from qgraph.cli.process import without_collector
-from qgraph.cli.tasks import Arguments, Task, handle_all, new_folders
+from qgraph.cli.tuning import without_collector
 from qgraph.errors import ModelError, OptionError
 from qgraph.records import dataclass, replace
 from qgraph.storage.places import key_of
 from qgraph.text import counted
+
+if TYPE_CHECKING:
+    from qgraph.cli.tasks import Arguments, Task
 
 _OF_ONE = ("out", "certificate", "html", "markdown", "sarif")
 """Options that name a file for one model."""
@@ -81,6 +83,8 @@ class _Run:
 
     def all(self, named: Sequence[Path], jobs: int) -> int:
         """Handle all models, and return the exit status."""
+        from qgraph.cli.tasks import Task, handle_all, new_folders
+
         self._check()
         models = found_models(named, self.talk, without=self.folder)
         places = self._places(models)
@@ -203,6 +207,8 @@ def _compare(
     name: str, talk: Talk, folders: tuple[Path, Path], arguments: Arguments, jobs: int
 ) -> int:
     """Compare the models with equal paths in two folders, and return the exit status."""
+    from qgraph.cli.tasks import Task, handle_all, new_folders
+
     for option in _FOLDERS_OF:
         if arguments.get(option) == options.STDOUT:
             raise click.UsageError(

@@ -28,7 +28,8 @@ from qgraph.cli.output import (
     show,
     show_paragraph,
 )
-from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, load_modules, tune
+from qgraph.cli.process import SIGNALLED, Interrupted, interruptible, load_modules
+from qgraph.cli.tuning import tune
 from qgraph.errors import QGraphError
 from qgraph.records import dataclass, replace
 from qgraph.reporting.view import Tone

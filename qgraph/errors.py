@@ -16,7 +16,6 @@ Every message has four parts: location, actual value, expected value, what to do
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -191,9 +190,11 @@ def meant(value: object, known: Iterable[str]) -> str:
 
 def closest(value: object, known: Iterable[str]) -> str | None:
     """Return the known word that is most similar to ``value``; None if none is."""
+    from difflib import get_close_matches
+
     words = {each.casefold(): each for each in known}
     text = value.casefold() if isinstance(value, str) else ""
-    near = difflib.get_close_matches(text, words, n=1)
+    near = get_close_matches(text, words, n=1)
     return words[near[0]] if near else None
 
 

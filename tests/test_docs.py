@@ -22,7 +22,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qgraph.cli.main import cli, main
+from qgraph.cli.group import cli
+from qgraph.cli.main import main
 from qgraph.model import load
 from qgraph.ops import operator
 from qgraph.transforms.base import TRANSFORMS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Writing:
     shard_bytes: int | None = None
     safetensors: bool = False
     size_threshold: int | None = None
-    executor: Executor | None = None
+    executor: futures.Executor | None = None
     progress: Progress | None = None
     outputs: Outputs | None = None
 

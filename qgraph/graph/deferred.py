@@ -15,7 +15,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent import futures
 from io import FileIO
 from itertools import cycle, islice
 from typing import Any, Protocol, Self
@@ -168,7 +168,7 @@ def tensor_of(
 
 def carry_out(
     work: Iterable[tuple[Job, Sequence[Sink]]],
-    executor: Executor,
+    executor: futures.Executor,
     tell: Callable[[int, Sequence[WrittenRun]], None],
 ) -> None:
     """Run all parts of jobs, given with the sinks of their tensors.
@@ -177,7 +177,7 @@ def carry_out(
     started, and running parts are awaited. ``tell`` is called after each part with the number of
     bytes that it has read, and the written runs.
     """
-    running: dict[Future[Any], tuple[Job, dict[int, Any], int, int, int]] = {}
+    running: dict[futures.Future[Any], tuple[Job, dict[int, Any], int, int, int]] = {}
 
     def started() -> Iterator[None]:
         for job, sinks in work:
@@ -195,7 +195,7 @@ def carry_out(
                 pass
             if not running:
                 return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
             for future in done:
                 job, results, number, count, reads = running.pop(future)
                 results[number], written = future.result()
@@ -205,7 +205,7 @@ def carry_out(
     except BaseException:
         for future in running:
             future.cancel()
-        wait(running)
+        futures.wait(running)
         raise
 
 
@@ -303,10 +303,10 @@ class ReadBack:
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._files = {path: _Returning(path, size) for path, size in sizes.items()}
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="qgraph-read-back")
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="qgraph-hash")
-        self._reads: deque[Future[None]] = deque()
-        self._hashed: Future[None] | None = None
+        self._reader = futures.ThreadPoolExecutor(1, thread_name_prefix="qgraph-read-back")
+        self._hasher = futures.ThreadPoolExecutor(1, thread_name_prefix="qgraph-hash")
+        self._reads: deque[futures.Future[None]] = deque()
+        self._hashed: futures.Future[None] | None = None
         self._buffers = cycle(memoryview(bytearray(_PIECE_BYTES)) for _ in range(2))
 
     def __enter__(self) -> Self:

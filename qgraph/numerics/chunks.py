@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -180,8 +180,8 @@ def merge_axes(
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph")
+def _threads() -> futures.ThreadPoolExecutor:
+    return futures.ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph")
 
 
 if hasattr(os, "register_at_fork"):

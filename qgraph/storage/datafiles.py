@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def write(
     folder: Path,
     *,
     safetensors: bool = False,
-    executor: Executor | None = None,
+    executor: futures.Executor | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[int, ir.TensorProtocol], dict[str, str], dict[int, FileRange]]:
     """Write data files into the scratch folder of a model, read them back, and reserve names.
@@ -152,7 +152,7 @@ def write(
     }
     with (
         ReadBack(sizes) as back,
-        ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph-save") as threads,
+        futures.ThreadPoolExecutor(available_cores(), thread_name_prefix="qgraph-save") as threads,
     ):
         back.take(runs)
         carry_out(here if executor else [*here, *away], threads, tell)

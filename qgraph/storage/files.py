@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import Executor
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -145,7 +145,7 @@ def save(
     shard_bytes: int | None = None,
     safetensors: bool = False,
     size_threshold: int = datafiles.THRESHOLD,
-    executor: Executor | None = None,
+    executor: futures.Executor | None = None,
     progress: datafiles.Progress | None = None,
     outputs: Outputs | None = None,
 ) -> None:

@@ -235,11 +235,17 @@ def _prefix(target: Path) -> str:
 
 def _remove(folder: Path) -> None:
     try:
-        shutil.rmtree(folder)
+        descriptor = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            for name in os.listdir(descriptor):
+                os.unlink(name, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        folder.rmdir()
     except FileNotFoundError:
         pass
     except BaseException as error:
-        # A signal or an error must not leave half of it.
+        # A folder in it, a signal or an error must not leave half of it.
         shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, OSError):
             raise

@@ -19,7 +19,6 @@ from types import MappingProxyType
 import onnx
 import onnx_ir as ir
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -169,11 +168,9 @@ def has_only_texts(content: bytes) -> bool:
 @functools.cache
 def _checked_model() -> type[Message]:
     """Return the class of the messages of models, declared in proto3."""
-    file = FileDescriptorProto()
-    onnx.ModelProto.DESCRIPTOR.file.CopyToProto(file)
-    file.syntax = "proto3"
     pool = DescriptorPool()
-    pool.Add(file)
+    # Of a field that occurs twice, the last one counts: here the field syntax.
+    pool.AddSerializedFile(onnx.ModelProto.DESCRIPTOR.file.serialized_pb + b"b\x06proto3")
     checked: type[Message] = GetMessageClass(
         pool.FindMessageTypeByName(onnx.ModelProto.DESCRIPTOR.full_name)
     )

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from click.shell_completion import ShellComplete
 
-from qgraph.cli.main import cli
+from qgraph.cli.group import cli
 
 MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "digits_brevitas.onnx")
 

@@ -15,8 +15,8 @@ Resizing gives each size times its scale, rounded down, or the sizes in the node
 
 from __future__ import annotations
 
+import fractions
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -316,7 +316,7 @@ def _times(size: Dim, scale: float) -> Dim:
     if not isinstance(size, int) or not 0 < scale < 1 << 20:
         return None
     sizes = {
-        int(Fraction(scale) * size // 1),
+        int(fractions.Fraction(scale) * size // 1),
         int(np.floor(np.float32(size) * np.float32(scale))),
         int(np.floor(size * scale)),
     }

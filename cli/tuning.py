@@ -1,0 +1,156 @@
+"""Imports and garbage collection of a process that runs one command.
+
+The library changes neither; :func:`tune` is called only where the process is the command's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+
+_LAZY = frozenset(
+    {
+        "calendar",
+        "concurrent.futures",
+        "csv",
+        "ctypes",
+        "decimal",
+        "fractions",
+        "google.protobuf.json_format",
+        "google.protobuf.text_format",
+        "html",
+        "importlib.metadata",
+        "json",
+        "networkx",
+        "numpy._core._add_newdocs",
+        "numpy._core._add_newdocs_scalars",
+        "onnx.compose",
+        "onnx.gen_proto",
+        "onnx.numpy_helper",
+        "onnx.parser",
+        "onnx.printer",
+        "onnx.serialization",
+        "onnx.shape_inference",
+        "onnx.utils",
+        "onnx.version_converter",
+        "onnx_ir._symbolic_shapes",
+        "onnx_ir.schemas",
+        "onnx_ir.tape",
+        "onnx_ir.tensor_adapters",
+        "packaging.version",
+        "pickle",
+        "pkgutil",
+        "shutil",
+        "sympy",
+        "tempfile",
+        "zipfile",
+    }
+)
+"""Modules that qgraph and its dependencies import but use in few functions or none. sympy, for
+arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
+
+_OBJECTS = 1_000_000
+"""Number of new objects after which Python collects garbage."""
+
+
+class _Unused(ModuleType):
+    """A module that was imported and not used yet; another import does not load it either."""
+
+    def __getattribute__(self, name: str) -> Any:
+        own = super().__getattribute__
+        if name == "__spec__":  # import statements read it
+            return own(name)
+        if name == "__module__":  # onnx_ir asks modules for it; only classes and functions have it
+            raise AttributeError(name)
+        if name == "version" and own("__name__") == "importlib.metadata":
+            return _version  # onnx asks for its own when it is imported
+        own("__spec__").loader_state.load(self)
+        return own(name)
+
+
+class _Loader(LazyLoader):
+    """Executes a module when it is first used; other threads wait meanwhile."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        self._loader = loader
+        self._lock = threading.RLock()
+        self._has_begun = False
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = vars(module)["__spec__"]
+        spec.loader, spec.loader_state, module.__loader__ = self._loader, self, self._loader
+        module.__class__ = _Unused
+
+    def load(self, module: ModuleType) -> None:
+        with self._lock:
+            if not self._has_begun:
+                self._has_begun = True
+                self._loader.exec_module(module)
+                module.__class__ = ModuleType
+
+
+def _version(name: str) -> str:
+    """Return the version of a package, like ``importlib.metadata``, but without importing email."""
+    for folder in sys.path:
+        with suppress(OSError):
+            for entry in os.listdir(folder or "."):
+                if entry.startswith(f"{name}-") and entry.endswith(".dist-info"):
+                    with open(os.path.join(folder, entry, "METADATA"), encoding="utf-8") as lines:
+                        for line in lines:
+                            if line.startswith("Version: "):
+                                return line.removeprefix("Version: ").strip()
+    return str(sys.modules["importlib.metadata"].distribution(name).version)
+
+
+class _LazyFinder:
+    """Import finder that executes the modules of :data:`_LAZY` only when they are first used."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _LAZY else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+def tune() -> None:
+    """Tune this process for one command: import lazily, collect garbage rarely.
+
+    Modules that few commands use are loaded at first use. Garbage is collected rarely, because most
+    objects of a command live until the process ends. Passes multiply no matrices, so NumPy is
+    limited to one thread.
+    """
+    sys.meta_path.insert(0, _LazyFinder)
+    gc.set_threshold(_OBJECTS, 50, 50)
+    atexit.register(gc.freeze)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Collect no garbage meanwhile: looking for it in large graphs, which live on, takes long.
+
+    A process that :func:`tune` prepared collects none afterwards either, because it ends.
+    """
+    is_enabled = gc.isenabled() and gc.get_threshold()[0] != _OBJECTS
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()

@@ -1,0 +1,70 @@
+"""A process of the command line loads modules when they are used, and finds the same in them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+TUNED = "import sys; from qgraph.cli import tuning; tuning.tune();"
+
+
+def printed(code: str, *arguments: object) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", TUNED + code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_module_is_loaded_when_it_is_used_and_not_when_it_is_imported_again():
+    code = """
+import csv, zipfile, csv
+print(type(csv).__name__)
+print(next(csv.reader(['a,b'])), zipfile.ZIP_STORED, csv.__loader__ is csv.__spec__.loader)
+print(type(csv).__name__, type(zipfile).__name__)
+"""
+    assert printed(code) == ["_Unused", "['a', 'b'] 0 True", "module module"]
+
+
+def test_the_version_of_onnx_is_that_of_its_metadata():
+    code = """
+import importlib.metadata, onnx
+print(onnx.__version__, importlib.metadata.version('numpy'), 'email' in sys.modules)
+print(importlib.metadata.distribution('onnx').version, 'email' in sys.modules)
+try:
+    importlib.metadata.version('there-is-no-such-package')
+except importlib.metadata.PackageNotFoundError as error:
+    print('none', error.name)
+"""
+    onnx, numpy = map(importlib.metadata.version, ("onnx", "numpy"))
+    lines = [f"{onnx} {numpy} False", f"{onnx} True", "none there-is-no-such-package"]
+    assert printed(code) == lines
+
+
+def test_a_package_that_is_only_in_metadata_of_another_name_is_found(tmp_path: Path):
+    folder = tmp_path / "some_thing-1.5.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-thing\nVersion: 1.5\n")
+    code = """
+sys.path.insert(0, sys.argv[1])
+import importlib.metadata
+print(importlib.metadata.version('some_thing'), importlib.metadata.version('Some-Thing'))
+"""
+    assert printed(code, tmp_path) == ["1.5 1.5"]
+
+
+def test_threads_wait_until_a_module_is_loaded(tmp_path: Path):
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.2)\nanswer = 42\n")
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+sys.path.insert(0, sys.argv[1])
+tuning._LAZY |= {'slow_module'}
+import slow_module
+with ThreadPoolExecutor(4) as pool:
+    print({each.result() for each in [pool.submit(lambda: slow_module.answer) for _ in range(4)]})
+"""
+    assert printed(code, tmp_path) == ["{42}"]
