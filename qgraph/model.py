@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from qgraph.graph.tensors import slots
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage import datafiles
 from qgraph.storage import files as storage
-from qgraph.storage.archive import Arrays, arrays_by_name
 from qgraph.storage.origin import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same
@@ -35,6 +34,7 @@ from qgraph.text import Displayed, counted
 if TYPE_CHECKING:
     from qgraph.certificate import Identity
     from qgraph.execution.prepare import Prepared
+    from qgraph.storage.archive import Arrays
 
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
@@ -96,7 +96,7 @@ class Model(Displayed):
         shard_bytes: int | None = None,
         safetensors: bool = False,
         size_threshold: int = datafiles.THRESHOLD,
-        executor: Executor | None = None,
+        executor: futures.Executor | None = None,
         progress: datafiles.Progress | None = None,
         outputs: Outputs | None = None,
     ) -> None:
@@ -274,6 +274,7 @@ class Model(Displayed):
         """
         from qgraph.execution.prepare import Prepared
         from qgraph.quantizers.standardize import standardize
+        from qgraph.storage.archive import arrays_by_name
 
         arrays = arrays_by_name(inputs)
         require(taps, list | tuple, "taps", "a list of names of tensors")

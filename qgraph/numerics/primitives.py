@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, minifloat
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.numerics.rounding import Rounding, power, round_to_integer
+from qgraph.numerics.rounding import Rounding, round_to_integer
 
 _ZERO = np.float32(0)
 
@@ -87,6 +87,12 @@ def _one_by_one(pick: np.ufunc) -> Callable[..., Array]:
     return compute
 
 
+def _power(x: Array, y: Array, out: Array | None = None) -> Array:
+    from qgraph.numerics.correct_rounding import power
+
+    return power(x, y)
+
+
 NUMPY: dict[str, Callable[..., Array]] = {
     "Identity": lambda x, out=None: x,
     "Add": np.add,
@@ -114,7 +120,7 @@ NUMPY: dict[str, Callable[..., Array]] = {
     "Or": np.logical_or,
     "IsNaN": np.isnan,
     "Where": _where,
-    "Pow": lambda x, y, out=None: power(x, y),
+    "Pow": _power,
     "Cast": cast,
     "Gather": gather,
 }

@@ -20,13 +20,12 @@ from qgraph.graph.schema import MICROSOFT
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.composite import composite_kernel, composite_of
-from qgraph.ops.integer.kernels import integer_kernel
-from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
-from qgraph.ops.kernels.standard import Kernel, kernel_of
 from qgraph.ops.operator import Operator, operator_of
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
+
+    from qgraph.ops.kernels.standard import Kernel
 
 
 Imports = Mapping[str, int]
@@ -51,6 +50,10 @@ def kernel_for(node: ir.Node, imports: Imports) -> Kernel:
     operator = operator_of(node)
     if operator is not None:
         return _quantizer(node, operator)
+    from qgraph.ops.integer.kernels import integer_kernel
+    from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits, mat_mul_n_bits
+    from qgraph.ops.kernels.standard import kernel_of
+
     if is_mat_mul_n_bits(node):
         return mat_mul_n_bits(node)
     composite = composite_of(node)

@@ -16,8 +16,8 @@ from qgraph.graph.constants import constant, constant_tensor
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, input_of, is_control, nodes_of
 from qgraph.numerics import Array
+from qgraph.numerics.correct_rounding import FUNCTIONS, is_rounded_once
 from qgraph.numerics.primitives import NUMPY
-from qgraph.numerics.rounding import FUNCTIONS, is_rounded_once
 from qgraph.ops.dispatch import SUMMING, Imports, NodeStep, is_any_order_exact, kernel_for
 from qgraph.ops.operator import is_defined
 

@@ -24,9 +24,7 @@ from qgraph.graph.schema import element_type
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.values import OpenScale, ScaleReadError, compare_values
 from qgraph.ops.dispatch import evaluate
-from qgraph.ops.known_values import CHOOSING, meets_both_zeros
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
-from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Form, Forms, lower
 from qgraph.proof.functions.pair import (
@@ -110,6 +108,8 @@ def _counted(outcome: PairOutcome) -> Verdict:
 
 def _enumerate(site: Site, draft: Draft, dtype: ir.DataType) -> PairOutcome:
     """Compare on all values of a 16-bit type, in every channel, with the operators' kernels."""
+    from qgraph.proof.functions.enumeration import NodeSegment, enumerate_values, free_axis
+
     parts = [NodeSegment(region.nodes, region.x, region.y) for region in (site, draft)]
     runs = [partial(evaluate, part.nodes, part.x, part.y) for part in parts]
     return enumerate_values(dtype, runs, *free_axis(parts, site.shape))
@@ -198,6 +198,8 @@ def _open_zeros(region: Site | Draft, data: Array) -> int:
 
     ONNX leaves this sign open for operands -0 and +0, and runtimes differ.
     """
+    from qgraph.ops.known_values import CHOOSING, meets_both_zeros
+
     number = 0
     for index, node in enumerate(region.nodes):
         if node.domain or node.op_type not in CHOOSING:

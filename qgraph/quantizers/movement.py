@@ -33,8 +33,6 @@ from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.composite import drafted
 from qgraph.ops.operator import operator_of
-from qgraph.ops.static_parameters import settled
-from qgraph.ops.sums_of_products import is_never_empty
 from qgraph.quantizers.decompressed import decompressed
 from qgraph.records import dataclass
 
@@ -67,6 +65,8 @@ def prepared(model: ir.Model) -> ir.Model:
     Parameters that follow from static dimensions are constants in it, data moves after pairs, and
     DequantizeLinear decodes the constants that Cast, Sub and Mul decode.
     """
+    from qgraph.ops.static_parameters import settled
+
     static = settled(model)
     if not _separated(static) and next(decompressed(static), None) is None:
         return static
@@ -246,6 +246,8 @@ def keeps_order(node: ir.Node, decode: ir.Node, facts: Facts) -> bool:
     """Return whether decoding can be exchanged with a node, which may take maxima."""
     if node.op_type != "MaxPool":
         return True
+    from qgraph.ops.sums_of_products import is_never_empty
+
     scale, sizes = constant_expression(decode.inputs[1]), _sizes(facts, node.inputs[0])
     if scale is None or sizes is None or scale.dtype not in (np.float32, np.float16):
         return False

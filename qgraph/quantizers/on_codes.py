@@ -16,12 +16,14 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant_expression, constant_tensor
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.graph.scopes import inputs_of, producer_of
-from qgraph.graph.slices import ancestors, sources
 from qgraph.graph.tensors import stored_bytes
 from qgraph.numerics import Array
-from qgraph.ops.integer.products import SIGNATURES
-from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
 from qgraph.records import dataclass
+
+_STANDARD = frozenset(
+    {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
+)
+"""Operators on codes of ONNX itself; all others are of com.microsoft."""
 
 _RESULTS = {
     "QLinearAdd": (6, 7),
@@ -76,8 +78,17 @@ class CodedTensor:
     stored: int | None = None
 
 
+def may_be_on_codes(node: ir.Node) -> bool:
+    """Return whether a node can be an operator on codes, by its name alone."""
+    return node.domain == MICROSOFT or (not node.domain and node.op_type in _STANDARD)
+
+
 def coded_tensors(node: ir.Node) -> Iterator[CodedTensor]:
     """Yield the constant weights of an operator on codes, and its result if that is codes."""
+    if not may_be_on_codes(node):
+        return
+    from qgraph.ops.integer.products import SIGNATURES
+
     inputs = dict(enumerate(node.inputs))
     signature = SIGNATURES.get(OpKey.of(node))
     if signature is not None:
@@ -110,6 +121,8 @@ def coded_pair(node: ir.Node) -> CodedTensor:
 
 def is_dynamic(node: ir.Node) -> bool:
     """Return whether a parameter of a quantizer is computed from data that the model is fed."""
+    from qgraph.graph.slices import ancestors, sources
+
     values = ancestors(
         filter(None, node.inputs[1:]),
         lambda value: [] if producer_of(value, *_OF_SIZES) else sources(value),
@@ -155,6 +168,8 @@ def _format(node: ir.Node, stored: ir.DataType) -> tuple[str | None, int | None]
 
 def _zero_points(node: ir.Node, value: ir.Value | None, scale: Array | None) -> Array | None:
     zeros = constant_expression(value)
+    from qgraph.ops.kernels.mat_mul_n_bits import Weights, is_mat_mul_n_bits
+
     if is_mat_mul_n_bits(node):
         if value is None or zeros is not None:
             with suppress(UnsupportedError, ValueError):

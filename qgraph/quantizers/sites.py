@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -31,17 +31,18 @@ from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site,
 from qgraph.quantizers.dialects.onnx import wraps_around
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
-from qgraph.quantizers.recognition.chains import Memory, chain_of
-from qgraph.quantizers.recognition.readers import is_hopeless, is_ruled_out, quantizer_of
 from qgraph.quantizers.recognition.regions import (
     UseDefGraph,
     connected_to_constants,
     is_elementwise,
     searched,
 )
-from qgraph.quantizers.recognition.steps import Kinds, Notation, Step
 from qgraph.reasons import NO_OPERATOR
 from qgraph.records import by_key
+
+if TYPE_CHECKING:
+    from qgraph.quantizers.recognition.chains import Memory
+    from qgraph.quantizers.recognition.steps import Kinds, Notation, Step
 
 PLAIN = "onnx"
 
@@ -78,7 +79,7 @@ _MOST_ROUNDINGS = 3
 _CODES = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16", "INT32")
 
 Readers: TypeAlias = dict[OpKey, list[Dialect]]
-_Question: TypeAlias = tuple[tuple[int, ...], Notation]
+_Question: TypeAlias = tuple[tuple[int, ...], "Notation"]
 
 
 class PatternMatcher:
@@ -91,15 +92,27 @@ class PatternMatcher:
     def __init__(self, nodes: Iterable[ir.Node]) -> None:
         self._graph = UseDefGraph(searched(nodes, _KNOWN_ALONE))
         self._forms = Forms()
-        self._memory = Memory()
         self._meanings: dict[_Question, tuple[tuple[Step, ...], Quantizer | None]] = {}
-        self._kinds = Kinds()
         self._possible: dict[int, bool] = {}
         self._hopeless: dict[int, bool] = {}
         self._readings: dict[object, dict[bytes | None, Site]] = {}
         self._taken: set[ir.Node] = set()
         self._containing: dict[ir.Node, list[Site]] = {}
         self._search()
+
+    # Chains and their readers are imported only for models that have float chains.
+
+    @cached_property
+    def _memory(self) -> Memory:
+        from qgraph.quantizers.recognition.chains import Memory
+
+        return Memory()
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        from qgraph.quantizers.recognition.steps import Kinds
+
+        return Kinds()
 
     def is_taken(self, node: ir.Node) -> bool:
         """Return whether ``node`` belongs to a quantizer that :meth:`take` was called with."""
@@ -166,6 +179,8 @@ class PatternMatcher:
         if expression is None or expression.dtype != FLOAT or not _is_real(y):
             return None
         # The sign of what is rounded may be all that a result depends on.
+        from qgraph.quantizers.recognition.chains import chain_of
+
         ends = None if self._graph.has_signs else self._are_hopeless
         chain = chain_of(expression, self._memory, most_roundings=_MOST_ROUNDINGS, ends=ends)
         kinds = self._kinds.of(chain.steps)
@@ -184,6 +199,8 @@ class PatternMatcher:
 
     def _may_be_quantizer(self, steps: tuple[Step, ...], kinds: int | None) -> bool:
         """Return whether ``steps`` on real numbers may be a quantizer."""
+        from qgraph.quantizers.recognition.readers import is_ruled_out
+
         if kinds is None:
             return not is_ruled_out(steps)
         if kinds not in self._possible:
@@ -196,6 +213,8 @@ class PatternMatcher:
         if kinds is None:
             return False
         if kinds not in self._hopeless:
+            from qgraph.quantizers.recognition.readers import is_hopeless
+
             self._hopeless[kinds] = is_hopeless(steps)
         return self._hopeless[kinds]
 
@@ -212,6 +231,8 @@ class PatternMatcher:
         """Return the quantizer of steps; equal steps are read once."""
         key = tuple(map(id, steps)), notation
         if key not in self._meanings:
+            from qgraph.quantizers.recognition.readers import quantizer_of
+
             self._meanings[key] = steps, quantizer_of(steps, notation)
         return self._meanings[key][1]
 
@@ -260,6 +281,8 @@ def _notation(nodes: tuple[ir.Node, ...], x: ir.Value) -> Notation | None:
     # Codes without an element can be packed in no type, and no quantizer takes integers.
     if (decodes and (codes is None or not codes.size)) or (not decodes and type_name not in _REALS):
         return None
+    from qgraph.quantizers.recognition.steps import Notation
+
     is_pair = dialects == {"qdq"} and set(names) <= {name for pair in _PAIRS for name in pair}
     return Notation(dialects.pop() if dialects else PLAIN, is_pair, type_name if decodes else None)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import html
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,6 +160,8 @@ def steps_section(
 
     ``staircases`` are results of :func:`qgraph.proof.curves.staircase`; none, no section.
     """
+    if not staircases:
+        return
     drawn = []
     for data in staircases:
         node, number = str(data["node"]), data.get("differing")
@@ -171,11 +173,10 @@ def steps_section(
             caption = f"The values differ here on {floats} in a row."
             figure = functools.partial(drawing.single_figure, drawing.draw_near, data)
             drawn.append(charts.chart(f"{node}: one difference, enlarged", figure, caption))
-    if drawn:
-        more = differing - len(staircases)
-        text = "Each quantizer of the first model next to its replacement, drawn exactly"
-        text += f"; {more} more are not drawn." if more > 0 else "."
-        yield Section("The steps around a difference", [text], charts=drawn)
+    more = differing - len(staircases)
+    text = "Each quantizer of the first model next to its replacement, drawn exactly"
+    text += f"; {more} more are not drawn." if more > 0 else "."
+    yield Section("The steps around a difference", [text], charts=drawn)
 
 
 def codes_section(charts: Charts, quantizers: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
@@ -224,7 +225,7 @@ def _strip(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
         top = line * (_HEIGHT + 6)
         parts.append(_text(0, top + 15, title))
         for index, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
-            title = escape(one_line(f"{name}: {kernel}"))
+            title = html.escape(one_line(f"{name}: {kernel}"))
             parts.append(
                 f'<rect x="{_LABEL + index * width:.2f}" y="{top:.0f}" '
                 f'width="{max(width - 1, 0.5):.2f}" height="{_HEIGHT:.0f}" '
@@ -239,9 +240,11 @@ def _strip(names: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
         parts.append(_text(left + 14, top + 9, kernel))
         left += 30 + 7 * len(kernel)
     size = f"0 0 {_WIDTH:.0f} {top + 16:.0f}"
-    label = escape(f"layers by kernel: {', '.join(colours)}")
+    label = html.escape(f"layers by kernel: {', '.join(colours)}")
     return f'<svg role="img" aria-label="{label}" viewBox="{size}">{"".join(parts)}</svg>'
 
 
 def _text(x: float, y: float, text: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="11" fill="var(--ink)">{escape(text)}</text>'
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" font-size="11" fill="var(--ink)">{html.escape(text)}</text>'
+    )

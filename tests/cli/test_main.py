@@ -20,7 +20,8 @@ import pytest
 
 from qgraph import __version__
 from qgraph.cli import main as program
-from qgraph.cli.main import cli, main
+from qgraph.cli.group import cli
+from qgraph.cli.main import main
 from qgraph.errors import (
     EquivalenceError,
     ExactnessError,
@@ -97,8 +98,11 @@ def test_libraries_for_few_functions_stay_unloaded():
 def test_a_conversion_loads_only_what_its_model_needs(tmp_path):
     model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
     unused = (
-        "multiprocessing qgraph.bound qgraph.certificate qgraph.proof.matching.normalise "
-        "qgraph.reporting.deploy_view qgraph.targets.layer qgraph.transforms.lowered_operators"
+        "email multiprocessing qgraph.bound qgraph.certificate qgraph.cli.tasks qgraph.evidence "
+        "qgraph.ops.integer.kernels qgraph.ops.kernels.standard qgraph.proof.functions.enumeration "
+        "qgraph.proof.matching.normalise qgraph.quantizers.recognition.chains "
+        "qgraph.quantizers.weights.decoded qgraph.reporting.deploy_view qgraph.targets.layer "
+        "qgraph.transforms.lowered_operators"
     )
     code = (
         "import sys; from qgraph.cli.main import main; main();"

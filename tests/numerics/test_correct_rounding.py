@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qgraph.numerics import rounding
+from qgraph.numerics import correct_rounding
 
 Array = np.ndarray[Any, Any]
 TERMS = 90
@@ -84,9 +84,9 @@ def test_results_are_the_nearest_numbers(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, margin: float
 ) -> None:
     """With a large margin most results are computed with more digits."""
-    monkeypatch.setattr(rounding, "_ERROR", margin)
+    monkeypatch.setattr(correct_rounding, "_ERROR", margin)
     x = draws(dtype)
-    found = getattr(rounding, name)(x)
+    found = getattr(correct_rounding, name)(x)
     assert found.dtype == dtype
     for at, y in zip(x, found, strict=True):
         assert is_nearest(y, EXACT[name](Fraction(float(at))), dtype), at
@@ -96,7 +96,7 @@ def test_a_logarithm_is_the_inverse_of_the_exponential() -> None:
     """Half a step away from the result, the exponential is on the other side of the argument."""
     x = np.abs(draws(np.float32))
     inf = np.float32(np.inf)
-    for at, y in zip(x, rounding.log(x), strict=True):
+    for at, y in zip(x, correct_rounding.log(x), strict=True):
         below, above = (Fraction(float(np.nextafter(y, end))) for end in (-inf, inf))
         middle = Fraction(float(y))
         assert exp((below + middle) / 2) <= Fraction(float(at)) <= exp((above + middle) / 2)
@@ -106,19 +106,19 @@ def test_a_logarithm_is_the_inverse_of_the_exponential() -> None:
 def test_whole_powers_are_the_nearest_numbers(
     monkeypatch: pytest.MonkeyPatch, margin: float
 ) -> None:
-    monkeypatch.setattr(rounding, "_ERROR", margin)
+    monkeypatch.setattr(correct_rounding, "_ERROR", margin)
     x = draws(np.float32)
     for exponent in (-3, -1, 2, 3, 7):
-        for at, y in zip(x, rounding.power(x, np.float32(exponent)), strict=True):
+        for at, y in zip(x, correct_rounding.power(x, np.float32(exponent)), strict=True):
             assert is_nearest(y, Fraction(float(at)) ** exponent, np.float32)
 
 
 def test_powers_of_any_exponent() -> None:
     """Roots are known exactly: the square of the neighbours' middle is on the other side."""
     x = np.abs(draws(np.float32))
-    np.testing.assert_array_equal(rounding.power(x, np.float32(0.5)), np.sqrt(x))
+    np.testing.assert_array_equal(correct_rounding.power(x, np.float32(0.5)), np.sqrt(x))
     twos = np.arange(-149, 128, dtype=np.float32)
-    found = rounding.power(np.float32(2), twos)
+    found = correct_rounding.power(np.float32(2), twos)
     np.testing.assert_array_equal(found, np.ldexp(np.float32(1), twos.astype(int)))
 
 
@@ -138,7 +138,7 @@ INF, NAN = math.inf, math.nan
 )
 def test_special_values(name: str, x: list[float], y: list[float]) -> None:
     with np.errstate(all="ignore"):
-        found = getattr(rounding, name)(np.float32(x))
+        found = getattr(correct_rounding, name)(np.float32(x))
     np.testing.assert_array_equal(found, np.float32(y))
     np.testing.assert_array_equal(
         np.signbit(found[found == 0]), np.signbit(np.float32(y)[found == 0])
@@ -150,7 +150,7 @@ def test_special_powers_are_those_of_ieee_754() -> None:
     y = np.float32([-1, -1, 3, 3, 0.5, -2, NAN, 0, -1, 0, 3, 2])
     expected = [INF, -INF, -0.0, -8, NAN, 1 / 64, 1, 1, 0, 1, -INF, INF]
     with np.errstate(all="ignore"):
-        found = rounding.power(x, y)
+        found = correct_rounding.power(x, y)
     np.testing.assert_array_equal(found, np.float32(expected))
 
 
@@ -159,18 +159,18 @@ def test_large_arguments_are_reduced_by_enough_bits_of_pi(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The published digits of the sine and the cosine of 2**120."""
-    monkeypatch.setattr(rounding, "_ERROR", 2.0**-20)
+    monkeypatch.setattr(correct_rounding, "_ERROR", 2.0**-20)
     published = {
         "sin": [(2.0**120, 0.377820109360752)],
         "cos": [(2.0**120, -0.925879022854837)],
     }[name]
     for x, y in published:
-        found = getattr(rounding, name)(np.float32([x]))
+        found = getattr(correct_rounding, name)(np.float32([x]))
         assert found[0] == np.float32(y)
 
 
 def test_arguments_of_float64_may_have_narrow_results() -> None:
-    found = rounding.exp(np.float64([0.5, 80.125]), np.float32)
+    found = correct_rounding.exp(np.float64([0.5, 80.125]), np.float32)
     assert found.dtype == np.float32
     for x, y in zip((0.5, 80.125), found, strict=True):
         assert is_nearest(y, exp(Fraction(x)), np.float32)

@@ -20,13 +20,9 @@ from qgraph.graph.opset.versions import ceiling, raise_ir_version, raise_opset
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of
 from qgraph.model import Model
-from qgraph.ops.composite import cast
-from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
-from qgraph.ops.integer.sums import without_trailing_none
-from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
 from qgraph.quantizers.decompressed import decompressed
 from qgraph.quantizers.movement import encoder_of, join_pairs
-from qgraph.quantizers.on_codes import coded_tensors
+from qgraph.quantizers.on_codes import coded_tensors, may_be_on_codes
 from qgraph.reasons import NO_OPERATOR
 from qgraph.reports import Report, SiteStatus, operator_name
 from qgraph.transforms.drafts.choice import DYNAMIC, STORED, entry, label, opset_reason, refused
@@ -80,8 +76,13 @@ def lower_operators(model: Model, exact: Exactness, opset: int | None, report: R
     A product becomes DequantizeLinear, Conv or MatMul, and QuantizeLinear if that is equal at the
     level ``exact``, and exact sums between quantizers of scale 1 otherwise.
     """
-    nodes = list(model.nodes())
-    # The passes for operators on codes are imported only for models that have such operators.
+    nodes = [node for node in model.nodes() if may_be_on_codes(node)]
+    if not nodes:
+        return
+    # What concerns operators on codes is imported only for models that have such operators.
+    from qgraph.ops.integer.kernels import is_on_codes, is_unknown_on_codes
+    from qgraph.ops.kernels.mat_mul_n_bits import is_mat_mul_n_bits
+
     if any(map(is_mat_mul_n_bits, nodes)):
         from qgraph.transforms.mat_mul_n_bits import LowerMatMulNBits
 
@@ -130,6 +131,7 @@ def note_joined(model: Model, report: Report, *, constants: bool = False) -> Non
 
 
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:
+    from qgraph.ops.integer.kernels import is_on_codes
     from qgraph.transforms.lowered_operators import LowerIntegerOperators, SumForm
 
     # Of both forms at once, codes would be decoded at some places and be numbers at others.
@@ -189,6 +191,9 @@ def _decoded(
     editor: Editor, encode: ir.Node, nodes: tuple[ir.Node, ...], added: int, dtype: ir.DataType
 ) -> Draft:
     """Return a DequantizeLinear of scale 1, plus ``added``: exact, as all are whole numbers."""
+    from qgraph.ops.composite import cast
+    from qgraph.ops.integer.sums import without_trailing_none
+
     draft = editor.draft(Region(ir.Value(name=""), nodes[-1].outputs[0], nodes))
     scale = constant_expression(encode.inputs[1])
     ones = np.ones(() if scale is None else (1,) * scale.ndim, np.float32)

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float32, Int32
-from qgraph.numerics.rounding import exp, log, sigmoid
+from qgraph.numerics.correct_rounding import exp, log, sigmoid
 from qgraph.ops.kernels.standard import Kernel, Windows
 
 _CODES = (np.dtype(np.int8), np.dtype(np.uint8))

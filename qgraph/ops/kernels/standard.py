@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.numerics import Array, rounding
-from qgraph.numerics.rounding import FUNCTIONS, is_rounded_once
+from qgraph.numerics import Array, correct_rounding
+from qgraph.numerics.correct_rounding import FUNCTIONS, is_rounded_once
 from qgraph.records import dataclass
 
 Kernel = Callable[..., Sequence[Any]]
@@ -356,7 +356,7 @@ def _power(node: ir.Node, version: int) -> Callable[[Array, Array], tuple[Array]
     def run(x: Array, y: Array) -> tuple[Array]:
         with np.errstate(all="ignore"):
             if is_rounded_once(x.dtype) and _fits_float64(y.dtype):
-                return (_narrow(x, lambda base: rounding.power(base, y)),)
+                return (_narrow(x, lambda base: correct_rounding.power(base, y)),)
             return (np.asarray(np.power(x, y)).astype(x.dtype, copy=False),)
 
     return run

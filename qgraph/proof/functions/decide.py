@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgraph.conditions import Cases
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.numerics.float32 import check_float_environment
 from qgraph.numerics.values import Comparison
@@ -27,6 +26,9 @@ from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, BoxSearch
 from qgraph.reasons import DO_NOT_FIT, NOT_KNOWN, ExplainedReason, Undecidable, restated
 from qgraph.records import dataclass, replace
+
+if TYPE_CHECKING:
+    from qgraph.conditions import Cases
 
 
 @dataclass(frozen=True)

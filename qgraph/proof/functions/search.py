@@ -17,12 +17,11 @@ of a comparison, which the checker evaluates again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.conditions import Division
 from qgraph.effort import is_over, step
 from qgraph.numerics import Float32, Mask
 from qgraph.numerics.float32 import (
@@ -40,6 +39,9 @@ from qgraph.proof.functions.interval import Interval, either, settled
 from qgraph.proof.functions.program import Channels, PairProgram, PointResults
 from qgraph.reasons import EFFORT, OUT_OF_TIME, Undecidable
 from qgraph.records import dataclass
+
+if TYPE_CHECKING:
+    from qgraph.conditions import Division
 
 MAX_BOXES = 1 << 27
 """Number of boxes after which a comparison stops undecided."""
@@ -313,6 +315,8 @@ def boxes(reference: Expr, candidate: Expr) -> tuple[Division, ...]:
     """
     if reference is candidate:
         return ()
+    from qgraph.conditions import Division
+
     program = PairProgram(reference, candidate)
     for refines in (True, False):
         kind, lo, _, (a, b, differs, signs, _) = _divide(program, MAX_BOXES, refines=refines)

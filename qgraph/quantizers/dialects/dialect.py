@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -25,10 +25,12 @@ from qgraph.ops.dispatch import evaluate
 from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.functions.lowering import Constants
 from qgraph.quantizers.quantizer import Part, Quantizer, arrays_of, with_arrays
-from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.quantizers.weights.piecewise import ElementProgram
 from qgraph.records import dataclass, replace
 from qgraph.registry import Registry
+
+if TYPE_CHECKING:
+    from qgraph.quantizers.weights.decoded import DecodedCodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +305,8 @@ class SiteWriter:
 
         They are computed when the model is saved. None if they cannot be.
         """
+        from qgraph.quantizers.weights.decoded import DecodedCodes
+
         draft, steps = self._editor.draft(self.site), self._editor.draft(self.site)
         sizes = tuple(size or 0 for size in self.shape)
         numbers = steps.op.Cast(steps.x, to=ir.DataType.FLOAT)
@@ -354,9 +358,12 @@ def written(
     writer = writers.get(type(site.meaning))
     if writer is None:
         return
-    decoded = DecodedCodes.of(site, site.weight) if later else None
-    if decoded is not None:
-        yield from _written_later(SiteWriter(site, editor, decoded), writer, decoded)
+    if later:
+        from qgraph.quantizers.weights.decoded import DecodedCodes
+
+        decoded = DecodedCodes.of(site, site.weight)
+        if decoded is not None:
+            yield from _written_later(SiteWriter(site, editor, decoded), writer, decoded)
     write, meaning = SiteWriter(site, editor), site.quantizer
     known: Any = meaning
     yield from writer(write, write.see(known))
@@ -365,6 +372,8 @@ def written(
 def _written_later(
     write: SiteWriter, writer: Callable[[SiteWriter, Any], Iterator[Draft]], decoded: DecodedCodes
 ) -> Iterator[Draft]:
+    from qgraph.quantizers.weights.decoded import DecodedCodes
+
     meaning = write.see_blocks()
     for draft in () if meaning is None else writer(write, meaning):
         stored = [value for value in draft.tensors if value.const_value is draft.tensors[value]]

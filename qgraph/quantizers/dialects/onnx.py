@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +24,10 @@ from qgraph.proof.functions.lowering import laid_out, parameter_array
 from qgraph.quantizers.dialects.dialect import Refusal, Site, SiteWriter, dialect
 from qgraph.quantizers.dialects.parts import decoded
 from qgraph.quantizers.quantizer import Affine, Floating
-from qgraph.quantizers.weights.decoded import DecodedCodes
 from qgraph.reasons import Undecidable
+
+if TYPE_CHECKING:
+    from qgraph.quantizers.weights.decoded import DecodedCodes
 
 
 @dialect
@@ -57,6 +59,8 @@ class PlainOnnx:
 
 def by_definition(site: Site, editor: Editor) -> Iterator[Draft]:
     """Yield the quantizer in float operators: by definition, then for opsets without E8M0."""
+    from qgraph.quantizers.weights.decoded import DecodedCodes
+
     codes = DecodedCodes.of(site, site.weight)
     if codes is not None:
         yield from _in_blocks(site, editor, codes)

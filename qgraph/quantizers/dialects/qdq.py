@@ -16,7 +16,6 @@ from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
 from qgraph.graph.scopes import input_of
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
-from qgraph.ops.integer.kernels import is_on_codes
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, parameter, shape_of
 from qgraph.quantizers.dialects.onnx import by_definition
@@ -104,6 +103,8 @@ def _lone_quantize(node: ir.Node) -> Refusal | None:
 
 def _way_out(*others: ir.Node | None) -> str:
     """Return a remedy for codes without a pair, such as the pass that lowers operators on codes."""
+    from qgraph.ops.integer.kernels import is_on_codes
+
     if others and all(node is not None and is_on_codes(node) for node in others):
         return (
             "; write that with -p lower-integer-operators first, with {form=qdq,exact=near} if it "

@@ -11,10 +11,9 @@ import pytest
 from qgraph.exactness import Exactness
 from qgraph.model import load
 from qgraph.numerics.rounding import Rounding
-from qgraph.quantizers import sites as matcher
 from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.quantizer import Affine, Bipolar, Floating, Ranged, Truncating
-from qgraph.quantizers.recognition import regions
+from qgraph.quantizers.recognition import readers, regions
 from qgraph.quantizers.sites import sites
 from qgraph.reports import SiteStatus
 from qgraph.transforms.convert import ConvertDialect
@@ -310,7 +309,7 @@ def work_of_reading(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
         )
     model = model_of(" ".join([*lines, f"y = Identity (y{count - 1})"]), NUMBERS)
     work = 0
-    region, meaning = regions.UseDefGraph.region, matcher.quantizer_of
+    region, meaning = regions.UseDefGraph.region, readers.quantizer_of
 
     def counted_region(self, x, y):
         nonlocal work
@@ -325,7 +324,7 @@ def work_of_reading(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patch:
         patch.setattr(regions.UseDefGraph, "region", counted_region)
-        patch.setattr(matcher, "quantizer_of", counted_meaning)
+        patch.setattr(readers, "quantizer_of", counted_meaning)
         found = found_in(model)
     assert len(found) == count
     assert all(len(site.nodes) in (4, 5) for site in found)

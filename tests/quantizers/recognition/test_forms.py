@@ -11,10 +11,9 @@ from qgraph.model import load
 from qgraph.proof.functions import lowering, pair
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.lowering import Forms, Template
-from qgraph.quantizers import sites as matcher
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine
-from qgraph.quantizers.recognition import regions
+from qgraph.quantizers.recognition import readers, regions
 from qgraph.quantizers.sites import sites
 from qgraph.transforms import ConvertDialect
 
@@ -175,13 +174,13 @@ def test_chains_that_differ_in_one_number_keep_their_own():
 def test_what_is_remembered_of_steps_outlives_them(monkeypatch):
     """Steps that are made anew each time must not be taken for others at the same address."""
     asked = []
-    quantizer_of = matcher.quantizer_of
+    quantizer_of = readers.quantizer_of
 
     def checked(steps, spelling):
         asked.append(tuple(steps))
         return quantizer_of(steps, spelling)
 
-    monkeypatch.setattr(matcher, "quantizer_of", checked)
+    monkeypatch.setattr(readers, "quantizer_of", checked)
     lines = []
     for i in range(12):
         mode = "Floor" if i % 2 else "Ceil"
