@@ -37,8 +37,12 @@ SUMS = {
     "a skip of two layers": (f"{DEEP} a = Add (l, d) {LAST}", 1),
     "its own decoder": (f"{DEEP} o = DequantizeLinear (q, s, z) a = Add (o, l) {LAST}", 1),
     "a skip from a convolution": (
-        f"{DEEP} m = Conv (l, e) n = QuantizeLinear (m, u, z) o = DequantizeLinear (n, u, z) "
-        f"a = Add (o, h) {LAST}", 1),
+        (
+            f"{DEEP} m = Conv (l, e) n = QuantizeLinear (m, u, z) o = DequantizeLinear (n, u, z) "
+            f"a = Add (o, h) {LAST}"
+        ),
+        1,
+    ),
     "biases": (f"{TWO} a = Add (h, l) {LAST}".replace("d, e)", "d, e, b)"), 2),
     "floats": (f"{ONE} a = Add (h, p) {LAST}", 1),
     "Relu after": (f"{ONE} o = Add (h, p) a = Relu (o) {LAST}", 1),
