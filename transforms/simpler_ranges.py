@@ -19,7 +19,8 @@ from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.opset.versions import ceiling
 from qgraph.inventory.layers import quantized_layers
-from qgraph.inventory.openvino_traps import (
+from qgraph.inventory.openvino_roundings import (
+    rounded_clips,
     stripped_decoders,
     stripped_fake_quantizes,
     unrounded_sums,
@@ -330,13 +331,16 @@ class KeepRoundings(Transform):
     2. ``DequantizeLinear(c) -> DequantizeLinear(Identity(c))`` for codes ``c`` of 16 bits that a
        QuantizeLinear computes.
     3. A FakeQuantize with 65536 levels is split, as ``split-fake-quantize`` does.
+    4. ``Clip(DequantizeLinear(c)) -> Clip(LeakyRelu<alpha=1>(DequantizeLinear(c)))`` for limits
+       between two codes; likewise Min and Max in a row.
 
     None of this changes a value. Without the first one, OpenVINO clamps the result of the
-    convolution, but rounds only the sum. Without the others, it removes the quantizer.
+    convolution, but rounds only the sum. Without the next two, it removes the quantizer. Without
+    the last one, it rounds the limits to codes.
     """
 
     def apply(self, model: Model, report: Report) -> None:
-        """Insert a LeakyRelu before, or an Identity inside, each of these quantizers."""
+        """Insert a LeakyRelu before, or an Identity inside, each of these operators."""
         editor = Editor(model.ir)
         layers = {layer.node for layer in quantized_layers(model.ir)}
         sums = list(unrounded_sums(model.ir.graph, layers))
@@ -344,6 +348,8 @@ class KeepRoundings(Transform):
         for nodes, write in ((readers, _relu), (stripped_decoders(model.ir.graph), _identity)):
             for node in list(nodes):
                 wrap_operand(node, 0, write, editor, report)
+        for node, index, _ in list(rounded_clips(model.ir.graph)):
+            wrap_operand(node, index, _relu, editor, report)
         fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
         if fakes:
             SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)

@@ -13,14 +13,8 @@ import onnx_ir as ir
 
 from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.scopes import input_of, producer_of
-from qgraph.inventory.openvino_traps import (
-    RESIDUAL_SUMS,
-    row_sums,
-    stripped_decoders,
-    stripped_fake_quantizes,
-    turned_products,
-    unrounded_sums,
-)
+from qgraph.inventory import openvino_roundings as roundings
+from qgraph.inventory.openvino_traps import row_sums, turned_products
 from qgraph.inventory.weight_steps import used_steps
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts
 from qgraph.lint.layers import (
@@ -157,24 +151,23 @@ def average_rounds(facts: ModelFacts) -> Iterator[Found]:
 def residual_not_rounded(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO drops the rounding of a quantized convolution before an Add."""
     layers = {layer.node for layer in facts.layers}
-    for each in unrounded_sums(facts.of(*RESIDUAL_SUMS), layers):
+    for each in roundings.unrounded_sums(facts.of(*roundings.RESIDUAL_SUMS), layers):
         nodes = [encoder for encoder, _ in each.operands]
-        text = "the result of a convolution is clamped, not rounded, before it is added"
-        if len(nodes) > 1:
-            text = "both operands are quantized convolutions: one of them is clamped, not rounded"
-        yield Found((each.node, *nodes), text)
+        one = "the result of a convolution is clamped, not rounded, before it is added"
+        two = "both operands are quantized convolutions: one of them is clamped, not rounded"
+        yield Found((each.node, *nodes), two if len(nodes) > 1 else one)
 
 
 @rule("QG308", "sixteen-bits-removed", WARNING, fix=_KEEPS, targets=_OPENVINO)
 def sixteen_bits_removed(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO removes pairs of 16 bits around data."""
-    for decoder in stripped_decoders(facts.of(DECODE)):
+    for decoder in roundings.stripped_decoders(facts.of(DECODE)):
         encoder = producer_of(decoder.inputs[0])
         if encoder is not None:
             kind = facts.coder(encoder).kind
             text = f"the pair of {kind} is removed: data is neither clamped nor rounded"
             yield Found((encoder, decoder), text, {"type": kind})
-    for node in stripped_fake_quantizes(facts.fake_quantizes):
+    for node in roundings.stripped_fake_quantizes(facts.fake_quantizes):
         yield Found((node,), "65536 levels are removed: data is neither clamped nor rounded")
 
 
@@ -382,6 +375,13 @@ def rounded_to_float16_first(facts: ModelFacts) -> Iterator[Found]:
         if encoder.kind in _FLOAT8 and facts.constant(encoder.node.inputs[0]) is None:
             text = f"data next to a tie become the other neighbour in {encoder.kind}"
             yield Found((encoder.node,), text, {"type": encoder.kind})
+
+
+@rule("QG323", "limits-between-codes", WARNING, fix=_KEEPS, targets=_OPENVINO)
+def limits_between_codes(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO rounds the limits of a Clip of decoded codes to codes."""
+    for node, _, decoder in roundings.rounded_clips(facts.of("Clip", "Max", "Min")):
+        yield Found((node, decoder), "the limits become whole codes: up to a step off")
 
 
 def _attribute(node: ir.Node, name: str, default: object) -> Any:

@@ -47,6 +47,7 @@ STABLE = {
     "pool-pads-codes": "QG320",
     "rows-with-column-scales": "QG321",
     "rounded-to-float16-first": "QG322",
+    "limits-between-codes": "QG323",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

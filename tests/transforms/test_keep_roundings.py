@@ -20,6 +20,7 @@ ONE = f"""{DATA} e = DequantizeLinear (w, t) f = Conv (d, e) MORE
 TWO = f"""{ONE} i = DequantizeLinear (v, t) j = Conv (d, i)
     k = QuantizeLinear (j, u, z) l = DequantizeLinear (k, u, z)"""
 DEEP = TWO.replace("Conv (d, i)", "Conv (h, i)")
+LOW = "n = QuantizeLinear (m, u, z) o = DequantizeLinear (n, u, z)"
 LAST = "c = QuantizeLinear (a, r, z) y = DequantizeLinear (c, r, z)"
 WIDE = "c = QuantizeLinear (o, s, z) d = DequantizeLinear (c, s, z)"
 
@@ -37,12 +38,7 @@ SUMS = {
     "a skip of two layers": (f"{DEEP} a = Add (l, d) {LAST}", 1),
     "its own decoder": (f"{DEEP} o = DequantizeLinear (q, s, z) a = Add (o, l) {LAST}", 1),
     "a skip from a convolution": (
-        (
-            f"{DEEP} m = Conv (l, e) n = QuantizeLinear (m, u, z) o = DequantizeLinear (n, u, z) "
-            f"a = Add (o, h) {LAST}"
-        ),
-        1,
-    ),
+        f"{DEEP} m = Conv (l, e) {LOW} a = Add (o, h) {LAST}", 1),
     "biases": (f"{TWO} a = Add (h, l) {LAST}".replace("d, e)", "d, e, b)"), 2),
     "floats": (f"{ONE} a = Add (h, p) {LAST}", 1),
     "Relu after": (f"{ONE} o = Add (h, p) a = Relu (o) {LAST}", 1),
@@ -64,6 +60,21 @@ KEPT = {
     .replace("DequantizeLinear (c", "DequantizeLinear (i"),
     "8 bits": f"o = Neg (x) {WIDE} y = Relu (d)",
 }  # fmt: skip
+LIMITS = {
+    "a Clip": f"{DATA} y = Clip (d, low, high)",
+    "before a quantizer": f"{DATA} a = Clip (d, low, high) {LAST}",
+    "before a convolution": f"{DATA} a = Clip (d, low, high) y = Conv (a, wf)",
+    "Max and Min": f"{DATA} o = Max (low, d) y = Min (o, high)",
+    "moved codes": f"{DATA} o = MaxPool <kernel_shape = [1, 1]> (d) y = Clip (o, low, high)",
+    "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
+    "y = Clip (d, low, high)",
+}
+EXACT_LIMITS = {
+    "zero": f"{DATA} y = Clip (d, zero)",
+    "Max alone": f"{DATA} y = Max (d, low)",
+    "after a convolution": f"{DATA} e = Conv (d, wf) y = Clip (e, low, high)",
+    "no code beyond": f"{DATA} y = Clip (d, , four)",
+}
 PAIRS = {
     "FakeQuantize": "o = Neg (x) y = org.openvinotoolkit.FakeQuantize <levels = 65536> "
     "(o, wlow, whigh, wlow, whigh)",
@@ -83,7 +94,8 @@ def model(body: str, zero: np.generic) -> onnx.ModelProto:
     arrays = {
         "s": f(0.03), "t": f(0.001), "u": f(0.02137), "r": f(0.03119), "half": f(0.5),
         "wlow": f(-3), "whigh": f(652.35),
-        "low": f(-1), "high": f(1.5), "top": f(4.1), "z": zero, "b": random.normal(size=64),
+        "low": f(-1.013), "high": f(1.5), "top": f(4.1), "four": f(4), "zero": f(0), "z": zero,
+        "b": random.normal(size=64),
         "w": random.integers(-127, 128, (64, 64, 1, 1)).astype(np.int8),
         "v": random.integers(-127, 128, (64, 64, 1, 1)).astype(np.int8),
         "wf": random.normal(size=(64, 64, 1, 1)) / 10, "sc": np.geomspace(0.01, 0.05, 64),
@@ -110,6 +122,7 @@ def feeds() -> dict[str, np.ndarray]:
 
 
 CASES = {name: (*each, np.uint8(128), 0.03119) for name, each in SUMS.items()}
+CASES |= {f"limits, {name}": (body, 1, np.uint8(128), 0.03) for name, body in LIMITS.items()}
 CASES |= {f"16 bits, {name}": (body, 1, np.uint16(300), 0.01) for name, body in PAIRS.items()}
 
 
@@ -144,10 +157,10 @@ def test_openvino_rounds_after_a_deployment_only(name):
 
 
 @pytest.mark.runtime
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", KEPT | EXACT_LIMITS)
 def test_what_openvino_rounds_stays(name):
     zero = np.uint16(300) if name == "16 bits between" else np.uint8(128)
-    proto = model(KEPT[name], zero)
+    proto = model((KEPT | EXACT_LIMITS)[name], zero)
     (expected,) = load(proto).run(feeds(), backend="numpy").values()
     assert share_that_differs(proto, expected, 0.03) < 0.001
     assert not load(proto).apply(KeepRoundings()).sites

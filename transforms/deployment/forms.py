@@ -21,12 +21,13 @@ from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.openvino_traps import (
-    row_sums_of,
+from qgraph.inventory.openvino_roundings import (
+    rounded_clips,
     stripped_decoders,
     stripped_fake_quantizes,
     unrounded_sums,
 )
+from qgraph.inventory.openvino_traps import row_sums_of
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
@@ -178,10 +179,15 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
     """Return whether a target drops roundings of quantizers, by traps of these ids."""
     traps, nodes = {trap.id for trap in profile.trap}, list(model.nodes())
     layers = {layer.node for layer in layers_of(model)}
-    return ("residual-add" in traps and any(unrounded_sums(nodes, layers))) or (
-        "sixteen-bits-removed" in traps
-        and any((*stripped_decoders(nodes), *stripped_fake_quantizes(nodes)))
-    )
+    found = {
+        "residual-add": lambda: unrounded_sums(nodes, layers),
+        "sixteen-bits-removed": lambda: (
+            *stripped_decoders(nodes),
+            *stripped_fake_quantizes(nodes),
+        ),
+        "limits-between-codes": lambda: rounded_clips(nodes),
+    }
+    return any(any(find()) for name, find in found.items() if name in traps)
 
 
 _FLOAT8 = {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}

@@ -275,3 +275,12 @@ def float8(model: ir.Model, node: ir.Node) -> str:
     for each in (node, reader(node)):
         fed(each, 2, np.zeros((), ml_dtypes.float8_e4m3fn))
     return label(node)
+
+
+@fault("QG323", has_data_pair)
+def limited(model: ir.Model, node: ir.Node) -> str | None:
+    decoder = data_pair(node)[1]
+    scale = constant(decoder.inputs[1])
+    if scale is None or scale.size != 1:
+        return None
+    return label(put(node, 0, "Clip", F(-9.5) * scale, F(5.5) * scale))

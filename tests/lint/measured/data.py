@@ -126,3 +126,15 @@ def rounded_twice() -> str:
         right, result = qgraph_run(proto, {"x": X}), openvino(proto, {"x": X})
         changes.append(f"{differ(result, right)} with {name}")
     return f"Normal numbers that OpenVINO rounded to the other neighbour: {', '.join(changes)}."
+
+
+@measured("QG323")
+def limits() -> str:
+    text = """(float[100000] x) => (float[100000] y) {
+        c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) y = Clip (d, low, high) }"""
+    proto = model(text, s=F(0.0218), z=np.uint8(128), low=F(-0.5), high=F(1))
+    right, result = qgraph_run(proto, {"x": X}), openvino(proto, {"x": X})
+    return (
+        f"Normal numbers in steps of .0218, limited to -0.5 and 1: {differ(result, right)} results "
+        f"differ, by up to {np.abs(result - right).max():.3g}."
+    )

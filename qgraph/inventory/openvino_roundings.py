@@ -1,0 +1,214 @@
+"""Find where OpenVINO drops or changes roundings: before sums, of 16 bits, and of limits.
+
+A convolution adds the other operand of an Add or Sub, and computes the quantizers before and after
+the sum, too. The first quantizer then only clamps, unless an operator precedes it that is not
+linear. In this list, ``Q`` is QuantizeLinear and DequantizeLinear::
+
+    Q(Add(Q(Conv(x)), Q(Conv(y))))                           yes, of one of both
+    Q(Relu(Sub(u, Q(Clip(Conv(x))))))                        yes
+    Q(Add(Q(Conv(Q(Conv(v)))), v)): a skip of two layers     yes
+    Q(Add(Q(Conv(v)), v)): a skip of one layer               no
+    Q(Add(Q(LeakyRelu(Conv(x))), u))                         no
+    Add(Q(Conv(x)), u)                                       no
+
+If a reader of ``v`` must wait for the sum, OpenVINO rounds there, too; that order is not known
+from the file.
+
+The limits of a Clip of decoded codes become whole codes, whether it is one node or Min and Max. The
+codes may be moved in between::
+
+    Clip(DequantizeLinear(c, 0.3), -1, 1)                    yes: -0.9, 0.9
+    Clip(DequantizeLinear(c, 0.3), 0)                        no: real zero is a code
+    Clip(Conv(x), -1, 1)                                     no
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from qgraph.graph.constants import array_of, clip_limits, constant_expression, is_constant
+from qgraph.graph.schema import LINEAR_DOMAINS, code_type
+from qgraph.graph.scopes import input_of, producer_of
+from qgraph.numerics import Array
+from qgraph.quantizers.movement import is_linear, unmoved
+from qgraph.records import dataclass
+
+_DECODER = "DequantizeLinear"
+RESIDUAL_SUMS = ("Add", "Sub", "Sum")
+"""Operators that a convolution computes with its own result."""
+_LEVELS = 1 << 16
+_BYTE_LEVELS, _BITS = 256, 8
+_OPERANDS = 5
+"""Inputs of a FakeQuantize."""
+_EXTREMES = {"Max": "Min", "Min": "Max"}
+_WIDE = (ir.DataType.INT16, ir.DataType.UINT16)
+_ENCODERS = ("FakeQuantize", "QuantizeLinear")
+_CLAMPS = frozenset({"Clip", "Relu"})
+_LINEAR = frozenset(
+    {"Add", "BatchNormalization", "Div", "Identity", "Mul", "Neg", "Reshape", "Sub"}
+)
+"""Operators that become part of the quantizer after them."""
+_BEFORE = _CLAMPS | _LINEAR
+_AFTER = _BEFORE | {"Abs", "Elu", "Gelu", "HardSwish", "LeakyRelu", "PRelu", "Sigmoid", "Tanh"}
+"""Operators between the sum and its quantizer that the convolution computes, too."""
+
+
+@dataclass(frozen=True)
+class UnroundedSum:
+    """A sum, and for each operand that may not be rounded its quantizer and the limited data."""
+
+    node: ir.Node
+    operands: tuple[tuple[ir.Node, ir.Value], ...]
+
+
+def unrounded_sums(nodes: Iterable[ir.Node], layers: Collection[ir.Node]) -> Iterator[UnroundedSum]:
+    """Yield the sums with operands that are clamped, not rounded.
+
+    ``layers`` are the convolutions of the model that run on codes.
+    """
+    for node in nodes:
+        x, y = input_of(node, 0), input_of(node, 1)
+        is_sum = node.op_type in RESIDUAL_SUMS and not node.domain and len(node.inputs) == 2
+        if not is_sum or x is None or y is None:
+            continue
+        found = [_unrounded(v, other, layers) for v, other in ((x, y), (y, x))]
+        operands = tuple(each for each in found if each is not None)
+        if operands and _is_quantized_next(node.outputs[0]):
+            yield UnroundedSum(node, operands)
+
+
+def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Node]]:
+    """Yield each Clip of decoded codes with a limit between codes: node, its operand, the decoder.
+
+    Of a Min and a Max in a row, the first is returned.
+    """
+    for last in nodes:
+        node, limits = _limits(last) if not last.domain else (last, ())
+        data = _data(node) if limits else None
+        decoder = producer_of(unmoved(data))
+        ends = None if decoder is None else _ends_of_codes(decoder)
+        if data is None or decoder is None or ends is None:
+            continue
+        if any(limit and ends[0] < limit < ends[1] for limit in limits):
+            yield node, list(node.inputs).index(data), decoder
+
+
+def _limits(node: ir.Node) -> tuple[ir.Node, tuple[float, ...]]:
+    """Return the limits of a Clip, or of a Min and Max in a row with the first of both."""
+    if node.op_type == "Clip":
+        return node, clip_limits(node) or ()
+    first = _only_maker(_data(node)) if node.op_type in _EXTREMES else None
+    if first is None or first.op_type != _EXTREMES[node.op_type] or first.domain:
+        return node, ()
+    arrays = [array_of(v) for n in (first, node) for v in n.inputs if is_constant(v)]
+    numbers = [float(a.flat[0]) for a in arrays if a is not None and a.size == 1]
+    return first, tuple(numbers) if len(numbers) == len(_EXTREMES) else ()
+
+
+def _ends_of_codes(decoder: ir.Node) -> tuple[float, float] | None:
+    """Return the smallest and largest number that codes of 8 bits or fewer stand for, if known."""
+    arrays = [*map(array_of, decoder.inputs), None]
+    if decoder.op_type == "FakeQuantize" and len(decoder.inputs) == _OPERANDS:
+        low, high = arrays[3:5]
+        is_narrow = 0 < decoder.attributes.get_int("levels", 0) <= _BYTE_LEVELS
+        return None if low is None or high is None or not is_narrow else (low.min(), high.max())
+    codes = code_type(decoder) if is_linear(decoder, _DECODER) else None
+    if codes is None or not codes.is_integer() or codes.bitwidth > _BITS or arrays[1] is None:
+        return None
+    span, zero = ml_dtypes.iinfo(codes.numpy()), 0 if arrays[2] is None else arrays[2].astype(int)
+    low, high = ((end - zero) * arrays[1] for end in (span.min, span.max))
+    return float(low.min()), float(high.max())
+
+
+def stripped_decoders(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield each DequantizeLinear that reads codes of 16 bits directly from a QuantizeLinear."""
+    for node in nodes:
+        codes = input_of(node, 0)
+        encoder = None if codes is None else codes.producer()
+        if codes is None or encoder is None or codes.is_graph_output():
+            continue
+        is_pair = encoder.op_type == "QuantizeLinear" and encoder.domain in LINEAR_DOMAINS
+        readers = {user.op_type for user in codes.consumers()}
+        if is_pair and readers == {node.op_type} == {_DECODER} and code_type(encoder) in _WIDE:
+            yield from [] if encoder.attributes.get_int("block_size", 0) else [node]
+
+
+def stripped_fake_quantizes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield each FakeQuantize of data with 65536 levels and equal ranges of input and output."""
+    for node in nodes:
+        if node.op_type != "FakeQuantize" or node.attributes.get_int("levels", 0) != _LEVELS:
+            continue
+        if len(node.inputs) != 5 or is_constant(node.inputs[0]):
+            continue
+        ends = [None if v is None else constant_expression(v) for v in node.inputs[1:]]
+        pairs = list(zip(ends[:2], ends[2:], strict=False))
+        if all(a is not None and b is not None and _is_near(a, b) for a, b in pairs):
+            yield node
+
+
+def _is_near(a: Array, b: Array) -> bool:
+    return bool(np.allclose(a, b, rtol=0, atol=1e-6))
+
+
+def _only_reader(value: ir.Value) -> ir.Node | None:
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def _only_maker(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that computes a value with one reader."""
+    return None if value is None or _only_reader(value) is None else value.producer()
+
+
+def _data(node: ir.Node) -> ir.Value | None:
+    """Return the operand that is not constant; None if there are several."""
+    values = [v for v in node.inputs if v is not None and not is_constant(v)]
+    return values[0] if len(values) == 1 else None
+
+
+def _codes(value: ir.Value | None) -> ir.Value | None:
+    """Return the codes that a value decodes, or the value itself."""
+    decoder = None if value is None else producer_of(value, _DECODER)
+    return value if decoder is None else decoder.inputs[0]
+
+
+def _unrounded(
+    value: ir.Value, other: ir.Value, layers: Collection[ir.Node]
+) -> tuple[ir.Node, ir.Value] | None:
+    """Return the quantizer after a convolution that computes a value, and the data before limits.
+
+    None if there is no such quantizer, or if it always rounds: if ``other``, the second operand of
+    the sum, is constant, or what the convolution itself reads.
+    """
+    if is_constant(other):
+        return None
+    encoder = _only_maker(value)
+    if encoder is not None and encoder.op_type == _DECODER:
+        encoder = _only_maker(encoder.inputs[0])
+    if encoder is None or encoder.op_type not in _ENCODERS:
+        return None
+    place = data = encoder.inputs[0]
+    while (node := _only_maker(data)) is not None and place is not None:
+        if node in layers and node.op_type == "Conv":
+            return None if _codes(node.inputs[0]) is _codes(other) else (encoder, place)
+        if node.op_type not in _BEFORE:
+            return None
+        if node.op_type in _CLAMPS and place is data:
+            place = node.inputs[0]
+        data = _data(node)
+    return None
+
+
+def _is_quantized_next(value: ir.Value) -> bool:
+    """Return whether a quantizer follows that is computed with the sum."""
+    while (node := _only_reader(value)) is not None:
+        if node.op_type in _ENCODERS:
+            return True
+        if node.op_type not in _AFTER or _data(node) is not value:
+            return False
+        value = node.outputs[0]
+    return False
