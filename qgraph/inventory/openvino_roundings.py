@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -119,8 +118,9 @@ def _ends_of_codes(decoder: ir.Node) -> tuple[float, float] | None:
     codes = code_type(decoder) if is_linear(decoder, _DECODER) else None
     if codes is None or not codes.is_integer() or codes.bitwidth > _BITS or arrays[1] is None:
         return None
-    span, zero = ml_dtypes.iinfo(codes.numpy()), 0 if arrays[2] is None else arrays[2].astype(int)
-    low, high = ((end - zero) * arrays[1] for end in (span.min, span.max))
+    lowest = -(1 << codes.bitwidth - 1) if codes.is_signed() else 0
+    zero = 0 if arrays[2] is None else arrays[2].astype(int)
+    low, high = ((lowest + n - zero) * arrays[1] for n in (0, (1 << codes.bitwidth) - 1))
     return float(low.min()), float(high.max())
 
 

@@ -9,7 +9,7 @@ The numbers are the same in all forms::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -179,7 +179,7 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
     """Return whether a target drops roundings of quantizers, by traps of these ids."""
     traps, nodes = {trap.id for trap in profile.trap}, list(model.nodes())
     layers = {layer.node for layer in layers_of(model)}
-    found = {
+    found: dict[str, Callable[[], Iterable[object]]] = {
         "residual-add": lambda: unrounded_sums(nodes, layers),
         "sixteen-bits-removed": lambda: (
             *stripped_decoders(nodes),
