@@ -363,7 +363,7 @@ def _names(kind: str, ctx: click.Context) -> Iterable[str]:
     if kind in ("ids", "rules"):
         from qgraph.lint.rule import RULES
         from qgraph.reasons import CAUSES
-        from qgraph.targets.unmet import UNMET
+        from qgraph.targets.rules import UNMET
 
         return [*RULES.names(), *(() if kind == "rules" else (*CAUSES, *UNMET))]
     from qgraph.model import load

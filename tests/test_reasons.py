@@ -31,7 +31,7 @@ from qgraph.reasons import (
     id_of,
     restated,
 )
-from qgraph.targets.unmet import UNMET
+from qgraph.targets.rules import UNMET
 from qgraph.text import json_text
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>'

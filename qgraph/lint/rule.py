@@ -28,7 +28,7 @@ from qgraph.graph.scopes import node_name
 from qgraph.reasons import CAUSES, Cause, cause_of
 from qgraph.records import dataclass, field
 from qgraph.registry import Registry
-from qgraph.targets.unmet import UNMET
+from qgraph.targets.rules import UNMET
 
 if TYPE_CHECKING:
     from qgraph.lint.facts import ModelFacts

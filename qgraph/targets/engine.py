@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from qgraph.reasons import Cause, ExplainedReason
 from qgraph.records import by_key, dataclass, field
-from qgraph.targets import unmet
+from qgraph.targets import rules
 from qgraph.targets.layer import (
     ANY,
     CodedOperand,
@@ -86,7 +86,7 @@ def kernel_of(
         if failed:
             tried.append((kernel, failed))
         elif kernel.exists is Loads.UNKNOWN:
-            return NoKernel((unmet.NOT_RECORDED(kernel.reason),), kernel, is_certain=False)
+            return NoKernel((rules.NOT_RECORDED(kernel.reason),), kernel, is_certain=False)
         else:
             slower = tuple(form for form in profile.slower if _is_slow(layer, form))
             return KernelMatch(kernel, unknown, slower)
@@ -96,9 +96,9 @@ def kernel_of(
         return NoKernel(failed, kernel)
     for kernel in kernels:
         if kernel.exists is Loads.NO:
-            return NoKernel((unmet.NO_KERNEL(kernel.reason),), kernel)
+            return NoKernel((rules.NO_KERNEL(kernel.reason),), kernel)
     text = f"whether {profile.name} has an integer kernel for {layer.op} is not recorded"
-    return NoKernel((unmet.NOT_RECORDED(text),), is_certain=False)
+    return NoKernel((rules.NOT_RECORDED(text),), is_certain=False)
 
 
 def _answers(
@@ -106,7 +106,7 @@ def _answers(
 ) -> Iterator[Answer]:
     if kernel.processors:
         listed = ", ".join(kernel.processors)
-        yield processor in kernel.processors, unmet.PROCESSOR(f"{kernel.id} is known of {listed}")
+        yield processor in kernel.processors, rules.PROCESSOR(f"{kernel.id} is known of {listed}")
     yield from _form(layer, kernel)
     yield from _types(layer, kernel)
     yield from _operand("data", layer.x, kernel.x, profile)
@@ -119,13 +119,13 @@ def _answers(
 
 def _form(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
     if kernel.groups is not None:
-        yield layer.group in kernel.groups, unmet.ATTRIBUTES(f"{layer.group} {layer.op}")
+        yield layer.group in kernel.groups, rules.ATTRIBUTES(f"{layer.group} {layer.op}")
     if kernel.ranks is not None and layer.rank is not None:
-        yield layer.rank in kernel.ranks, unmet.ATTRIBUTES(f"data of {layer.rank} axes")
+        yield layer.rank in kernel.ranks, rules.ATTRIBUTES(f"data of {layer.rank} axes")
     for name, allowed in kernel.attributes.items():
         value = layer.attributes.get(name)
         if value is not None:
-            yield value in allowed, unmet.ATTRIBUTES(f"{name} is {value:g}")
+            yield value in allowed, rules.ATTRIBUTES(f"{name} is {value:g}")
 
 
 def _types(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
@@ -142,10 +142,10 @@ def _types(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
             return
         close = close or indirect
     if close is not None:
-        yield False, unmet.INDIRECT(close)
+        yield False, rules.INDIRECT(close)
         return
     text = f"{layer.op} of {layer.x.codes} and {layer.w.codes}"
-    yield False, unmet.TYPES(text if layer.y is None else f"{text} to {result}")
+    yield False, rules.TYPES(text if layer.y is None else f"{text} to {result}")
 
 
 def _indirect(layer: QuantizedLayer, rule: TypeRule) -> str | None:
@@ -165,39 +165,39 @@ def _operand(
 
     if operand.granularity is not Granularity.TENSOR:
         text = f"one scale per {operand.granularity}"
-        yield asks(rule.granularity, operand.granularity, unmet.GRANULARITY, text)
+        yield asks(rule.granularity, operand.granularity, rules.GRANULARITY, text)
     if operand.granularity is Granularity.AXIS and rule.granularity is not None:
         text = f"scales differ along the {operand.axis} axis"
-        yield asks(rule.axis, operand.axis, unmet.AXIS, text)
+        yield asks(rule.axis, operand.axis, rules.AXIS, text)
     if operand.granularity is Granularity.BLOCK and rule.blocks is not None:
-        yield _fits_blocks(operand, rule), unmet.BLOCKS(f"{what}: blocks of {operand.block}")
+        yield _fits_blocks(operand, rule), rules.BLOCKS(f"{what}: blocks of {operand.block}")
     if operand.zero not in (ZeroPoint.NONE, ZeroPoint.ZERO):
         zero = operand.zero
         if zero is ZeroPoint.MIDDLE and zero not in (rule.zero or ()):
             zero = ZeroPoint.EQUAL
-        yield asks(rule.zero, zero, unmet.ZERO_POINT, _ZEROS[zero])
+        yield asks(rule.zero, zero, rules.ZERO_POINT, _ZEROS[zero])
     if rule.zero_input:
-        yield operand.has_zero_input, unmet.ZERO_INPUT(f"{what}: no zero point is stated")
+        yield operand.has_zero_input, rules.ZERO_INPUT(f"{what}: no zero point is stated")
     if rule.written is None:
-        yield None, unmet.WRITTEN(f"{what}: {operand.written}")
+        yield None, rules.WRITTEN(f"{what}: {operand.written}")
     else:
         fits = any(fnmatchcase(operand.written, form) for form in rule.written)
-        yield fits, unmet.WRITTEN(f"{what}: {operand.written}")
+        yield fits, rules.WRITTEN(f"{what}: {operand.written}")
     if "FakeQuantize" in operand.written:
-        yield asks(rule.levels, operand.levels, unmet.LEVELS, f"{operand.levels} levels")
+        yield asks(rule.levels, operand.levels, rules.LEVELS, f"{operand.levels} levels")
     if rule.scale_types is not None:
         text = f"scales of {operand.scale}"
-        yield asks(rule.scale_types, operand.scale, unmet.SCALE, text)
+        yield asks(rule.scale_types, operand.scale, rules.SCALE, text)
     for name in rule.scale:
         holds, word = getattr(operand, _SCALES[name]), _WORDS.get(name, name)
-        yield holds, unmet.SCALE(f"{what}: a scale is not {word}")
+        yield holds, rules.SCALE(f"{what}: a scale is not {word}")
     if rule.constant != ANY:
         text = "codes are data" if rule.constant == "yes" else "codes are constant"
-        yield operand.is_constant == (rule.constant == "yes"), unmet.CONSTANT(f"{what}: {text}")
+        yield operand.is_constant == (rule.constant == "yes"), rules.CONSTANT(f"{what}: {text}")
     for each in operand.before:
         text = f"{each} between quantizer and layer"
         passes = each in profile.passing and _CODES in (rule.before or ())
-        holds, reason = asks(rule.before, each, unmet.BEFORE, text)
+        holds, reason = asks(rule.before, each, rules.BEFORE, text)
         yield passes or holds, reason
 
 
@@ -216,17 +216,17 @@ def _bias(layer: QuantizedLayer, kernel: KernelRule) -> Iterator[Answer]:
     if bias is None:
         return
     holds = None if rule.types is None else _in(bias.codes, rule.types)
-    yield holds, unmet.BIAS_TYPE(f"bias of {bias.codes}")
+    yield holds, rules.BIAS_TYPE(f"bias of {bias.codes}")
     if bias.codes == "FLOAT":
         return
     error = bias.scale_error
     text = "its scale is not known" if error is None else f"its scale is off by {error:.3g}"
     if rule.scale is None:
-        yield None, unmet.BIAS_SCALE(f"bias: {text}")
+        yield None, rules.BIAS_SCALE(f"bias: {text}")
     elif rule.scale == "product":
         fits = error is not None and error <= rule.within
         near = bias.scale_gap is not None and bias.scale_gap <= rule.gap
-        yield fits or near, unmet.BIAS_SCALE(f"bias: {text}")
+        yield fits or near, rules.BIAS_SCALE(f"bias: {text}")
 
 
 def _result(layer: QuantizedLayer, kernel: KernelRule, profile: Profile) -> Iterator[Answer]:
@@ -241,24 +241,24 @@ def _result(layer: QuantizedLayer, kernel: KernelRule, profile: Profile) -> Iter
     text = f"no quantizer behind {layer.op}"
     if layer.y is None:
         holds = None if output.quantizer is None else output.quantizer != "required"
-        yield holds, unmet.NO_QUANTIZER(text)
+        yield holds, rules.NO_QUANTIZER(text)
     elif output.quantizer == "none" and not counted:
-        yield False, unmet.QUANTIZED(f"a quantizer directly behind {layer.op}")
+        yield False, rules.QUANTIZED(f"a quantizer directly behind {layer.op}")
     if rule.first:
         wanted = " or ".join(rule.first)
         is_first = bool(layer.behind) and layer.behind[0].op in rule.first
-        yield is_first, unmet.BEHIND(f"no {wanted} directly behind {layer.op}")
+        yield is_first, rules.BEHIND(f"no {wanted} directly behind {layer.op}")
     others = [each.op for each in layer.behind if each.op not in rule.first]
     if others and others[0] in rule.never:
-        yield False, unmet.BEHIND(f"{others[0]} directly behind {layer.op}")
+        yield False, rules.BEHIND(f"{others[0]} directly behind {layer.op}")
     for each in counted if layer.y is not None else ():
         holds = None if rule.operators is None else _in(each.op, rule.operators)
-        yield holds, unmet.BEHIND(f"{each.op} between {layer.op} and its quantizer")
+        yield holds, rules.BEHIND(f"{each.op} between {layer.op} and its quantizer")
     if layer.consumers > 1:
         holds = None if output.one_consumer is None else not output.one_consumer
-        yield holds, unmet.CONSUMERS(f"{layer.consumers} readers of the result")
+        yield holds, rules.CONSUMERS(f"{layer.consumers} readers of the result")
     if layer.is_graph_output and layer.y is not None:
-        yield output.graph_output, unmet.GRAPH_OUTPUT("the result is an output of the model")
+        yield output.graph_output, rules.GRAPH_OUTPUT("the result is an output of the model")
 
 
 def _is_slow(layer: QuantizedLayer, form: SlowForm) -> bool:

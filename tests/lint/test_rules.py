@@ -15,7 +15,7 @@ import pytest
 from qgraph.lint.engine import lint
 from qgraph.lint.rule import RULES, LintRule, page_of_rule, pages_of, whole_model
 from qgraph.reasons import CAUSES
-from qgraph.targets.unmet import UNMET
+from qgraph.targets.rules import UNMET
 from qgraph.transforms import parse_spec
 from tests.lint.ids import STABLE
 

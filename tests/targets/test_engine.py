@@ -17,7 +17,7 @@ from qgraph.targets.layer import (
     ZeroPoint,
 )
 from qgraph.targets.reader import profile_of
-from qgraph.targets.unmet import UNMET
+from qgraph.targets.rules import UNMET
 
 DATA = CodedOperand("UINT8")
 SIGNED = CodedOperand("INT8")

@@ -34,7 +34,7 @@ from qgraph.storage.files import weight_bytes
 from qgraph.targets.engine import KernelMatch, kernel_of, refused_nodes
 from qgraph.targets.layer import QuantizedLayer, ZeroPoint
 from qgraph.targets.profile import Profile, SaturatingProducts
-from qgraph.targets.unmet import SATURATES
+from qgraph.targets.rules import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.convert import ConvertDialect, FoldWeights

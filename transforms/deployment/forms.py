@@ -36,7 +36,7 @@ from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, BiasRule, QuantizedLayer
 from qgraph.targets.profile import Profile
-from qgraph.targets.unmet import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
+from qgraph.targets.rules import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET, as_pairs, misreads_row_sums
 from qgraph.transforms.drafts.choice import label

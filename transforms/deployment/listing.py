@@ -21,7 +21,7 @@ from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
-from qgraph.targets.unmet import NOT_CODES, PREDICTION
+from qgraph.targets.rules import NOT_CODES, PREDICTION
 from qgraph.transforms.base import ABOUT_RUNTIME
 from qgraph.transforms.deployment.attempts import Attempt
 from qgraph.transforms.deployment.forms import Left, in_pairs, kept, layers_of

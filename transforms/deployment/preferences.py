@@ -25,7 +25,7 @@ from qgraph.reasons import ExplainedReason
 from qgraph.records import by_key, dataclass, field, replace
 from qgraph.targets.layer import LAYERS
 from qgraph.targets.profile import Profile
-from qgraph.targets.unmet import SLOWER
+from qgraph.targets.rules import SLOWER
 from qgraph.text import as_json, fields_json
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
