@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from qgraph.cli.output import STYLES, Talk, console, flush_results, show, show_paragraph
-from qgraph.reporting.next_step import next_step
+from qgraph.reporting.pages import next_step
 from qgraph.reporting.view import Cell, Column, Page, Section, Table
 from qgraph.text import NONE, json_text, one_line
 

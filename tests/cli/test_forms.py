@@ -16,7 +16,7 @@ import qgraph as api
 from qgraph.effort import is_over, step, time_limit, watched
 from qgraph.errors import OptionError, UndecidedError
 from qgraph.proof import discharge
-from qgraph.reporting.next_step import next_step
+from qgraph.reporting.pages import next_step
 
 SMOOTH = """<ir_version: 10, opset_import: ["": 20]>
     g (float[N,2] x) => (float[N,2] y) <float c = {NUMBER}> {
