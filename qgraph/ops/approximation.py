@@ -271,6 +271,11 @@ def sum_of(a: A, b: A, sign: float = 1.0) -> A:
         # |data| <= |sum| + |fixed|
         absolute = data.absolute + fixed.absolute + product(data.relative, fixed.largest)
         return type(a)(meant, low, high, absolute, data.relative, unit)
+    for data, other in ((a, b), (b, a)):
+        if not np.isfinite(data.error).all() and np.isfinite(other.reach).all():
+            # |data| <= |sum| + |other|, so the error is relative to the sum if that is limited
+            absolute = data.absolute + other.error + product(data.relative, other.largest)
+            return type(a)(meant, low, high, absolute, data.relative, unit)
     return type(a)(meant, low, high, a.error + b.error, ZERO, unit)
 
 

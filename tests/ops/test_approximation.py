@@ -138,6 +138,22 @@ def test_whole_numbers_are_exact_until_a_type_lacks_one():
     assert run([("mul", 2.0**18), ("add", None)], np.float32, 127, 1) == 127 * 2**18
 
 
+def test_sums_with_data_of_unknown_range_have_an_error_relative_to_the_sum():
+    whole = Line((Fraction(1), Fraction(0)))
+    unlimited = np.full((), np.inf)
+    found = rounded(
+        replace(Approximation(whole, -unlimited, unlimited, unit=None), relative=np.asarray(2**-24))
+    )
+    found = rounded(sum_of(found, data(1)))
+    assert np.isfinite(found.absolute)
+    rng = np.random.default_rng(3)
+    for exponent, y in rng.integers((-30, -127), (100, 128), (2000, 2)).tolist():
+        x = Fraction(float(rng.normal() * 2.0**exponent))
+        # rounded twice, then added
+        near = np.float32(float(x) * (1 + rng.choice([-1, 0, 1]) * 2.0**-25)) + np.float32(y)
+        assert exceeds(found, near, x + y) <= 1
+
+
 def test_a_result_beyond_a_type_has_no_bound():
     with pytest.raises(Undecidable, match="FLOAT16"):
         bound([("mul", 600.0)], ARITHMETIC["FLOAT16"])

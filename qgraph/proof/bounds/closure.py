@@ -16,6 +16,9 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.graph.schema import OpKey
+from qgraph.proof.bounds.evaluate import Evaluation
+from qgraph.proof.bounds.quantity import Quantity
+from qgraph.proof.bounds.roundings import source_of
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.matching.match import Matching
@@ -116,7 +119,13 @@ class Context:
 
 
 _FORWARD = 4
-"""Maximum number of values between codes and their decoded value."""
+"""Maximum number of values from codes to their decoded value."""
+
+_MOST_FORWARD = 12
+"""Maximum number of values from codes to the result of float operations on their values."""
+
+_OF_ELEMENTS = frozenset({"Add", "Div", "Mul", "Sub", "Where"})
+"""Operators that compute a decoded value from the values of codes, element by element."""
 
 _MOST_PAIRS = 256
 """Maximum number of pairs of values that are traced back from one."""
@@ -153,7 +162,8 @@ class EqualEnds:
             return False
         if segment.is_output:
             return self._closure.equal((ends[0], ends[1]))
-        ours, theirs = (decoded_from(end) for end in (ends[0], ends[1]))
+        pair = zip((ends[0], ends[1]), self._evaluations(), strict=True)
+        ours, theirs = (decoded_from(end, side) for end, side in pair)
         codes = product(_behind_clips(ours), _behind_clips(theirs))
         is_shown = any(map(self._closure.equal, codes))
         for a, b in product(ours, theirs):
@@ -161,6 +171,9 @@ class EqualEnds:
             if a.dtype is b.dtype and self._pairing.are_equal(str(a.name), str(b.name)):
                 self._closure.assume((a, b))
         return is_shown and not segment.extra.any()
+
+    def _evaluations(self) -> tuple[Evaluation, Evaluation]:
+        return self._pairing.reference, self._pairing.candidate
 
     def equal(self, ours: str, theirs: str) -> bool:
         """Return whether two values, given by name, are equal; zeros may differ in sign."""
@@ -221,8 +234,36 @@ class EqualEnds:
         return is_equal and not distinguishes_signed_zeros(node, [operands[0]])
 
 
-def decoded_from(end: ir.Value) -> list[ir.Value]:
-    """Return a value, and values decoded from it alone that still distinguish all its codes."""
+def decoded_from(end: ir.Value, side: Evaluation | None = None) -> list[ir.Value]:
+    """Return a value, and values decoded from it alone that still distinguish all its codes.
+
+    ``side`` evaluates its model, so that float operations can be followed, too.
+    """
+    values = _decoded(end)
+    while side is not None and len(values) < _MOST_FORWARD:
+        users = list(values[-1].consumers())
+        if len(users) != 1 or users[0].domain or users[0].op_type not in _OF_ELEMENTS:
+            break
+        ((following, *_),) = (user.outputs for user in users)
+        if not _tells_codes(side, following):
+            break
+        values.append(following)
+    return values
+
+
+def _tells_codes(side: Evaluation, value: ir.Value) -> bool:
+    """Return whether the executed numbers of different codes differ."""
+    own = side.named.get(value.name)
+    data = None if own is None else side.known(own)
+    if not isinstance(data, Quantity) or data.value is not None:
+        return False
+    terms = [(factor, atom) for factor, atom in data.meant.terms if factor.any()]
+    if len(terms) != 1 or source_of(terms[0][1]).kind != "codes":
+        return False
+    return bool((2 * data.error < np.abs(terms[0][0])).all())
+
+
+def _decoded(end: ir.Value) -> list[ir.Value]:
     values = [end]
     while len(values) < _FORWARD:
         users, dtype = list(values[-1].consumers()), values[-1].dtype

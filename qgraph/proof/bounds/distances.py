@@ -43,7 +43,7 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
         if counterpart is not atom:
             slack = slack + SLACK * product(np.abs(d), counterpart.largest)
     plain = plain + slack
-    if window is None or not all(a is b for (_, a), (_, b) in pairs) or not pairs:
+    if window is None or not pairs or (np.isfinite(plain).all() and _differ(pairs)):
         return plain
     return np.minimum(plain, _in_window(one, other, pairs, window))
 
@@ -112,6 +112,10 @@ def _one_sum(terms: Sequence[tuple[Float64, Atom]]) -> tuple[Float64, Atom] | No
 _Pair = tuple[tuple[Float64, Atom], tuple[Float64, Atom]]
 
 
+def _differ(pairs: Sequence[_Pair]) -> bool:
+    return any(atom is not other for (_, atom), (_, other) in pairs)
+
+
 def _in_window(
     one: Combination, other: Combination, pairs: Sequence[_Pair], window: Window
 ) -> Float64:
@@ -122,16 +126,19 @@ def _in_window(
     """
     sizes = [np.max(product(np.abs(c), a.largest)) for (c, a), _ in pairs]
     main = int(np.argmax(sizes))
-    (c, _), (d, _) = pairs[main]
+    (c, atom), (d, counterpart) = pairs[main]
+    if atom is not counterpart:
+        return _NO_MATCH
     with np.errstate(all="ignore"):
         ratio = np.where(c == d, 1.0, d / c)
     ends = [np.abs(end - one.offset) for end in window]
     reach = np.maximum(*ends)
     total = product(np.abs(ratio - 1), reach) + np.abs(other.offset - one.offset)
-    for index, ((c, atom), (d, _)) in enumerate(pairs):
+    for index, ((c, atom), (d, counterpart)) in enumerate(pairs):
         if index != main:
-            total = total + product(np.abs(d - ratio * c), atom.largest)
+            total = total + _term_distance(ratio * c, atom, d, counterpart)
             total = total + SLACK * product(np.abs(c), atom.largest)
+            total = total + SLACK * product(np.abs(d), counterpart.largest)
     total = total + SLACK * (reach + one.size + other.size)
     return np.where(np.isfinite(ratio) & (ratio > 0), total, np.inf)
 

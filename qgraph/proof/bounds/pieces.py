@@ -8,7 +8,8 @@ bounded on each piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -48,6 +49,25 @@ def apart_on_pieces(
     source = argument_of(one)
     if source is None:
         return None
+    (_, first), *_ = one.terms
+    limits = tuple(map(_key, window or ()))
+    known, key = _KNOWN.setdefault(first, {}), (one.key, other.key, limits)
+    if key not in known:
+        known[key] = _apart(source, one, other, window)
+    return known[key]
+
+
+_KNOWN: WeakKeyDictionary[Atom, dict[Hashable, Float64 | None]] = WeakKeyDictionary()
+"""Distances by an atom: its registry keeps all atoms of a key. Models are compared repeatedly."""
+
+
+def _key(array: Float64) -> Hashable:
+    return np.shape(array), np.asarray(array).tobytes()
+
+
+def _apart(
+    source: Combination, one: Combination, other: Combination, window: _Ends | None
+) -> Float64 | None:
     try:
         pieces = _Intervals.of(source, (one, other), window or ())
         with np.errstate(all="ignore"):

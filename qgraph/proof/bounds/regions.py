@@ -30,14 +30,14 @@ from qgraph.graph.scopes import node_name, operands
 from qgraph.graph.slices import ancestors, reached, sources
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
-from qgraph.proof.bounds.closure import EqualEnds
 from qgraph.proof.bounds.executed import Counted
 from qgraph.proof.bounds.paired_models import paired
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
+from qgraph.proof.bounds.shown_ends import shown_ends
 from qgraph.proof.certify import Proof, certify
 from qgraph.proof.discharge import names
-from qgraph.proof.forced import Runner, fact_of
+from qgraph.proof.forced import Runner
 from qgraph.proof.regions import Decided
 from qgraph.reasons import (
     CONSTANT_NAN,
@@ -56,16 +56,20 @@ _MARGIN = 2.0**-13
 """Factor that exceeds the error of rounding a number to five digits."""
 
 
+_Regions = tuple[list[RegionVerdict], list[Condition]]
+
+
 def _bounded_regions(
     models: tuple[ir.Model, ir.Model],
     request: Bounding,
-    proof: Proof,
     level: Exactness,
+    decided: Decided,
+    proof: Proof,
     *,
     keep_inputs: bool,
     evidence: bool,
-) -> tuple[list[RegionVerdict], list[Condition]]:
-    show = shown_ends(proof, level)
+) -> _Regions:
+    show = shown_ends(proof, level, decided)
     pairing = paired(models, request, keep_inputs=keep_inputs, ends=show)
     ends = show(pairing)
     regions = [
@@ -76,12 +80,6 @@ def _bounded_regions(
     ]
     is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
     return regions, bound_conditions(request, pairing.conditions, has_any=is_bounded)
-
-
-def shown_ends(proof: Proof, level: Exactness) -> Callable[[Pairing], EqualEnds]:
-    """Return what decides which segments end in values that a proof shows equal."""
-    facts = [fact_of(s) for s in proof.shown if s.verdict.reaches(level)]
-    return partial(EqualEnds, proof.matching, facts)
 
 
 def certified(
@@ -102,6 +100,13 @@ def certified(
     function cannot be inlined, or this thread does not follow IEEE 754.
     """
     level, decided = member(Exactness, exact, "exact"), Decided()
+    bounded: list[_Regions] = []
+
+    def bound(proof: Proof) -> _Regions:
+        if not bounded:  # counting inputs does not change which values are equal
+            options = {"keep_inputs": keep_inputs, "evidence": evidence}
+            bounded.append(_bounded_regions(models, request, level, decided, proof, **options))
+        return bounded[0]
 
     def attempt(*, counts: bool) -> tuple[Proof, Certificate]:
         proof = certify(
@@ -113,9 +118,7 @@ def certified(
             counts=counts,
             decided=decided,
         )
-        return proof, with_bounds(
-            proof, models, request, level, keep_inputs=keep_inputs, evidence=evidence
-        )
+        return proof, with_bounds(proof, models, request, level, bound=bound)
 
     if request.limits:
         proof, certificate = attempt(counts=False)
@@ -134,13 +137,18 @@ def with_bounds(
     *,
     keep_inputs: bool = False,
     evidence: bool = False,
+    bound: Callable[[Proof], _Regions] | None = None,
 ) -> Certificate:
     """Return the certificate of a proof, with bounds for segments that were not proved equal.
 
     Models that differ stay different, unless there is a limit. Then all segments are bounded.
-    Options are those of :func:`certified`. Raises OptionError if a range or a limit names no input
-    or output.
+    ``bound`` returns the regions and their conditions, if they may be known. Other options are
+    those of :func:`certified`. Raises OptionError if a range or a limit names no input or output.
     """
+    by_segments = partial(
+        _bounded_regions, models, request, level, Decided(),
+        keep_inputs=keep_inputs, evidence=evidence,
+    )  # fmt: skip
     certificate = replace(proof.certificate, bounding=request)
     is_different = certificate.verdict is ProofVerdict.DIFFERENT
     open_claims = (s.claim for s in proof.shown if not s.verdict.reaches(level))
@@ -152,9 +160,7 @@ def with_bounds(
     if certificate.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return certificate
     try:
-        regions, conditions = _bounded_regions(
-            models, request, proof, level, keep_inputs=keep_inputs, evidence=evidence
-        )
+        regions, conditions = (bound or by_segments)(proof)
     except (Undecidable, ValueError, IndexError) as error:
         logger.info("no bounds: %s", error)
         return certificate

@@ -123,6 +123,11 @@ class Matching(ValueClasses):
         if self.has_joins:
             yield Matching(*sides, by_name=False, splits=True)
 
+    def named(self) -> Matching | None:
+        """Return the matching of the same models that uses names, if this one does not."""
+        sides = self.reference.normalised, self.candidate.normalised
+        return None if self._by_name else Matching(*sides)
+
     def _resolve_all(self, pair: Pair) -> None:
         stack = [iter([pair])]
         while stack:

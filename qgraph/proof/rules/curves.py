@@ -86,7 +86,13 @@ def _logistic(x: Float64) -> Float64:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
-_erf, _erfc = (np.vectorize(function, otypes=[np.float64]) for function in (erf, erfc))
+def _of_numbers(function: Callable[[float], float], x: Float64) -> Float64:
+    """Apply a function of one number; numpy.vectorize takes five times as long."""
+    flat = np.asarray(x, np.float64).reshape(-1)
+    return np.fromiter(map(function, flat.tolist()), np.float64, flat.size).reshape(np.shape(x))
+
+
+_erf, _erfc = (partial(_of_numbers, function) for function in (erf, erfc))
 
 _GATED: dict[str, Callable[..., Float64]] = {
     "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0.0, 1.0),
