@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import constant_expression, constant_stream
-from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type, takes_data
@@ -15,6 +15,7 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
+from qgraph.ops.composite import region_of
 from qgraph.quantizers.movement import (
     axis_before,
     axis_of,
@@ -107,7 +108,7 @@ class _Mover:
         y = node.outputs[0]
         if not decoders or all(user.op_type == _Q for user in y.consumers()):
             return
-        draft = self._editor.draft(Region(ir.Value(name=""), y, (node,)))
+        draft = self._editor.draft(region_of(node))
         moved = draft.copy(node, node.inputs, dtype=decoders[0].outputs[0].dtype)
         codes = _linear(draft, decoders[0], moved, axis, name=_Q)
         encode = codes.producer()
@@ -128,7 +129,7 @@ class _Mover:
         first, y = decoders[0], node.outputs[0]
         operands: list[Operand | None] = [each.inputs[0] for each in decoders]
         operands += node.inputs[len(decoders) :]
-        draft = self._editor.draft(Region(ir.Value(name=""), y, (*decoders, node)))
+        draft = self._editor.draft(region_of(*decoders, node))
         moved = draft.copy(node, operands, dtype=code_type(first))
         self._facts[moved] = self._facts.get(y, UNKNOWN)
         self._commit(draft, _linear(draft, first, moved, axis), node, SAME)
@@ -146,8 +147,7 @@ class _Mover:
         blocks = decode.attributes.get_int("block_size", 0)
         if is_stored or is_cut or blocks or not self._takes(node, code_type(decode)):
             return
-        first, *rest = node.outputs
-        draft = self._editor.draft(Region(ir.Value(name=""), first, (decode, node)))
+        draft = self._editor.draft(region_of(decode, node))
         operands = [decode.inputs[0], *node.inputs[1:]]
         split = ir.node("Split", operands, node.attributes, num_outputs=len(node.outputs))
         draft.nodes.append(split)
@@ -156,7 +156,7 @@ class _Mover:
             codes.type = None if decode.inputs[0] is None else decode.inputs[0].type
             decoded.append(_linear(draft, decode, codes, axis))
             self._facts[codes] = self._facts[decoded[-1]] = self._facts.get(old, UNKNOWN)
-        draft.others = dict(zip(rest, decoded[1:], strict=True))
+        draft.others = dict(zip(node.outputs[1:], decoded[1:], strict=True))
         self._commit(draft, decoded[0], node, SAME)
 
     def _later_axis(self, node: ir.Node, decode: ir.Node) -> int | bool | None:
@@ -192,7 +192,7 @@ class _Mover:
             reason = f"what {title(node)} gives is also used as real values"
             self._report.sites.append(refused(encode, USED_ELSEWHERE(reason)))
             return
-        draft = self._editor.draft(Region(ir.Value(name=""), encode.outputs[0], (node, encode)))
+        draft = self._editor.draft(region_of(node, encode))
         codes = []
         for part in parts:
             if part is not None:
@@ -223,7 +223,7 @@ class _Mover:
         """Copy a DequantizeLinear for each operator that reads it."""
         y = decode.outputs[0]
         for use in list(y.uses())[0 if y.is_graph_output() else 1 :]:
-            draft = self._editor.draft(Region(ir.Value(name=""), y, (decode,)))
+            draft = self._editor.draft(region_of(decode))
             twin = _linear(draft, decode, decode.inputs[0], decode.attributes.get_int("axis", None))
             node = twin.producer()
             if node is not None and decode.graph is not None:

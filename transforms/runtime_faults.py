@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Verdict
 from qgraph.graph.constants import array_of, constant_expression
-from qgraph.graph.edit import Draft, Editor, Operand, Region
+from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset.versions import only_float_type
@@ -26,6 +26,7 @@ from qgraph.inventory.layers import quantized_einsums, quantized_layers
 from qgraph.inventory.openvino_traps import WeightChain, row_sums_of, turned_products, weight_chain
 from qgraph.model import Model
 from qgraph.numerics import Array
+from qgraph.ops.composite import region_of
 from qgraph.ops.operator import operator_of
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
@@ -169,9 +170,8 @@ class SeparateWeights(Transform):
         """Give each product that reads such weights as they are new ones, and report it."""
         editor = Editor(model.ir)
         for node in [each for plain, _ in turned_products(model.nodes()) for each in plain]:
-            weights, y = node.inputs[1], node.outputs[0]
-            chain = weight_chain(weights)
-            draft = editor.draft(Region(ir.Value(name=""), y, (node,)))
+            chain = weight_chain(node.inputs[1])
+            draft = editor.draft(region_of(node))
             turned = None if chain is None else turned_weights(draft, chain)
             if turned is None or chain is None:
                 draft.discard()

@@ -98,9 +98,9 @@ def composite_of(node: ir.Node) -> Composite | None:
     return _BY_KEY.get(OpKey.of(node))
 
 
-def region_of(node: ir.Node) -> Region:
-    """Return the region of ``node`` only; it may have several inputs that are not parameters."""
-    return Region(ir.Value(name=""), node.outputs[0], (node,))
+def region_of(*nodes: ir.Node) -> Region:
+    """Return the region of some nodes, up to the last; it may have several inputs of data."""
+    return Region(ir.Value(name=""), nodes[-1].outputs[0], nodes)
 
 
 def drafted(editor: Editor, node: ir.Node, write: Callable[[Draft], Operand]) -> Draft:

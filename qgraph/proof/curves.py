@@ -18,7 +18,6 @@ from qgraph.proof.functions.level import grade, other_codes
 from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.reasons import Undecidable
-from qgraph.records import dataclass
 
 _MAX_BOXES = 1 << 20
 _MAX_STEPS = 2048
@@ -30,22 +29,6 @@ _FAR = 1e30
 _FEW_FLOATS = 4096
 _SHOWN_FLOATS = 65
 _SHOWN_RUNS = 512
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The values of a quantizer as a step function.
-
-    ``x`` are inputs at which steps begin, and the end of the last one; ``y`` is the value on each
-    step.
-    """
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-
-    def to_json(self) -> dict[str, list[float]]:
-        """Return the lists ``x`` and ``y``."""
-        return {"x": list(self.x), "y": list(self.y)}
 
 
 def channels(*functions: Expr) -> int:
@@ -89,8 +72,7 @@ def staircase(
         "channels": number,
         "labels": list(labels),
         "curves": [
-            _curve(function, some, low, high).to_json()
-            for function, some in zip(alone, steps, strict=True)
+            _curve(function, some, low, high) for function, some in zip(alone, steps, strict=True)
         ],
     }
     if len(alone) == 2:
@@ -204,14 +186,15 @@ def _range(steps: Sequence[Plateaus | None], near: float | None) -> tuple[float,
     return low - margin, high + margin
 
 
-def _curve(function: Expr, steps: Plateaus | None, low: float, high: float) -> Curve:
+def _curve(function: Expr, steps: Plateaus | None, low: float, high: float) -> dict[str, Any]:
+    """Return ``x``, where steps begin, with the end of the last one; and ``y``, the step values."""
     if steps is None:
         x = np.linspace(low, high, _SAMPLES).astype(np.float32)
-        return Curve(tuple(x.tolist()), tuple(_values(function, x[:-1]).tolist()))
+        return {"x": x.tolist(), "y": _values(function, x[:-1]).tolist()}
     first, last = from_keys(steps.lo).astype(np.float64), from_keys(steps.hi).astype(np.float64)
     seen = (last >= low) & (first <= high)
-    starts = np.maximum(first[seen], low)
-    return Curve((*starts.tolist(), high), tuple(steps.value[seen].astype(np.float64).tolist()))
+    starts = np.maximum(first[seen], low).tolist()
+    return {"x": [*starts, high], "y": steps.value[seen].astype(np.float64).tolist()}
 
 
 def _values(function: Expr, x: Float32) -> npt.NDArray[np.float64]:

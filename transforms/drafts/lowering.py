@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset.versions import ceiling, raise_ir_version, raise_opset
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import input_of
@@ -191,10 +191,10 @@ def _decoded(
     editor: Editor, encode: ir.Node, nodes: tuple[ir.Node, ...], added: int, dtype: ir.DataType
 ) -> Draft:
     """Return a DequantizeLinear of scale 1, plus ``added``: exact, as all are whole numbers."""
-    from qgraph.ops.composite import cast
+    from qgraph.ops.composite import cast, region_of
     from qgraph.ops.integer.sums import without_trailing_none
 
-    draft = editor.draft(Region(ir.Value(name=""), nodes[-1].outputs[0], nodes))
+    draft = editor.draft(region_of(*nodes))
     scale = constant_expression(encode.inputs[1])
     ones = np.ones(() if scale is None else (1,) * scale.ndim, np.float32)
     operands = without_trailing_none([nodes[0].inputs[0], ones, input_of(encode, 2)])
