@@ -170,7 +170,8 @@ class SeparateWeights(Transform):
         """Give each product that reads such weights as they are new ones, and report it."""
         editor = Editor(model.ir)
         for node in [each for plain, _ in turned_products(model.nodes()) for each in plain]:
-            chain = weight_chain(node.inputs[1])
+            weights = node.inputs[1]
+            chain = weight_chain(weights)
             draft = editor.draft(region_of(node))
             turned = None if chain is None else turned_weights(draft, chain)
             if turned is None or chain is None:
