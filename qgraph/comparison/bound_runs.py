@@ -28,12 +28,11 @@ from qgraph.exactness import Exactness
 from qgraph.graph.scopes import node_name
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
-from qgraph.proof.bounds.paired_models import paired
+from qgraph.proof.bounds.paired_models import paired, shown_ends
 from qgraph.proof.bounds.regions import bound_conditions, bound_of
 from qgraph.proof.bounds.roundings import RoundedData
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
-from qgraph.proof.bounds.shown_ends import shown_ends
 from qgraph.proof.certify import certify
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
 from qgraph.records import dataclass, field

@@ -1,4 +1,4 @@
-"""Prepare two models and pair their roundings.
+"""Prepare two models and pair their roundings, and the ends that a proof shows equal.
 
 A Relu or Clip after a DequantizeLinear maps all codes beyond a limit to one number. So these codes
 can be clipped first, without a change of the result::
@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
+from qgraph.exactness import Exactness
 from qgraph.graph.constants import array_of, clip_limits, freeze_inputs
 from qgraph.graph.inference.rules import Unknown, given, require
 from qgraph.graph.inference.walk import Interface as Shapes
@@ -27,9 +28,15 @@ from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import remove_unused
 from qgraph.numerics import Array
 from qgraph.ops.static_parameters import freeze_static_parameters
+from qgraph.proof.bounds.closure import EqualEnds
 from qgraph.proof.bounds.evaluate import written_out
 from qgraph.proof.bounds.segments import Ends, Pairing
+from qgraph.proof.certify import Proof
+from qgraph.proof.discharge import Shown, discharge
+from qgraph.proof.forced import adds_bias, fact_of
+from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import fix_static_values, flat
+from qgraph.proof.regions import Decided
 
 
 def paired(
@@ -148,3 +155,24 @@ def _insert(graph: ir.Graph, decode: ir.Node, ends: Sequence[Array]) -> None:
     limited = ir.Value(name=f"{codes.name}_limited", type=codes.type, shape=codes.shape)
     graph.insert_before(decode, ir.Node("", "Clip", [codes, *constants], outputs=[limited]))
     decode.replace_input_with(0, limited)
+
+
+def shown_ends(
+    proof: Proof, level: Exactness, decided: Decided | None = None
+) -> Callable[[Pairing], EqualEnds]:
+    """Return what decides which segments end in equal values; ``decided`` are known outcomes."""
+    named = _named(proof.matching, level, Decided() if decided is None else decided)
+    facts = [fact_of(s) for s in (*proof.shown, *named) if s.verdict.reaches(level)]
+    return partial(EqualEnds, proof.matching, facts)
+
+
+def _named(matching: Matching, level: Exactness, decided: Decided) -> Iterator[Shown]:
+    """Yield claims about values of equal names, if the matching does not use names.
+
+    A matching without names has fewer claims, of larger regions: a difference in one of them hides
+    that most of its values are equal. Claims that depend on conditions are left out.
+    """
+    named = matching.named()
+    for s in () if named is None else discharge(named, level, decided):
+        if named is not None and not (s.loses_zero_sign or adds_bias(named, s)):
+            yield s

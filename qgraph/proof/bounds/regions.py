@@ -31,10 +31,9 @@ from qgraph.graph.slices import ancestors, reached, sources
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.proof.bounds.executed import Counted
-from qgraph.proof.bounds.paired_models import paired
+from qgraph.proof.bounds.paired_models import paired, shown_ends
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
-from qgraph.proof.bounds.shown_ends import shown_ends
 from qgraph.proof.certify import Proof, certify
 from qgraph.proof.discharge import names
 from qgraph.proof.forced import Runner
