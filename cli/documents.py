@@ -127,8 +127,8 @@ _LEAST_PREFIX = 8
 _COARSE = str.maketrans("▁▂▃▄▅▆▇█", ".:-=+*##")
 """Coarse characters of bars, for encodings that lack the fine ones."""
 
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
-_LARGE_NUMBER = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+_THOUSANDS = r"(?<=\d),(?=\d{3})"
+_LARGE_NUMBER = r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?"
 
 
 def show_table(table: Table, talk: Talk | None = None) -> None:
@@ -175,8 +175,8 @@ def csv_text(tables: Iterable[Table], subject: str = "") -> str:
 
 def _machine_text(column: Column, cell: Cell) -> str:
     text = one_line(cell.full or cell.text)
-    is_number = column.number or (not column.code and _LARGE_NUMBER.fullmatch(text))
-    return "" if text == NONE else _THOUSANDS.sub("", text) if is_number else text
+    is_number = column.number or (not column.code and re.fullmatch(_LARGE_NUMBER, text))
+    return "" if text == NONE else re.sub(_THOUSANDS, "", text) if is_number else text
 
 
 def _in_line(text: str) -> str:

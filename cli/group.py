@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 
 import click
 
@@ -22,6 +23,10 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> list[str]:
         return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:

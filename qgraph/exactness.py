@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
 
+from qgraph import records
 from qgraph.errors import Choice, member
 from qgraph.text import Fields, amount, counted, example, fields_json
 
@@ -96,7 +97,7 @@ class Method(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True)
+@records.dataclass(frozen=True)
 class Witness:
     """One input on which two functions differ, and both outputs."""
 
@@ -166,7 +167,7 @@ class Status(StrEnum):
     REFUTED = "refuted"
 
 
-@dataclass(frozen=True)
+@records.dataclass(frozen=True)
 class PartFinding:
     """Finding of the checker on a part of a certificate.
 

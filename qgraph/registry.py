@@ -15,7 +15,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from qgraph.errors import OptionError, closest, shown
@@ -57,8 +56,8 @@ def _has_plugins() -> bool:
         with suppress(OSError), os.scandir(folder or ".") as entries:
             for entry in entries:
                 if entry.name.endswith((".dist-info", ".egg-info")):
-                    with suppress(OSError):
-                        if b"[qgraph." in Path(entry.path, "entry_points.txt").read_bytes():
+                    with suppress(OSError), open(f"{entry.path}/entry_points.txt", "rb") as file:
+                        if b"[qgraph." in file.read():
                             return True
     return False
 

@@ -16,12 +16,10 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-_MARKDOWN = re.compile(
-    r"[\\`*\[\]<|~$]|(?<!\w)_|_(?!\w)|&(?=[#\w])|^[#>+-](?=\s|#|>)|(?<=^\d)\.(?=\s)|(?<=^\d\d)\.(?=\s)"
-)
+_MARKDOWN = r"[\\`*\[\]<|~$]|(?<!\w)_|_(?!\w)|&(?=[#\w])|^[#>+-](?=\s|#|>)|(?<=^\d)\.(?=\s)|(?<=^\d\d)\.(?=\s)"
 """Special characters of GitHub's Markdown; a backslash escapes them."""
 
-_NOT_CODE = re.compile(r"[`|\\]|^\s|\s$")
+_NOT_CODE = r"[`|\\]|^\s|\s$"
 """Characters that a code span in a table cell cannot contain, or not at its ends."""
 
 
@@ -63,13 +61,13 @@ def one_line(text: str) -> str:
 def markdown(text: str) -> str:
     """Return text on one line that Markdown shows literally, also in a table cell."""
     line = " ".join(printable(text).split("\n"))
-    return _MARKDOWN.sub(lambda match: f"\\{match[0]}", line)
+    return re.sub(_MARKDOWN, lambda match: f"\\{match[0]}", line)
 
 
 def markdown_code(text: str) -> str:
     """Return a name as Markdown code, or as text if a code span cannot hold it."""
     line = one_line(text)
-    return markdown(line) if not line or _NOT_CODE.search(line) else f"`{line}`"
+    return markdown(line) if not line or re.search(_NOT_CODE, line) else f"`{line}`"
 
 
 def _code(character: str) -> str:

@@ -26,6 +26,7 @@ from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.opset.rewrites import refused_pairs
 from qgraph.model import Model
+from qgraph.records import dataclass
 from qgraph.registry import Registry
 from qgraph.reports import Report
 from qgraph.text import fields_json
@@ -39,7 +40,7 @@ _RUNTIME, _QUANTIZES_DATA = "onnxruntime-cpu", "quantizes-data"
 ABOUT_RUNTIME = f"{_RUNTIME}: "
 """Beginning of notes about silent changes by ONNX Runtime."""
 
-_SPEC = re.compile(r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?")
+_SPEC = r"\s*([^{}\s]+)\s*(?:\{([^{}]*)\}\s*)?"
 
 _KINDS: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real}
 """Types of values by the type of an option; text otherwise."""
@@ -47,7 +48,7 @@ _KINDS: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.R
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Option:
     """One option of a pass.
 
@@ -151,7 +152,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
     return tuple(options)
 
 
-@dataclasses.dataclass
+@dataclass
 class TransformResult(ir.passes.PassResult):
     """Result of a pass: onnx_ir's result and the report."""
 
@@ -305,7 +306,7 @@ def escaped(name: str) -> str:
     return re.sub(r"([*?\[|])", r"[\1]", name)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PassInfo:
     """Name, description and options of a pass, for the help.
 
@@ -337,7 +338,7 @@ def parse_spec(text: str) -> Transform:
         OptionError: the text has another form, the pass or an option is unknown, a required
             option is missing, or a value does not fit.
     """
-    form = _SPEC.fullmatch(text)
+    form = re.fullmatch(_SPEC, text)
     if form is None:
         raise OptionError(
             f"Pass specification {text!r} is not of the form NAME or NAME{{option=value,...}}; "
