@@ -266,13 +266,8 @@ def _slice(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
     cut_axes = range(len(starts)) if axes is None else axes.tolist()
     for i, axis in enumerate(cut_axes):
         step = 1 if steps is None else int(steps[i])
-        cuts[axis] = _cut(int(starts[i]), int(ends[i]), step, data.shape[axis])
+        cuts[axis] = slice(int(starts[i]), int(ends[i]), step)
     return data.sliced(cuts)
-
-
-def _cut(start: int, end: int, step: int, size: int) -> slice:
-    """Return a slice with ONNX's rules for limits out of range and negative steps."""
-    return slice(start, None, step) if step < 0 and end < -size else slice(start, end, step)
 
 
 def _concat(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:

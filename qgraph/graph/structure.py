@@ -133,7 +133,9 @@ def check_structure(model: ir.Model) -> None:
             if not node.outputs:
                 raise _fault(node, "it has no outputs", "one at least")
             called = model.functions.get(node.op_identifier())
-            form = None if called is not None else _form(node, imports)
+            is_onnx = called is None and node.domain in _ONNX
+            version = imports.get(node.domain, 0)
+            form = _known_form(node.op_type, node.domain, version) if is_onnx else None
             if called is not None:
                 _check_call(node, called, kinds[called.identifier()])
             if form is not None:
@@ -276,13 +278,6 @@ def _no_numbers(value: ir.Value | None) -> ir.DataType | None:
     tensor = constant_tensor(value)
     dtype = tensor.dtype if tensor is not None else None if value is None else value.dtype
     return dtype if dtype in _NO_NUMBERS else None
-
-
-def _form(node: ir.Node, imports: Mapping[str, int]) -> _Form | None:
-    """Return the schema of a standard operator, or of its earliest version in onnx."""
-    if node.domain not in _ONNX:
-        return None
-    return _known_form(node.op_type, node.domain, imports.get(node.domain, 0))
 
 
 @functools.cache

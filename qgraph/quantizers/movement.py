@@ -28,7 +28,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import RESHAPING, Facts, infer
 from qgraph.graph.interface import static_count
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
-from qgraph.graph.scopes import input_of, nodes_of, owners, producer_of
+from qgraph.graph.scopes import all_nodes, input_of, producer_of
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.composite import drafted
@@ -81,8 +81,7 @@ def _separated(model: ir.Model) -> list[tuple[ir.Node, _Write]]:
     """Return each DequantizeLinear of moved codes, with a writer of it before the movement."""
     decodes = [
         (node, codes)
-        for owner in owners(model)
-        for node in nodes_of(owner)
+        for node in all_nodes(model)
         if is_linear(node, "DequantizeLinear")
         if (codes := node.inputs[0]) is not None
         if producer_of(codes, *MOVES, "Pad", "Resize", "Split") is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import onnx_ir as ir
@@ -121,16 +122,17 @@ def _ranged_chains(site: Site, editor: Editor, meaning: Ranged) -> Iterator[Make
         y = draft.op.Add(y, low) if adds else y
         return draft.giving(split_top(draft, y, draft.x, meaning.input_high, high) if splits else y)
 
-    for splits in (False, True):
-        for adds in [False] if low.any() else [False, True]:
-            yield partial(make, adds=adds, splits=splits)
+    ways = product((False, True), (False,) if low.any() else (False, True))
+    yield from (partial(make, adds=adds, splits=splits) for splits, adds in ways)
 
 
 def offers(site: Site, numbers: Container[ir.Value], editor: Editor) -> Iterator[Offer]:
     """Yield the forms of a site, first those that replace a Relu before it, too."""
-    for start in (*with_relu(site), site):
-        for make in runtime_forms(start, editor, numbers=start.x in numbers):
-            yield start, make
+    yield from (
+        (start, make)
+        for start in (*with_relu(site), site)
+        for make in runtime_forms(start, editor, numbers=start.x in numbers)
+    )
 
 
 def offered(

@@ -134,8 +134,7 @@ def _folded(node: ir.Node, model: ir.Model) -> npt.NDArray[np.generic] | None:
         if not node.inputs or constant_stream(node.inputs[0]) is None:
             return None
         site = site_of(node)
-        sane = isinstance(site, Site) and _is_sane(site)
-        return site.values if isinstance(site, Site) and sane else None
+        return site.values if isinstance(site, Site) and _is_sane(site) else None
     is_reshaping = node.domain == "" and node.op_type != "Constant" and len(node.outputs) == 1
     return constant_expression(node.outputs[0]) if is_reshaping else None
 
