@@ -98,7 +98,7 @@ def test_libraries_for_few_functions_stay_unloaded():
 def test_a_conversion_loads_only_what_its_model_needs(tmp_path):
     model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
     unused = (
-        "email multiprocessing qgraph.bound qgraph.certificate qgraph.cli.tasks qgraph.evidence "
+        "email multiprocessing qgraph.bound qgraph.certificate qgraph.cli.tasks "
         "qgraph.ops.integer.kernels qgraph.ops.kernels.standard qgraph.proof.functions.enumeration "
         "qgraph.proof.matching.normalise qgraph.quantizers.recognition.chains "
         "qgraph.quantizers.weights.decoded qgraph.reporting.deploy_view qgraph.targets.layer "
