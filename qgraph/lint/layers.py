@@ -1,8 +1,11 @@
-"""Figures of layers, and the nodes near them as runtimes fuse them, for several rules."""
+"""Figures of layers, the nodes near them as runtimes fuse them, and ties of sums, for rules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +22,7 @@ from qgraph.records import dataclass
 from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8
+_MOST_PARTS = 64
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
 
 
@@ -203,3 +207,19 @@ def concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
             return node if node.op_type == "Concat" else None
         source = unmoved(node.inputs[0])
     return None
+
+
+def attribute(node: ir.Node, name: str, default: object) -> Any:
+    """Return the value of an attribute, ``default`` where it is absent."""
+    found = node.attributes.get(name)
+    return default if found is None or found.is_ref() else found.value
+
+
+def meet_ties(ratios: list[float]) -> bool:
+    """Return whether whole multiples of some ratios can add up to a half-integer."""
+    near = [Fraction(ratio).limit_denominator(_MOST_PARTS) for ratio in ratios]
+    if any(abs(float(f) - r) > 1e-6 * abs(r) for f, r in zip(near, ratios, strict=True)):
+        return False
+    parts = math.lcm(*(f.denominator for f in near))
+    wholes = [f.numerator * parts // f.denominator for f in near]
+    return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,10 +17,12 @@ from qgraph.inventory.weight_steps import used_steps
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts
 from qgraph.lint.layers import (
     after_moves,
+    attribute,
     bias_facts,
     concat_before,
     is_codes_for_runtime,
     listed,
+    meet_ties,
     quantizer_after,
 )
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -38,7 +38,6 @@ _KEEPS = LintFix("keep-roundings", "values")
 _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
 _BOTH = 128
-_MOST_PARTS = 64
 
 
 @rule("QG301", "double-pairs", WARNING, targets=_ORT)
@@ -258,7 +257,7 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
         if result is None or not float(result.flat[0]):
             continue
         ratios = [float(scale.flat[0] / result.flat[0]) for scale in scales if scale is not None]
-        if all(map(math.isfinite, ratios)) and _meet_ties(ratios):
+        if all(map(math.isfinite, ratios)) and meet_ties(ratios):
             text = f"scales are {ratios[0]:g} and {ratios[1]:g} times that of the sum: ties occur"
             yield Found((node,), text, {"ratios": ratios})
 
@@ -293,7 +292,7 @@ def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
 def windows_beyond_padding(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO computes the last windows that ceil_mode adds differently from ONNX."""
     for node in facts.of("AveragePool", "MaxPool"):
-        get = partial(_attribute, node)
+        get = partial(attribute, node)
         axes = rounded_up(get, facts.shape(node.inputs[0])) or []
         if any(not isinstance(axis.size, int) for axis in axes):
             continue
@@ -339,9 +338,9 @@ def pool_pads_codes(facts: ModelFacts) -> Iterator[Found]:
     for node in facts.of("AveragePool"):
         pad = producer_of(node.inputs[0], "Pad")
         decoder = facts.decoder_of(node.inputs[0] if pad is None else pad.inputs[0])
-        pads = _attribute(node, "pads", None) or ()
-        is_same = str(_attribute(node, "auto_pad", "NOTSET")).startswith("SAME")
-        is_padded = _attribute(node, "count_include_pad", 0) and (any(pads) or is_same)
+        pads = attribute(node, "pads", None) or ()
+        is_same = str(attribute(node, "auto_pad", "NOTSET")).startswith("SAME")
+        is_padded = attribute(node, "count_include_pad", 0) and (any(pads) or is_same)
         if decoder is None or decoder.zero is None or not (pad or is_padded):
             continue
         if facts.encoder_of(decoder) is not None and decoder.zero.any():
@@ -384,17 +383,18 @@ def limits_between_codes(facts: ModelFacts) -> Iterator[Found]:
         yield Found((node, decoder), "the limits become whole codes: up to a step off")
 
 
-def _attribute(node: ir.Node, name: str, default: object) -> Any:
-    """Return the value of an attribute, ``default`` where it is absent."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None or attribute.is_ref() else attribute.value
-
-
-def _meet_ties(ratios: list[float]) -> bool:
-    """Return whether whole multiples of some ratios can add up to a half-integer."""
-    near = [Fraction(ratio).limit_denominator(_MOST_PARTS) for ratio in ratios]
-    if any(abs(float(f) - r) > 1e-6 * abs(r) for f, r in zip(near, ratios, strict=True)):
-        return False
-    parts = math.lcm(*(f.denominator for f in near))
-    wholes = [f.numerator * parts // f.denominator for f in near]
-    return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0
+@rule("QG324", "softmax-of-fewer-steps", WARNING, targets=_ORT)
+def softmax_of_fewer_steps(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime computes a quantized Softmax as if 1 were a whole number of steps."""
+    for node in facts.of("Softmax"):
+        decoder, behind = facts.decoder_of(node.inputs[0]), facts.only_reader(node.outputs[0])
+        if decoder is None or behind is None or behind.op_type != QUANTIZE:
+            continue
+        encoder = facts.coder(behind)
+        step = encoder.scale if decoder.kind == encoder.kind in _EIGHT_BITS else None
+        if step is None or step.size != 1 or not step.all():
+            continue
+        steps = 1 / float(step.flat[0])
+        if missing := steps - math.floor(steps):
+            text = f"1 becomes {math.floor(steps)} steps instead of {steps:.6g}"
+            yield Found((node, behind), f"{text}: codes can be one lower", {"steps": missing})

@@ -48,6 +48,7 @@ STABLE = {
     "rows-with-column-scales": "QG321",
     "rounded-to-float16-first": "QG322",
     "limits-between-codes": "QG323",
+    "softmax-of-fewer-steps": "QG324",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

@@ -284,3 +284,14 @@ def limited(model: ir.Model, node: ir.Node) -> str | None:
     if scale is None or scale.size != 1:
         return None
     return label(put(node, 0, "Clip", F(-9.5) * scale, F(5.5) * scale))
+
+
+@fault("QG324", has_data_pair)
+def softmax(model: ir.Model, node: ir.Node) -> str:
+    encoder, _ = data_pair(node)
+    zero = constant(encoder.inputs[2]) if len(encoder.inputs) > 2 else None
+    zero = np.asarray(0, np.uint8) if zero is None else np.asarray(zero.flat[0])
+    new = put(node, 0, "Softmax", axis=-1)
+    put(node, 0, "QuantizeLinear", F(1 / 255), zero)
+    put(node, 0, "DequantizeLinear", F(1 / 255), zero)
+    return label(new)

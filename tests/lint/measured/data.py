@@ -138,3 +138,16 @@ def limits() -> str:
         f"Normal numbers in steps of .0218, limited to -0.5 and 1: {differ(result, right)} results "
         f"differ, by up to {np.abs(result - right).max():.3g}."
     )
+
+
+@measured("QG324")
+def probabilities() -> str:
+    text = """(float[6250, 16] x) => (uint8[6250, 16] c) {
+        b = QuantizeLinear (x, s, z) d = DequantizeLinear (b, s, z) p = Softmax (d)
+        c = QuantizeLinear (p, t, z) }"""
+    changes = []
+    for steps in (256, 255, 127.5):
+        proto = model(text, s=F(0.02), t=F(1 / steps), z=np.uint8(0))
+        feeds = {"x": np.abs(X).reshape(-1, 16)}
+        changes.append(f"{differ(ort(proto, feeds), qgraph_run(proto, feeds))} at 1/{steps:g}")
+    return f"UINT8 codes of a Softmax of 16 numbers that differ: {', '.join(changes)}."
