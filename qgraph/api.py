@@ -14,13 +14,10 @@ from qgraph.certificate import Certificate
 from qgraph.comparison.prove import read, replay
 from qgraph.errors import Choice, OptionError, QGraphError, member, require
 from qgraph.exactness import Exactness, Verification
-from qgraph.inventory.differences import ModelDifferences
-from qgraph.inventory.differences import diff as differences
-from qgraph.inventory.lockfile import check_lock as compared_with_lock
-from qgraph.inventory.lockfile import lock_text
+from qgraph.inventory.differences import ModelDifferences, diff as differences
+from qgraph.inventory.lockfile import check_lock as compared_with_lock, lock_text
 from qgraph.inventory.overview import Overview, overview
-from qgraph.lint.engine import Ids, LintReport
-from qgraph.lint.engine import lint as linted
+from qgraph.lint.engine import Ids, LintReport, lint as linted
 from qgraph.lint.rule import known_cause, known_causes
 from qgraph.model import Model, Source, load
 from qgraph.ops.definitions.fake_quantize import Arithmetic
@@ -326,8 +323,7 @@ def plot(
         OptionError: there is no such quantizer, or the libraries that draw are not installed.
     """
     from qgraph.inventory.pictures import plot_data
-    from qgraph.reporting.drawing import plot as picture
-    from qgraph.reporting.drawing import require_drawing
+    from qgraph.reporting.drawing import plot as picture, require_drawing
 
     require(node, str, "node", "the name of a node; qgraph.info lists quantizers")
     chosen = member(_PictureForm, form, "form")

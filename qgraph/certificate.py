@@ -12,8 +12,7 @@ from qgraph import conditions as kinds
 from qgraph.bound import Bound, Bounding, is_within
 from qgraph.conditions import Cases, Condition, Demonstration, Division
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
-from qgraph.exactness import Exactness, Verdict, difference
-from qgraph.exactness import ProofVerdict as ProofVerdict
+from qgraph.exactness import Exactness, ProofVerdict as ProofVerdict, Verdict, difference
 from qgraph.reasons import ExplainedReason, id_of
 from qgraph.text import Displayed, Fields, counted, fields_json, read_fields, read_json
 from qgraph.version import SEMANTICS, head, renamed

@@ -23,8 +23,7 @@ from qgraph.graph.scopes import check_names, check_origins, nodes_of, owners
 from qgraph.graph.structure import check_structure
 from qgraph.graph.tensors import slots
 from qgraph.reports import Report, SiteStatus
-from qgraph.storage import datafiles
-from qgraph.storage import files as storage
+from qgraph.storage import datafiles, files as storage
 from qgraph.storage.origin import Origin, hash_in_memory
 from qgraph.storage.outputs import HOLDS_WEIGHTS, Outputs, joined
 from qgraph.storage.places import is_same

@@ -16,7 +16,10 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-_MARKDOWN = r"[\\`*\[\]<|~$]|(?<!\w)_|_(?!\w)|&(?=[#\w])|^[#>+-](?=\s|#|>)|(?<=^\d)\.(?=\s)|(?<=^\d\d)\.(?=\s)"
+_MARKDOWN = (
+    r"[\\`*\[\]<|~$]|(?<!\w)_|_(?!\w)|&(?=[#\w])|^[#>+-](?=\s|#|>)|"
+    r"(?<=^\d)\.(?=\s)|(?<=^\d\d)\.(?=\s)"
+)
 """Special characters of GitHub's Markdown; a backslash escapes them."""
 
 _NOT_CODE = r"[`|\\]|^\s|\s$"

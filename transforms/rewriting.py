@@ -14,8 +14,7 @@ from qgraph.errors import OptionError, meant, shown
 from qgraph.model import Model, load
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reports import Report
-from qgraph.storage import datafiles
-from qgraph.storage import files as storage
+from qgraph.storage import datafiles, files as storage
 from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Outputs, StrPath, joined
 from qgraph.storage.places import is_same
 from qgraph.storage.reading import files_of

@@ -14,9 +14,7 @@ import onnx_ir as ir
 
 from qgraph.exactness import Verdict
 from qgraph.graph.deferred import DeferredTensor, deferred_form
-from qgraph.graph.draft_parts import Operand as Operand
-from qgraph.graph.draft_parts import Region as Region
-from qgraph.graph.draft_parts import SizeSummary, Tracer
+from qgraph.graph.draft_parts import Operand as Operand, Region as Region, SizeSummary, Tracer
 from qgraph.graph.opset.history import first_opset
 from qgraph.graph.scopes import (
     bodies,

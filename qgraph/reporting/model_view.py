@@ -120,24 +120,18 @@ def run_sections(document: Part) -> Iterator[Section]:
 
 def diff_sections(document: Part) -> Iterator[Section]:
     """Yield a row for each quantizer that two models have, or one of them."""
-    columns: Columns = [
-        "change",
-        *(Column(role, code=True) for role in ("reference", "candidate")),
-        "differing",
-    ]
+    sides = "reference", "candidate"
+    columns: Columns = ["change", *(Column(side, code=True) for side in sides), "differing"]
     rows: list[Row] = [
         [
             change["kind"],
-            *(NONE if change[role] is None else change[role]["name"] for role in _ROLES),
+            *(NONE if change[side] is None else change[side]["name"] for side in sides),
             ", ".join(change["differing"]),
         ]
         for change in document["quantizers"]
     ]
     text = [f"{number} {kind}" for kind, number in document["summary"].items()]
     yield Section("Quantizers", [", ".join(text)], tables=[Table("quantizers", columns, rows)])
-
-
-_ROLES = ("reference", "candidate")
 
 
 def _facts(document: Part) -> Iterator[str]:

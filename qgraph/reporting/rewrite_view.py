@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qgraph.exactness import Exactness, Method, ProofVerdict, apart, codes_apart
-from qgraph.exactness import noise as noise_of
+from qgraph.exactness import Exactness, Method, ProofVerdict, apart, codes_apart, noise as noise_of
 from qgraph.reporting.charts import Charts, codes_section, steps_section
 from qgraph.reporting.view import (
     MANY,

@@ -21,8 +21,10 @@ from qgraph.graph.interface import (
     interface,
 )
 from qgraph.numerics.float32 import check_float_environment
-from qgraph.ops.integer.definitions import conditions_of as conditions_of_definitions
-from qgraph.ops.integer.definitions import differing_definitions
+from qgraph.ops.integer.definitions import (
+    conditions_of as conditions_of_definitions,
+    differing_definitions,
+)
 from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.reasons import VERDICT_NOT_CHECKED
 from qgraph.verify.bounds import check_bounds

@@ -19,8 +19,7 @@ import pytest
 import qgraph as library
 from qgraph.cli.main import main
 from qgraph.cli.process import Guarded
-from qgraph.storage import datafiles
-from qgraph.storage import files as storage
+from qgraph.storage import datafiles, files as storage
 
 REFERENCE, CANDIDATE = "net.onnx", "other.onnx"
 

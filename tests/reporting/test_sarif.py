@@ -12,8 +12,7 @@ import pytest
 
 from qgraph.errors import OptionError
 from qgraph.lint.engine import lint, report_of
-from qgraph.lint.rule import RULES as LINT_RULES
-from qgraph.lint.rule import page_of_rule, whole_model
+from qgraph.lint.rule import RULES as LINT_RULES, page_of_rule, whole_model
 from qgraph.reporting.findings import RULES, sarif_log, uri
 
 KEYS = {

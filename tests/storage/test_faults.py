@@ -26,8 +26,7 @@ import pytest
 import qgraph
 from qgraph.errors import QGraphError
 from qgraph.model import load
-from qgraph.storage import datafiles
-from qgraph.storage import files as storage
+from qgraph.storage import datafiles, files as storage
 from qgraph.storage.outputs import Outputs
 from qgraph.transforms import FoldWeights, Writing, rewrite
 

@@ -19,8 +19,7 @@ from google.protobuf.message import EncodeError
 
 from qgraph.errors import ModelError, OptionError
 from qgraph.graph.tensors import slots
-from qgraph.storage import datafiles
-from qgraph.storage import files as storage
+from qgraph.storage import datafiles, files as storage
 from qgraph.storage.reading import external_fault, has_only_texts
 
 TEXT = """

@@ -144,22 +144,15 @@ class _Stripped:
         return self._known
 
 
+@dataclass(frozen=True, eq=False)
 class _Trial:
     """Test of one runtime at all its levels."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        jobs: RuntimeJobs,
-        expected: Sequence[Outputs],
-        stripped: _Stripped,
-        form: CandidateForm,
-    ) -> None:
-        self._form = form
-        self._runtime = runtime
-        self._jobs = jobs
-        self._expected = expected
-        self._stripped = stripped
+    _runtime: Runtime
+    _jobs: RuntimeJobs
+    _expected: Sequence[Outputs]
+    _stripped: _Stripped
+    _form: CandidateForm
 
     def results(self) -> list[RuntimeResult]:
         """Return the result of each level."""

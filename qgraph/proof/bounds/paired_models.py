@@ -21,8 +21,7 @@ from qgraph.bound import Bounding
 from qgraph.exactness import Exactness
 from qgraph.graph.constants import array_of, clip_limits, freeze_inputs
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.inference.walk import Interface as Shapes
-from qgraph.graph.inference.walk import infer, size_limits, with_facts
+from qgraph.graph.inference.walk import Interface as Shapes, infer, size_limits, with_facts
 from qgraph.graph.interface import common_domain, interface
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import remove_unused

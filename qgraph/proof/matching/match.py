@@ -108,10 +108,16 @@ class Matching(ValueClasses):
         self._compared: dict[Pair, tuple[Comparison, Witness | None] | None] = {}
         self.notes = self.interface.notes
         pairs = self.interface.defaults
-        unequal = ((a, b) for a, b in pairs if not are_equal_defaults(a, b))
-        reasons = [(a, b, f"the defaults of input {a.name!r} differ") for a, b in unequal]
-        reasons += [(a, b, c) for a, b in self.interface.inputs + pairs if (c := conflict(a, b))]
-        self.claims += [EqualityClaim(Kind.OPEN, a, b, reason=text) for a, b, text in reasons]
+        self.claims += [
+            EqualityClaim(Kind.OPEN, a, b, reason=f"the defaults of input {a.name!r} differ")
+            for a, b in pairs
+            if not are_equal_defaults(a, b)
+        ]
+        self.claims += [
+            EqualityClaim(Kind.OPEN, a, b, reason=text)
+            for a, b in self.interface.inputs + pairs
+            if (text := conflict(a, b)) is not None
+        ]
         for pair in self.interface.outputs:
             self._resolve_all(pair)
 

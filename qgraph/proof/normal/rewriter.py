@@ -19,8 +19,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.dimensions import symbol
 from qgraph.graph.inference.rules import Fact, Unknown, given, of_tensor
-from qgraph.graph.inference.walk import infer_nodes
-from qgraph.graph.inference.walk import write as write_fact
+from qgraph.graph.inference.walk import infer_nodes, write as write_fact
 from qgraph.graph.interface import stated_shape
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name

@@ -31,8 +31,7 @@ from qgraph.ops.approximation import ARITHMETIC, FLOAT32, rounded
 from qgraph.ops.definitions.fake_quantize import SCHEMA as FAKE_QUANTIZE
 from qgraph.ops.definitions.float_quant import SCHEMA as FLOAT_QUANT
 from qgraph.ops.definitions.quant import BIPOLAR_SCHEMA
-from qgraph.ops.definitions.trunc import ABOVE_SQRT_2
-from qgraph.ops.definitions.trunc import SCHEMA_2 as TRUNC
+from qgraph.ops.definitions.trunc import ABOVE_SQRT_2, SCHEMA_2 as TRUNC
 from qgraph.ops.integer.products import SIGNATURES, Result
 from qgraph.ops.operator import operator_of
 from qgraph.ops.steps import code_range, round_to_integer

@@ -17,8 +17,7 @@ from qgraph.graph.deferred import PART_BYTES, Part
 from qgraph.graph.streaming import Sink, Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.formats import FORMATS, numpy_dtype, packed_size
-from qgraph.quantizers.weights import job, search
-from qgraph.quantizers.weights import scheme as quantization
+from qgraph.quantizers.weights import job, scheme as quantization, search
 from qgraph.quantizers.weights.job import Box, CodeWriter, Groups, Workspace, run_now
 from qgraph.quantizers.weights.scheme import Losses, Parameters, Scheme
 from qgraph.records import dataclass, field

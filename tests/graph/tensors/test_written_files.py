@@ -12,8 +12,7 @@ import pytest
 from qgraph.errors import ModelError
 from qgraph.graph.deferred import ReadBack, Recorder, WrittenRun, checksum
 from qgraph.graph.streaming import FileRange
-from qgraph.storage import datafiles
-from qgraph.storage import files as storage
+from qgraph.storage import datafiles, files as storage
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
 

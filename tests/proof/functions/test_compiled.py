@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from qgraph.numerics.primitives import NUMPY
-from qgraph.proof.functions import blocks as block_module
-from qgraph.proof.functions import enumeration
+from qgraph.proof.functions import blocks as block_module, enumeration
 from qgraph.proof.functions.blocks import CompiledBlocks, NumpyBlocks, Same, evaluations_of
 from qgraph.proof.functions.enumeration import enumerate_inputs
 from qgraph.proof.functions.expression import Builder, Expr

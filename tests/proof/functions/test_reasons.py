@@ -9,12 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 RETURNED = {
-    "_mismatch",
     "mismatch",
     "described",
     "_differ",
     "zero_sign_nodes",
-    "_claim_defaults",
     "rewritten_sum",
 }
 """Functions that make reasons in other ways than by raising or returning them as such."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, event, given, settings, strategies as st
 
 from qgraph.exactness import Exactness
 from qgraph.numerics.formats import FORMATS, numpy_dtype
