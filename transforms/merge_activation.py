@@ -57,7 +57,8 @@ class MergeActivation(Transform):
     3. ``form=units``: ``Clip(Q(x), a, b) -> Q(Clip(DQ(Q(x)), (a - z) * s, (b - z) * s))``, for
        runtimes that accept only operators between quantizers: layer and Clip have one each.
 
-    Each replacement is compared over all inputs. NaN is not kept: only the float Clip passes it on.
+    Limits between two pairs with other parameters stay, because runtimes merge pairs in a row. Each
+    replacement is compared over all inputs. NaN is not kept: only the float Clip passes it on.
     """
 
     form: ActivationForm = option(
@@ -162,16 +163,22 @@ class _Limited:
     def is_written(self, form: ActivationForm) -> bool:
         used, unused = self.before, self.behind
         if form is ActivationForm.CODES:
+            if used and self._decoder is not None and not self._follows_a_pair:
+                return True  # runtimes merge two pairs in a row
             used, unused = unused, used
         is_unit = form is not ActivationForm.UNITS or not used or self._follows_a_pair
         return not unused and len(used) == self.is_limited and is_unit
 
     @property
+    def _decoder(self) -> ir.Node | None:
+        """The node that decodes the limited data from codes, if one does."""
+        return producer_of(self.before[0].inputs[_data(self.before[0])], "DequantizeLinear")
+
+    @property
     def _follows_a_pair(self) -> bool:
         """Whether the limited data are decoded from codes with the same parameters."""
-        value = self.before[0].inputs[_data(self.before[0])]
-        decode = producer_of(value)
-        if decode is None or decode.op_type != "DequantizeLinear":
+        decode = self._decoder
+        if decode is None:
             return False
         scale, zero = (constant_expression(each) for each in inputs_of(decode, 3)[1:])
         zero = np.zeros_like(self.zero_point) if zero is None else zero

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx.parser import parse_model
 
 from qgraph.graph.constants import constant
 from qgraph.model import load
@@ -101,6 +102,30 @@ def test_limits_of_data_instead(check_pass, name):
     if name == "clip of codes behind":
         (clip,) = model.nodes("Clip")
         assert [float(constant(value)) for value in clip.inputs[1:]] == [0, F(7) * F(0.05)]
+
+
+@pytest.mark.runtime
+def test_an_activation_between_two_pairs_stays():
+    """Without it, ONNX Runtime merges both pairs into one with the larger scale."""
+    first = "b = QuantizeLinear (x, t, z) d = DequantizeLinear (b, t, z)"
+    nodes = f"{first} {pair('h = Relu (d)')}"
+    stored = "float t = {0.0261}, float s = {0.0132}, uint8 z = {0}"
+    original = load(parse_model(graph(nodes, stored)))
+    model = original.clone()
+    assert model.apply(MergeActivation()).count(SiteStatus.CHANGED) == 0
+    merged = load(parse_model(graph(nodes.replace("h = Relu (d)", "h = Identity (d)"), stored)))
+    x = {"x": np.random.default_rng(0).normal(size=(2, 1000)).astype(F)}
+    expected = original.run(x, backend="numpy")["y"]
+    assert np.array_equal(merged.run(x, backend="numpy")["y"], expected)
+    runtime = pytest.importorskip("onnxruntime")
+    plain, joined = (
+        runtime.InferenceSession(each.to_proto().SerializeToString()).run(None, x)[0]
+        for each in (model, merged)
+    )
+    assert np.array_equal(plain, expected)
+    assert not np.array_equal(joined, expected)
+    equal = load(parse_model(graph(nodes, stored.replace("0.0132", "0.0261"))))
+    assert equal.apply(MergeActivation()).count(SiteStatus.CHANGED) == 1
 
 
 REFUSED = {
