@@ -14,21 +14,20 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError
-from qgraph.graph.constants import constant, constant_expression, constant_stream, is_constant
+from qgraph.graph.constants import constant, constant_stream, is_constant
 from qgraph.graph.inference.walk import Facts, inferred
 from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import PORTABLE, nodes_of, producer_of
+from qgraph.graph.scopes import PORTABLE, nodes_of
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.proof.functions.pair import single_scale
 from qgraph.quantizers.dialects.dialect import DIALECTS, Dialect, Refusal, Site, shape_of
-from qgraph.quantizers.dialects.onnx import wraps_around
+from qgraph.quantizers.dialects.onnx import rounding_site, wraps_around
 from qgraph.quantizers.on_codes import is_dynamic
 from qgraph.quantizers.quantizer import Affine, Quantizer, arrays_of
 from qgraph.quantizers.recognition.regions import (
@@ -373,31 +372,8 @@ def parts(site: Site) -> tuple[Site, ...]:
     readers = _readers()
     candidates = [_site_of(node, readers) for node in site.nodes if len(site.nodes) > 1]
     if site.dialect == PLAIN and site.weight is None:
-        candidates += [_rounding(node) for node in site.nodes if node.op_type == "Round"]
+        candidates += [rounding_site(node) for node in site.nodes if node.op_type == "Round"]
     return tuple(f for f in candidates if isinstance(f, Site) and {*site.nodes} > {*f.nodes})
-
-
-def _rounding(node: ir.Node) -> Site | None:
-    """Return a Round and the Clip to whole numbers next to it as a quantizer of scale 1."""
-    x, users = node.inputs[0], list(node.outputs[0].consumers())
-    before = producer_of(x)
-    for clip in (users[0] if len(users) == 1 else None, before):
-        if x is None or clip is None or clip.op_type != "Clip" or clip.domain:
-            continue
-        ends = [constant_expression(value) for value in clip.inputs[1:]]
-        if len(ends) != 2 or any(end is None or end.size != 1 for end in ends):
-            continue
-        lo, hi = (np.asarray(end, np.float32).reshape(()) for end in ends)
-        if not (np.isfinite([lo, hi]).all() and lo == np.rint(lo) and hi == np.rint(hi)):
-            continue
-        nodes = (clip, node) if clip is before else (node, clip)
-        start, y = nodes[0].inputs[0], nodes[1].outputs[0]
-        inner = nodes[0].outputs[0]
-        if start is None or inner.is_graph_output() or len(inner.uses()) > 1 or lo > hi:
-            continue
-        one, none = np.ones((), np.float32), np.zeros((), np.float32)
-        return Site(start, y, nodes, node, PLAIN, Affine(one, none, lo, hi), shape_of(start))
-    return None
 
 
 def _inferred(model: ir.Model, facts: Facts | None) -> AbstractContextManager[None]:

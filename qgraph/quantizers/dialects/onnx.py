@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError
 from qgraph.exactness import Method, Verdict
+from qgraph.graph.constants import constant_expression
 from qgraph.graph.draft_parts import Tracer
 from qgraph.graph.edit import HALF_TYPES, Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
@@ -21,7 +22,7 @@ from qgraph.graph.scopes import producer_of
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.operator import operator_of
 from qgraph.proof.functions.lowering import laid_out, parameter_array
-from qgraph.quantizers.dialects.dialect import Refusal, Site, SiteWriter, dialect
+from qgraph.quantizers.dialects.dialect import Refusal, Site, SiteWriter, dialect, shape_of
 from qgraph.quantizers.dialects.parts import decoded
 from qgraph.quantizers.quantizer import Affine, Floating
 from qgraph.reasons import Undecidable
@@ -239,3 +240,26 @@ def _is(node: ir.Node, *names: str) -> bool:
 def _user(value: ir.Value, name: str) -> ir.Node | None:
     users = value.consumers()
     return users[0] if len(users) == 1 and _is(users[0], name) else None
+
+
+def rounding_site(node: ir.Node) -> Site | None:
+    """Return a Round and the Clip to whole numbers next to it as a quantizer of scale 1."""
+    x, users = node.inputs[0], list(node.outputs[0].consumers())
+    before = producer_of(x)
+    for clip in (users[0] if len(users) == 1 else None, before):
+        if x is None or clip is None or clip.op_type != "Clip" or clip.domain:
+            continue
+        ends = [constant_expression(value) for value in clip.inputs[1:]]
+        if len(ends) != 2 or any(end is None or end.size != 1 for end in ends):
+            continue
+        lo, hi = (np.asarray(end, np.float32).reshape(()) for end in ends)
+        if not (np.isfinite([lo, hi]).all() and lo == np.rint(lo) and hi == np.rint(hi)):
+            continue
+        nodes = (clip, node) if clip is before else (node, clip)
+        start, y = nodes[0].inputs[0], nodes[1].outputs[0]
+        inner = nodes[0].outputs[0]
+        if start is None or inner.is_graph_output() or len(inner.uses()) > 1 or lo > hi:
+            continue
+        meaning = Affine(np.ones((), np.float32), np.zeros((), np.float32), lo, hi)
+        return Site(start, y, nodes, node, PlainOnnx.name, meaning, shape_of(start))
+    return None
