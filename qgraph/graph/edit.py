@@ -324,26 +324,36 @@ class Editor:
             x = node.inputs[index] or region.x
         values: dict[ir.Value | None, ir.Value] = {draft.x: x}
         functions = self._model.functions
+        own = draft.constants.keys() | draft.tensors.keys()
+        put: list[ir.Node] = []
         for node, inputs in draft.copied or [(node, node.inputs) for node in draft.nodes]:
             for value in inputs:
-                if value not in values and (value in draft.constants or value in draft.tensors):
+                if value in own and value not in values:
                     values[value] = self._settled(draft, value, anchor, graph, stem)
             operands = [values.get(value, value) for value in inputs]
+            op_type = node.op_type
+            name = self.fresh(f"{stem}_{op_type}")
             if draft.copied:
                 (old,) = node.outputs
-                new = ir.Value(type=None if old.dtype is None else ir.TensorType(old.dtype))
-                values[old], attributes = new, node.attributes.values()
-                node = ir.Node(node.domain, node.op_type, operands, attributes, outputs=[new])
+                new = ir.Value(
+                    name=self.fresh(f"{stem}_{op_type.lower()}"),
+                    type=None if old.dtype is None else ir.TensorType(old.dtype),
+                )
+                values[old], attributes = new, node.attributes.data.values()
+                node = ir.Node(node.domain, op_type, operands, attributes, outputs=[new], name=name)
             else:
                 for index, value in enumerate(operands):
                     if value is not node.inputs[index]:
                         node.replace_input_with(index, value)
-            node.name = self.fresh(f"{stem}_{node.op_type}")
-            for output in node.outputs:
-                output.name = self.fresh(f"{stem}_{node.op_type.lower()}")
+                node.name = name
+                for output in node.outputs:
+                    output.name = self.fresh(f"{stem}_{op_type.lower()}")
             if functions:
                 keep_from_functions(node, self._model)
-            graph.insert_before(anchor, node)
+                graph.insert_before(anchor, node)
+            else:
+                put.append(node)
+        graph.insert_before(anchor, put)
         for old, new in ((region.y, values.get(draft.y, draft.y)), *draft.others.items()):
             self._hand_over(old, new)
 
