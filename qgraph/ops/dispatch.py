@@ -6,6 +6,7 @@ all other operators.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -241,41 +242,55 @@ def has_removed_mode(node: ir.Node) -> bool:
 def _evaluator(node: ir.Node, version: int) -> Kernel:
     """Return a kernel that runs a model of one node in onnx's reference implementation.
 
-    The model is built for each set of input types, because functions of onnx depend on the types.
+    The model is built for each set of input types, because functions of onnx depend on the types;
+    nodes that differ in names only share it.
     """
-    names = [value.name if value else "" for value in node.inputs]
+    names = [f"x{i}" if value and value.name else "" for i, value in enumerate(node.inputs)]
     built: dict[tuple[Any, ...], ReferenceEvaluator] = {}
 
     def run(*arrays: Any) -> list[Any]:
         kinds = tuple(_kind(array) for array in arrays)
         if kinds not in built:
-            built[kinds] = _built(node, version, dict(zip(names, kinds, strict=True)))
+            try:
+                built[kinds] = _built(_form(node, names), version, kinds)
+            except (NotImplementedError, RuntimeError) as error:
+                raise UnsupportedError(
+                    f"{where(node)}: neither qgraph nor onnx's reference has an implementation of "
+                    f"{node.op_type} at opset {version}. Run the model with backend 'ort'."
+                ) from error
         feeds = {name: x for name, x in zip(names, arrays, strict=True) if name}
         return list(built[kinds].run(None, feeds))
 
     return run
 
 
-def _built(node: ir.Node, version: int, kinds: Mapping[str | None, Any]) -> ReferenceEvaluator:
+def _form(node: ir.Node, names: Sequence[str]) -> bytes:
+    """Return a node with other names, as bytes."""
+    proto = ir.serde.serialize_node(node)
+    for field in ("input", "output", "name", "doc_string", "metadata_props"):
+        proto.ClearField(field)
+    proto.input.extend(names)
+    proto.output.extend(f"y{i}" if y.name else "" for i, y in enumerate(node.outputs))
+    form: bytes = proto.SerializeToString(deterministic=True)
+    return form
+
+
+@functools.lru_cache(512)
+def _built(form: bytes, version: int, kinds: tuple[Any, ...]) -> ReferenceEvaluator:
     from onnx.reference import ReferenceEvaluator
 
-    graph = onnx.GraphProto(name="node", node=[ir.serde.serialize_node(node)])
-    for name, array_type in kinds.items():
+    node = onnx.NodeProto.FromString(form)
+    graph = onnx.GraphProto(name="node", node=[node])
+    for name, array_type in zip(node.input, kinds, strict=True):
         if name:
             entry = graph.input.add(name=name)
             if array_type is not None:
                 entry.type.tensor_type.elem_type = ir.DataType.from_numpy(array_type[0]).value
                 for _ in range(array_type[1]):
                     entry.type.tensor_type.shape.dim.add()
-    graph.output.extend(onnx.ValueInfoProto(name=y.name) for y in node.outputs if y.name)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
     imports = [onnx.OperatorSetIdProto(domain=node.domain, version=version)]
-    try:
-        return ReferenceEvaluator(onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports))
-    except (NotImplementedError, RuntimeError) as error:
-        raise UnsupportedError(
-            f"{where(node)}: neither qgraph nor onnx's reference has an implementation of "
-            f"{node.op_type} at opset {version}. Run the model with backend 'ort'."
-        ) from error
+    return ReferenceEvaluator(onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports))
 
 
 def _kind(array: Any) -> tuple[np.dtype[Any], int] | None:
