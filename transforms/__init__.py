@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
     from qgraph.transforms.tune_ranges import TuneRanges
     from qgraph.transforms.whole_zero_points import WholeZeroPoints
+    from qgraph.transforms.write_convolutions import WriteConvolutions
 
 __all__ = [
     "TRANSFORMS",
@@ -87,6 +88,7 @@ __all__ = [
     "WholeZeroPoints",
     "WidenCodes",
     "WidenFloats",
+    "WriteConvolutions",
     "Writing",
     "describe",
     "parse_spec",

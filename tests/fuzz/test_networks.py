@@ -42,6 +42,7 @@ PASSES = (
     *("move-channel-scales", "move-quantizers", "widen-floats", "float-products", "float-sums"),
     "keep-roundings",
     "whole-zero-points",
+    "write-convolutions",
 )
 for _spec in PASSES:
     parse_spec(_spec)  # an unknown option would count as a refusal

@@ -58,6 +58,7 @@ PASSES = [
     "split-zero-points",
     "split-leaky-relu",
     "split-gemm",
+    "write-convolutions",
     "whole-zero-points",
     "lower-pointwise",
     "shift-zero-points{activations=int8,centre=true}",

@@ -33,6 +33,7 @@ from qgraph.transforms.runtime_faults import FloatSums, WidenFloats
 from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 from qgraph.transforms.whole_zero_points import WholeZeroPoints
+from qgraph.transforms.write_convolutions import WriteConvolutions
 
 HIGHEST_OPSET = 21
 """Highest opset that the forms in this module need."""
@@ -138,6 +139,8 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     yield MergeActivation(opset=opset)
     if takes_float_products(profile):
         yield LowerPointwise(nodes=nodes)
+    if scales_of_convolutions_only(profile):
+        yield WriteConvolutions()
     if takes_units_only(profile):
         yield MoveQuantizers(units=True, dedicated=True)
     elif takes_moved_codes(profile) and not symmetric_factors(profile):
@@ -213,6 +216,18 @@ def takes_units_only(profile: Profile) -> bool:
     return bool(rows) and all(
         kernel.behind.operators == () and kernel.output.quantizer == "required" for kernel in rows
     )
+
+
+def scales_of_convolutions_only(profile: Profile) -> bool:
+    """Return whether weights may have a scale for each channel in Conv, and not in products."""
+    rows = [kernel for kernel in kernels(profile) if kernel.w.constant != "no"]
+    taken = {
+        name
+        for kernel in rows
+        for name in kernel.operators
+        if {ANY, "axis"} & set(kernel.w.granularity or (ANY,))
+    }
+    return "Conv" in taken and taken.isdisjoint({"Gemm", "MatMul"})
 
 
 def takes_moved_codes(profile: Profile) -> bool:

@@ -37,6 +37,7 @@ _EXACT_ONLY = (
     "split-leaky-relu",
     "split-zero-points",
     "whole-zero-points",
+    "write-convolutions",
 )
 """All passes that are not exact."""
 

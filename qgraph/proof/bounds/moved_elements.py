@@ -108,6 +108,16 @@ class ElementMove:
                 places, key = (1,) * layout.trailing, (layout.geometry, layout.trailing)
                 numbers = [each.reshape(*each.shape, *places) for each in atom.numbers]
                 return self.atoms.make("sum", key, (self._again(atom),), limits, numbers)
+            case "sum", _, ("Reshape", tuple() as before, tuple() as after) if (
+                count := _dropped_ones(before, after)
+            ) and atom.attributes == _pointwise(count):
+                # a 1 x 1 Conv of one place is a matrix product
+                _, taps, *places = atom.numbers[0].shape
+                (data,), first = atom.arguments, after[0]
+                whole = Quantity(data, *data.range)
+                moved = reshaped(self.atoms, whole, (first, taps, *places), (first, taps)).meant
+                numbers = [each.reshape(each.shape[:-count]) for each in atom.numbers]
+                return self.atoms.make("sum", _MATRIX_PRODUCT, (moved,), limits, numbers)
             case "sum", _, ("Reshape", tuple() as before, tuple() as after) if is_product:
                 product = self._reshaped_product(atom, before, after, limits)
                 return product or self._once(atom, limits, attributes)
@@ -206,6 +216,19 @@ def _reshaped(array: Float64, before: Shape, after: Shape) -> Float64:
     kept = min(kept, first)
     spread = np.broadcast_to(wide[(0,) * kept], _known(before[kept:]))
     return spread.reshape(_known(after[kept:]))
+
+
+def _dropped_ones(before: Shape, after: Shape) -> int:
+    """Return how many axes of one element a Reshape to a matrix drops behind its columns."""
+    is_kept = len(after) == len(("rows", "columns")) and before[: len(after)] == after
+    ones = before[len(after) :]
+    return len(ones) if is_kept and set(ones) == {1} else 0
+
+
+def _pointwise(count: int) -> Hashable:
+    """Return the attributes of sums of a Conv of one place along some axes."""
+    layout = pointwise_taps((0, count + 1, *range(1, count + 1)))
+    return None if layout is None else (layout.geometry, layout.trailing)
 
 
 def _known(shape: Shape) -> tuple[int, ...]:
