@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from qgraph.exactness import Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
-from qgraph.graph.inference.rules import UNKNOWN
+from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.scopes import inputs_of, producer_of
 from qgraph.model import Model
@@ -21,8 +21,12 @@ from qgraph.transforms.base import Transform, transform
 from qgraph.transforms.drafts.rebuilding import replace_node
 
 _BOUND = "sums may be rounded in another order; bound the difference with 'qgraph prove --within'"
+_Q = "QuantizeLinear"
 _BETWEEN = ("Clip", "Relu")
 """Operators between a layer and its quantizer."""
+_CODES = frozenset(
+    ir.DataType[name] for name in ("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2")
+)
 
 
 @transform("write-convolutions", bounded=True)
@@ -31,7 +35,8 @@ class WriteConvolutions(Transform):
 
     1. ``Q(Gemm(x, w, b)) -> Q(Reshape(DQ(Q(Conv(Reshape(x), w', b)))))`` for decoded matrices ``x``
        and stored codes ``w``; ``Q`` and ``DQ`` are a quantizer with one scale. ``w'`` are the
-       transposed codes, of one place. Likewise MatMul, and with a Relu or Clip before ``Q``.
+       transposed codes, of one place. Likewise MatMul, with a Relu or Clip before ``Q``, and with
+       a Clip of codes behind it.
 
     Some targets accept a scale for each channel for the weights of Conv only. Factors ``alpha`` and
     ``beta``, transposed data, one scale for all weights, and scales of rows or blocks are left
@@ -42,7 +47,7 @@ class WriteConvolutions(Transform):
         """Rewrite each product that the rule matches, and report it."""
         editor, facts = Editor(model.ir), dict(infer(model.ir))
         for node in list(model.nodes("Gemm", "MatMul")):
-            x, columns, behind = node.inputs[0], _columns(node), _behind(node)
+            x, columns, behind = node.inputs[0], _columns(node, facts), _behind(node)
             if x is None or columns is None or not behind or facts.get(x, UNKNOWN).rank != 2:
                 continue
             if not _is_decoded(x):
@@ -65,7 +70,7 @@ class _Columns:
     codes: Array
 
 
-def _columns(node: ir.Node) -> _Columns | None:
+def _columns(node: ir.Node, facts: Mapping[ir.Value, Fact]) -> _Columns | None:
     """Return the weights of a plain product; None if they have no scale for each column."""
     get, bias = node.attributes.get_float, inputs_of(node, 3)[2]
     is_plain = get("alpha", 1.0) == get("beta", 1.0) == 1 and not node.attributes.get_int(
@@ -76,7 +81,13 @@ def _columns(node: ir.Node) -> _Columns | None:
         return None
     stored, scales, points = inputs_of(decoder, 3)
     codes, scale = constant_expression(stored), constant_expression(scales)
-    if codes is None or scale is None or codes.ndim != 2 or codes.dtype not in (np.int8, np.uint8):
+    if (
+        codes is None
+        or scale is None
+        or codes.ndim != 2
+        or stored is None
+        or stored.dtype not in _CODES
+    ):
         return None
     is_turned = bool(node.attributes.get_int("transB", 0))
     axis = decoder.attributes.get_int("axis", 1) % 2
@@ -85,7 +96,7 @@ def _columns(node: ir.Node) -> _Columns | None:
     point = None if points is None else constant_expression(points)
     if not is_of_columns or scale.size < 2 or is_blocked or (points is not None and point is None):
         return None
-    if bias is not None and (bias.shape is None or bias.shape.dims != scale.shape):
+    if bias is not None and facts.get(bias, UNKNOWN).shape != scale.shape:
         return None
     return _Columns(decoder, codes if is_turned else codes.T)
 
@@ -102,7 +113,7 @@ def _convolution(
     result = draft.node("Conv", factors, dtype=dtype)
     for each in behind:
         result = draft.copy(each, [result, *each.inputs[1:]])
-    encode = behind[-1]
+    (encode,) = (each for each in behind if each.op_type == _Q)
     result = draft.node("DequantizeLinear", [result, *encode.inputs[1:]], dtype=dtype)
     result = _reshaped(draft, result, (0, -1), dtype)
     return draft.giving(draft.copy(encode, [result, *encode.inputs[1:]]))
@@ -123,17 +134,20 @@ def _is_decoded(value: ir.Value) -> bool:
 
 
 def _behind(node: ir.Node) -> list[ir.Node]:
-    """Return the nodes up to the quantizer that reads a result; empty if there is none."""
+    """Return the nodes from a result to its codes; empty if no quantizer alone reads it.
+
+    Codes of fewer bits are limited by a Clip.
+    """
     nodes: list[ir.Node] = []
-    value = node.outputs[0]
+    value, is_coded = node.outputs[0], False
     while len(value.uses()) == 1 and not value.is_graph_output():
         ((user, _),) = value.uses()
-        if user.domain or user.op_type not in (*_BETWEEN, "QuantizeLinear"):
-            return []
+        if user.domain or user.op_type not in (("Clip",) if is_coded else (*_BETWEEN, _Q)):
+            break
         nodes.append(user)
-        if user.op_type == "QuantizeLinear":
-            scale = constant_expression(user.inputs[1])
-            has_one = scale is not None and scale.ndim == 0 and len(user.inputs) > 2
-            return nodes if has_one else []
+        if user.op_type == _Q:
+            scale, is_coded = constant_expression(user.inputs[1]), True
+            if scale is None or scale.ndim or len(user.inputs) < len(("x", "scale", "zero")):
+                return []
         value = user.outputs[0]
-    return []
+    return nodes if is_coded else []

@@ -90,6 +90,20 @@ def test_a_convolution_of_other_codes_differs():
     assert proof.verdict == "different" or max(bounds) >= steps
 
 
+def test_codes_of_fewer_bits_keep_their_limit():
+    text = TEXT.replace("p = Q", "o = Q").replace("y = D", "p = Clip (o, z, top) y = D")
+    text = text.replace("uint8 z = {12}", "uint8 z = {12}, uint8 top = {27}")
+    shape, layer, end = CASES["Gemm"]
+    text = text.replace("SHAPE", shape).replace("LAYER", layer).replace("END", end)
+    reference, changed = (qgraph.load(ir.from_onnx_text(text)) for _ in range(2))
+    report = qgraph.deploy(changed, "qnn-htp")
+    assert [layer.kernel for layer in report.layers] == ["convolution"]
+    x = np.random.default_rng(0).uniform(-1, 13, (500, 3)).astype(np.float32)
+    ours, theirs = (m.run({"x": x}, backend="ort")["y"] for m in (reference, changed))
+    assert theirs.max() <= 15 * 0.2001
+    assert np.abs(ours - theirs).max() <= 0.2001
+
+
 def test_the_neural_processor_gets_a_kernel_for_scales_of_columns():
     deployed = qgraph.load(model(*CASES["Gemm"]))
     report = qgraph.deploy(deployed, "qnn-htp")

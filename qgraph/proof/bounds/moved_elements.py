@@ -112,10 +112,10 @@ class ElementMove:
                 count := _dropped_ones(before, after)
             ) and atom.attributes == _pointwise(count):
                 # a 1 x 1 Conv of one place is a matrix product
-                _, taps, *places = atom.numbers[0].shape
+                _, taps, *ones = atom.numbers[0].shape
                 (data,), first = atom.arguments, after[0]
                 whole = Quantity(data, *data.range)
-                moved = reshaped(self.atoms, whole, (first, taps, *places), (first, taps)).meant
+                moved = reshaped(self.atoms, whole, (first, taps, *ones), (first, taps)).meant
                 numbers = [each.reshape(each.shape[:-count]) for each in atom.numbers]
                 return self.atoms.make("sum", _MATRIX_PRODUCT, (moved,), limits, numbers)
             case "sum", _, ("Reshape", tuple() as before, tuple() as after) if is_product:
