@@ -329,8 +329,7 @@ def plot(
     chosen = member(_PictureForm, form, "form")
     require_drawing("a plot")
     other = None if compare is None else load(compare).ir
-    data = plot_data(load(model).ir, node, compare=other, channel=channel)
-    return picture(data, format=chosen)
+    return picture(plot_data(load(model).ir, node, compare=other, channel=channel), format=chosen)
 
 
 def report(document: Mapping[str, Any] | Displayed, form: PageForm = "html") -> str:

@@ -73,8 +73,7 @@ class CanonicalOperators(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Apply each rule to each node that it matches."""
-        opset = model.ir.opset_imports.get("", 0)
-        graph = _Graph(Editor(model.ir), dict(infer(model.ir)), opset)
+        graph = _Graph(Editor(model.ir), dict(infer(model.ir)), model.ir.opset_imports.get("", 0))
         for node in list(model.nodes()):
             rule = _RULES.get(node.op_type)
             if rule is None or node.graph is None or node.domain not in LINEAR_DOMAINS:

@@ -266,8 +266,7 @@ class FoldWeights(Transform):
         for site in readable(filter(_is_constant, read_sites), others):
             whole = through_reshape(site) if limit >= _BLOCKS_SINCE else site
             offers.append((whole, packed(whole, editor, self.scale_type)))
-        decisions = choose(offers, self.exact, limit, comparer)
-        for each in decisions:
+        for each in choose(offers, self.exact, limit, comparer):
             is_tried = each.draft or each.verdict or each.reason
             yield each if is_tried else replace(each, reason=_why_not_stored(each.site))
         yield from others

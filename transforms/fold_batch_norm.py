@@ -75,8 +75,7 @@ class FoldBatchNorm(Transform):
         closed = set(_quantizer_nodes(model))
         for owner in owners(model.ir):
             nodes = list(nodes_of(owner))
-            known = KnownValues.of(owner)
-            reader = ChannelReader(known, owner.opset_imports.get("", 0), closed)
+            reader = ChannelReader(KnownValues.of(owner), owner.opset_imports.get("", 0), closed)
             planner = _Planner(reader, facts, editor, self.negative, limit)
             for node in nodes:
                 if selects(self.nodes, label(node)):

@@ -145,8 +145,7 @@ def computed_codes(model: Model) -> list[str]:
             maker = codes.producer() if codes in computed else None
             types |= set() if maker is None else {maker.op_type}
         elif decode := _moved_decoder(node):
-            is_kept = decode.attributes.get_int("block_size", 0)
-            types |= set() if is_kept else {node.op_type}
+            types |= set() if decode.attributes.get_int("block_size", 0) else {node.op_type}
         elif node.inputs and all(
             value is None or value in computed or constant_tensor(value) is not None
             for value in node.inputs
@@ -262,8 +261,7 @@ def _folded(
 
 def _exponents(x: Array, axis: int, size: int) -> Array:
     """Return the exponent of the largest magnitude of each block, at least -127."""
-    starts = np.arange(0, x.shape[axis], size)
-    largest = np.maximum.reduceat(np.abs(x), starts, axis)
+    largest = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[axis], size), axis)
     exponents = np.where(largest > 0, np.frexp(largest)[1] - 1, -127)
     return np.maximum(exponents, -127)
 

@@ -90,8 +90,7 @@ class LowerMicrosoft(Transform):
         nodes = model.nodes(*(f"{MICROSOFT}::{name}" for name in _PAIR))
         limit = ceiling(model.ir, self.opset)
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
-            results = read_all(model, nodes, _lowered)
-            rebuild(model, results, Exactness.BITS, report, limit=limit)
+            rebuild(model, read_all(model, nodes, _lowered), Exactness.BITS, report, limit=limit)
 
 
 @transform("raise-microsoft", preserves=Exactness.BITS)

@@ -86,8 +86,7 @@ class MergeActivation(Transform):
                 yield refused(encode, reason)
             else:
                 offers.append((limited.site, iter([limited.draft(editor, self.form)])))
-        limit = ceiling(model.ir, self.opset)
-        yield from choose(offers, self.exact, limit, Comparer(model.ir))
+        yield from choose(offers, self.exact, ceiling(model.ir, self.opset), Comparer(model.ir))
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,8 +185,7 @@ class _Move:
         operands: list[Operand | None] = list(node.inputs)
         operands[layer.weights] = multiply.scaled(weights, factor)
         operands[index] = draft.x
-        y = draft.copy(node, operands, dtype=layer.dtype)
-        draft.giving(y)
+        draft.giving(draft.copy(node, operands, dtype=layer.dtype))
 
     def _commit(self, before: Scaling, layers: list[tuple[ir.Node, Draft]]) -> None:
         for node, draft in layers:

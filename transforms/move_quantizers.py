@@ -245,8 +245,7 @@ class _Mover:
 def _parameters(node: ir.Node) -> tuple[object, ...]:
     """Return a key of scale and zero point that is equal for equal parameters."""
     arrays = [constant_expression(value) for value in node.inputs[1:]]
-    dtype = code_type(node)
-    return dtype, *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
+    return code_type(node), *(None if a is None else (a.shape, a.tobytes()) for a in arrays)
 
 
 def _copied(node: ir.Node) -> list[ir.Value | None]:

@@ -38,8 +38,7 @@ def pieces(shape: Sequence[int], at_once: int = AT_ONCE) -> Iterator[Index]:
         return
     # indices of the axes before the first cut axis are visited one by one
     axis = next(n for n in range(len(shape)) if math.prod(shape[n + 1 :]) <= at_once)
-    inner = math.prod(shape[axis + 1 :])
-    step = max(1, at_once // inner)
+    step = max(1, at_once // math.prod(shape[axis + 1 :]))
     for outer in itertools.product(*map(range, shape[:axis])):
         start = tuple(slice(at, at + 1) for at in outer)
         for first in range(0, shape[axis], step):

@@ -215,8 +215,7 @@ def _pushed(runner: _Runner, draw: Feeds, entry: ir.Value, runs: Runs) -> Iterat
             for key, x in draw.items()
         }
 
-    first = runner.value(name, draw).astype(np.float32)
-    element, target = _nearest(first, runs)
+    element, target = _nearest(runner.value(name, draw).astype(np.float32), runs)
     low, high = 0.0, 2.0
     at = [float(runner.value(name, scaled(f)).reshape(-1)[element]) for f in (low, high)]
     if not min(at) <= target <= max(at):

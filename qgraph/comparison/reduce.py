@@ -195,8 +195,7 @@ class _Reducer:
         arrays = {name: np.asarray(array) for name, array in example.items()}
         missing = [name for name in names if name not in arrays]
         if missing:
-            executor = prepare(self._models[0].ir, self._backend)
-            arrays |= executor.run(example, taps=missing)
+            arrays |= prepare(self._models[0].ir, self._backend).run(example, taps=missing)
         return arrays
 
     def _entries(self, number: int) -> list[tuple[str, list[str]]]:

@@ -275,8 +275,7 @@ def _concat(node: ir.Node, data: Stream, operands: Operands) -> Stream | None:
     arrays = [data.array(), *(array for array in operands if array is not None)]
     if sum(array.size for array in arrays) > _FEW:
         return None
-    axis = node.attributes.get_int("axis", 0)
-    joined = np.concatenate(arrays, axis)
+    joined = np.concatenate(arrays, node.attributes.get_int("axis", 0))
     return Stream(data.kind, joined.shape, joined)
 
 

@@ -266,8 +266,7 @@ class Stream:
         while done < out.size:
             corner, sizes = box_at(self.shape, first + done, out.size - done)
             count = math.prod(sizes)
-            box = out[done : done + count].reshape(sizes)
-            self._read_box(file, corner, box)
+            self._read_box(file, corner, out[done : done + count].reshape(sizes))
             done += count
 
     def _read_box(self, file: FileRange, corner: Sequence[int], box: Array) -> None:

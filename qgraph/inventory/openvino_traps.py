@@ -102,8 +102,7 @@ def turned_products(nodes: Iterable[ir.Node]) -> Iterator[tuple[list[ir.Node], l
     for node in nodes:
         if node.op_type not in _PRODUCTS or node.domain or len(node.inputs) < 2:
             continue
-        is_turned = bool(node.attributes.get_int("transB", 0))
-        chain = weight_chain(node.inputs[1], is_turned=is_turned)
+        chain = weight_chain(node.inputs[1], is_turned=bool(node.attributes.get_int("transB", 0)))
         if chain is not None and _is_square(chain.root):
             readers.setdefault(chain.root, ([], []))[chain.is_turned].append(node)
     for plain, turned in readers.values():
@@ -119,8 +118,7 @@ def row_scaled_products(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     for node in nodes:
         if node.op_type not in ("Gemm", "MatMul") or node.domain or len(node.inputs) < 2:
             continue
-        is_turned = bool(node.attributes.get_int("transB", 0))
-        chain = weight_chain(node.inputs[1], is_turned=is_turned)
+        chain = weight_chain(node.inputs[1], is_turned=bool(node.attributes.get_int("transB", 0)))
         decoder = next((n for n in chain.nodes if n.op_type == _DECODER), None) if chain else None
         tensor = None if chain is None else constant_tensor(chain.root)
         if chain is None or decoder is None or tensor is None:

@@ -34,8 +34,7 @@ _ELEMENTWISE = frozenset(
 def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
     """Two equal quantizers follow each other."""
     for encoder in facts.encoders:
-        source = encoder.node.inputs[0]
-        first = producer_of(source)
+        first = producer_of(encoder.node.inputs[0])
         if first is None or first.op_type != DECODE or encoder.scale is None:
             continue
         earlier = facts.coder(first)

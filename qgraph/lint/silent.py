@@ -186,11 +186,11 @@ def weights_quantized_anew(facts: ModelFacts) -> Iterator[Found]:
 def half_precision_division(facts: ModelFacts) -> Iterator[Found]:
     """QuantizeLinear of float16 data divides in float16 or float32, depending on the runtime."""
     for encoder in facts.encoders:
-        if facts.dtype(encoder.node.inputs[0]) is ir.DataType.FLOAT16:
-            stated = encoder.node.attributes.get_int("precision", 0)
-            if not stated:
-                text = "float16 data: codes near ties depend on the precision of the division"
-                yield Found((encoder.node,), text, {"measured_flips": 0.026})
+        node = encoder.node
+        is_half = facts.dtype(node.inputs[0]) is ir.DataType.FLOAT16
+        if is_half and not node.attributes.get_int("precision", 0):
+            text = "float16 data: codes near ties depend on the precision of the division"
+            yield Found((node,), text, {"measured_flips": 0.026})
 
 
 @rule("QG311", "scale-of-batch", INFO)
@@ -282,8 +282,7 @@ def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG316", "rows-of-codes-added", ERROR, fix=LintFix("float-sums", "bits"), targets=_OPENVINO)
 def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO adds codes over the middle of three axes wrongly, except for the first matrix."""
-    sums = facts.of("GlobalAveragePool", "ReduceMean", "ReduceSum")
-    for each in row_sums(sums, facts.shape):
+    for each in row_sums(facts.of("GlobalAveragePool", "ReduceMean", "ReduceSum"), facts.shape):
         text = f"{each.node.op_type} over rows of codes: all matrices but the first may be wrong"
         yield Found((each.decoder, each.node), text)
 

@@ -141,8 +141,7 @@ def weights_with_zero_points(facts: ModelFacts) -> Iterator[Found]:
     """Weights of a layer have zero points."""
     for layer in facts.layers:
         zero = layer.description.w.zero
-        is_weight = layer.description.w.is_constant
-        if is_weight and zero in _ZERO_POINTS:
+        if layer.description.w.is_constant and zero in _ZERO_POINTS:
             decoder = facts.decoder_of(layer.node.inputs[1])
             nodes = (layer.node,) if decoder is None else (decoder.node, layer.node)
             text = f"{_ZERO_POINTS[zero]}; kernels have to correct each sum"

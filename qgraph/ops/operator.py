@@ -72,8 +72,7 @@ class Operator:
         """
         arguments = self.schema.attributes_of(node)
         if node.op_type == "QuantizeLinear":
-            zero_point = input_of(node, 2)
-            dtype = element_type(zero_point) or arguments["output_dtype"]
+            dtype = element_type(input_of(node, 2)) or arguments["output_dtype"]
             arguments["to"] = dtype or ir.DataType.UINT8
         return arguments
 
@@ -108,8 +107,7 @@ def operator(
     def register(kernel: Kernel) -> Kernel:
         quiet: Kernel = np.errstate(all="ignore")(kernel)
         schema.declare()
-        entry = Operator(schema, define, quiet, resolve, stages)
-        OPERATORS.add(schema.identity)(entry)
+        OPERATORS.add(schema.identity)(Operator(schema, define, quiet, resolve, stages))
         _BY_KEY.clear()
         return quiet
 
@@ -224,8 +222,7 @@ def output_step(value: ir.Value, shape: Sequence[int]) -> Float32 | None:
     """
     node, moved = value.producer(), False
     while node is not None and node.domain == "" and node.op_type in _SHAPE_ONLY:
-        source = node.inputs[0]
-        node, moved = producer_of(source), True
+        node, moved = producer_of(node.inputs[0]), True
     parameters = None if node is None else _parameters(node)
     if node is None or parameters is None or node.op_type in ("FloatQuant", "QuantizeLinear"):
         return None
@@ -268,8 +265,7 @@ def _aligned(parameter: Array, attributes: dict[str, Any], shape: Sequence[int])
     numbers = parameter.astype(np.float32)
     try:
         if "axis" in attributes:
-            block_size = attributes["block_size"]
-            return blocks.align(numbers, shape, attributes["axis"], block_size)
+            return blocks.align(numbers, shape, attributes["axis"], attributes["block_size"])
         np.broadcast_to(numbers, shape)
     except ValueError:
         return None

@@ -159,8 +159,7 @@ def _levels(
     name: str, side: MatchedModel, value: ir.Value, known: Decided
 ) -> tuple[Array, Cases] | None:
     """Return the results of the quantizer of ``value``, if there is one, and the inputs of each."""
-    chain = dominators(value, side.operands)
-    for start in chain[1:]:
+    for start in dominators(value, side.operands)[1:]:
         if start.dtype is not ir.DataType.FLOAT:
             # the steps are those of float32 functions only
             continue
@@ -185,8 +184,7 @@ def _quantized(side: MatchedModel, nodes: Sequence[ir.Node], entry: ir.Value) ->
     """Return the values that depend on ``entry`` alone and that nodes combine with other values."""
     alone = {entry}
     for node in nodes:
-        sources = side.joined(node.outputs[0])
-        if alone.issuperset(sources):
+        if alone.issuperset(side.joined(node.outputs[0])):
             alone.add(node.outputs[0])
     others = [node for node in nodes if node.outputs[0] not in alone]
     return [value for value in alone if any(value in node.inputs for node in others)]

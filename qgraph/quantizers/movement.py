@@ -202,8 +202,7 @@ class _Decoder:
             )
             if new is None:
                 operands = [*(each(draft) for each in writers if each), *node.inputs[1:]]
-                count = len(node.outputs)
-                new = ir.node("Split", operands, node.attributes, num_outputs=count)
+                new = ir.node("Split", operands, node.attributes, num_outputs=len(node.outputs))
                 for output in new.outputs:
                     output.type = ir.TensorType(self.dtype)
                 draft.nodes.append(new)

@@ -161,8 +161,7 @@ _LEGEND = (
 
 def why_page(document: Mapping[str, Any]) -> Page:
     """Return the page with the cost of each quantizer of a candidate."""
-    costs = document["quantizers"]
-    ranked = [cost for cost in costs if cost["reason"] is None]
+    ranked = [cost for cost in document["quantizers"] if cost["reason"] is None]
     return Page(
         "why",
         str(document["qgraph"]),

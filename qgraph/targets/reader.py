@@ -145,8 +145,7 @@ def read_profile(path: Path) -> Profile:
     try:
         profile = _checked(document | {"path": str(path)})
     except WrongError as error:
-        line = line_of(text, error.place)
-        raise ModelError(f"{path}:{line}: {error}") from error
+        raise ModelError(f"{path}:{line_of(text, error.place)}: {error}") from error
     return replace(profile, digest=hashlib.sha256(data).hexdigest())
 
 
@@ -252,8 +251,7 @@ def _value(hint: Any, value: object, place: Place) -> object:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        expected = _WORDS.get(hint, hint.__name__)
-        raise WrongError(place, f"{value!r}, expected {expected}.")
+        raise WrongError(place, f"{value!r}, expected {_WORDS.get(hint, hint.__name__)}.")
     return value
 
 

@@ -93,8 +93,7 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
         wide = list(_wide(model, rule, profile))
         nodes = [escaped(label(each.node)) for each in wide if each.description.w.is_constant]
         if nodes:
-            names = "|".join(nodes)
-            steps.append(Repack(to=to, scales=False, activations=False, nodes=names))
+            steps.append(Repack(to=to, scales=False, activations=False, nodes="|".join(nodes)))
         if len(nodes) < len(wide):
             steps.append(ShiftZeroPoints(activations=CodeSign(str(to)), weights=CodeSign.KEEP))
     return steps

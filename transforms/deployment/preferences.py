@@ -134,8 +134,7 @@ def preferred(
             f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
         )
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
-    timing = Timing(profile.executed, shapes=shapes, options=options)
-    tuning = tune(attempt.model, timing)
+    tuning = tune(attempt.model, Timing(profile.executed, shapes=shapes, options=options))
     measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
     faults = saturating, is_unrounded, twice_rounded
     is_right = not any(each(reference, profile) for each in faults)

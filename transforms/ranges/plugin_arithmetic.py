@@ -194,8 +194,7 @@ def plugin_drafts(site: Site, target: str, editor: Editor) -> Iterator[Draft]:
         y = clip(draft, draft.x, steps.low, steps.high)
     y = draft.op.Mul(y, steps.rate) if (steps.rate != 1).any() else y
     y = draft.op.Add(y, steps.shift) if steps.shift.any() else y
-    q = _rounded(draft, y, steps, target, type_name)
-    yield draft.giving(decode(draft.op, q, steps))
+    yield draft.giving(decode(draft.op, _rounded(draft, y, steps, target, type_name), steps))
 
 
 def _rounded(

@@ -184,8 +184,7 @@ def _write_outputs(job: Job, folder: Path) -> None:
             results.append(None)
         except Exception as error:  # the runtimes' exceptions have no common base class
             results.append(runtime_message(error, folder))
-    version = str(getattr(module, "__version__", ""))
-    answer = {"version": version, "failures": results}
+    answer = {"version": str(getattr(module, "__version__", "")), "failures": results}
     (folder / "answer.json").write_text(json.dumps(answer))
 
 

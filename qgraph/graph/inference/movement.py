@@ -102,16 +102,14 @@ def tile(call: Call) -> list[Fact]:
 def concat(call: Call) -> list[Fact]:
     """The sum of the sizes along ``axis``; the other sizes are equal."""
     operands = [call[index] for index in range(len(call.operands))]
-    axis = call.integer("axis", 1 if call.version < 4 else 0)
-    return [_concatenated(operands, axis)]
+    return [_concatenated(operands, call.integer("axis", 1 if call.version < 4 else 0))]
 
 
 @rule("QLinearConcat", domain="com.microsoft")
 def q_linear_concat(call: Call) -> list[Fact]:
     """As of Concat, of every third operand from the third on, which are codes."""
     operands = [call[index] for index in range(2, len(call.operands), 3)]
-    joined = _concatenated(operands, call.integer("axis", 0))
-    return [Fact(call[1].dtype, joined.shape)]
+    return [Fact(call[1].dtype, _concatenated(operands, call.integer("axis", 0)).shape)]
 
 
 def _concatenated(operands: Sequence[Fact], axis: int) -> Fact:

@@ -77,8 +77,7 @@ def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
     }
     walk.graph(model.graph)
     for function in model.functions.values():
-        inner = _Walk(facts, walk.functions, versions_of(function.opset_imports))
-        inner.nodes(function)
+        _Walk(facts, walk.functions, versions_of(function.opset_imports)).nodes(function)
     return walk
 
 

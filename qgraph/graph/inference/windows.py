@@ -121,8 +121,7 @@ def _lists(call: Call, rank: int) -> tuple[list[int], list[int], list[int]]:
 def _spatial(call: Call, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
     """Return the spatial sizes of the result of a convolution."""
     rank = len(shape) - 2
-    auto = _automatic(call, rank)
-    if auto.startswith("SAME"):
+    if _automatic(call, rank).startswith("SAME"):
         return _same(call, shape)
     if any(not isinstance(width, int) for width in kernel):
         return [None] * rank
@@ -290,8 +289,7 @@ def resize(call: Call) -> list[Fact]:
         for axis, size in zip(axes, shape_in(call, 3), strict=True):
             sizes[axis] = size if stretches else None
         return [Fact(call[0].dtype, sizes)]
-    mode = call.text("coordinate_transformation_mode", "half_pixel")
-    require(mode != "tf_crop_and_resize")
+    require(call.text("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize")
     return [Fact(call[0].dtype, _scaled(x, _scales(call, 2), axes))]
 
 

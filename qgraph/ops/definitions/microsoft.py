@@ -76,8 +76,7 @@ def gather_block_quantized(draft: Draft, node: ir.Node) -> Operand:
     def numbers(index: int) -> ir.Value:
         table, last = operand(node, index), sizes_of(node, index)[-1]
         count = None if last is None else last * 8 // bits
-        codes = unpacked(draft, taken(table), rank, bits, length=count)
-        return cast(draft, codes, FLOAT)
+        return cast(draft, unpacked(draft, taken(table), rank, bits, length=count), FLOAT)
 
     scale = cast(draft, taken(operand(node, 2)), FLOAT)
     zero: Operand = np.asarray(1 << (bits - 1), np.float32)
@@ -105,8 +104,7 @@ def _decoded_first(
     attributes = {"axis": axis, "block_size": size}
     operands = [*inputs, points] if points is not None else inputs
     table = draft.node("DequantizeLinear", operands, attributes, dtype=FLOAT)
-    indices = operand(node, 1)
-    y = draft.node("Gather", [table, indices], {"axis": gather}, dtype=FLOAT)
+    y = draft.node("Gather", [table, operand(node, 1)], {"axis": gather}, dtype=FLOAT)
     return cast(draft, y, result)
 
 
@@ -179,8 +177,7 @@ def mat_mul_bnb4(draft: Draft, node: ir.Node) -> Operand:
     w = reshape(draft, w, [n, k])
     if get("transB", 1):
         w = moved(draft, w, [1, 0])
-    y = draft.node("MatMul", [cast(draft, a, FLOAT), w], dtype=FLOAT)
-    return cast(draft, y, dtype)
+    return cast(draft, draft.node("MatMul", [cast(draft, a, FLOAT), w], dtype=FLOAT), dtype)
 
 
 def _resized(draft: Draft, x: ir.Value, length: int, wanted: int) -> ir.Value:
@@ -284,5 +281,4 @@ def _future_mask(draft: Draft, node: ir.Node, scores: ir.Value) -> Operand | Non
     )
     lowest = ir.Tensor(np.asarray([_LOWEST], np.float32))
     filled = draft.node("ConstantOfShape", [square], {"value": lowest}, dtype=FLOAT)
-    one = np.asarray(1, np.int64)
-    return draft.node("Trilu", [filled, one], {"upper": 1}, dtype=FLOAT)
+    return draft.node("Trilu", [filled, np.asarray(1, np.int64)], {"upper": 1}, dtype=FLOAT)

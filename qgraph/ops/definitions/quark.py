@@ -292,8 +292,7 @@ def extended_dequantize_linear(draft: Draft, node: ir.Node) -> Operand:
     to = FLOAT if dtype is ir.DataType.BFLOAT16 else ir.DataType.INT64
     zero = cast(draft, _aligned(draft, node, point, axis), to)
     steps = draft.node("Sub", [cast(draft, x, to), zero], dtype=to)
-    numbers = cast(draft, steps, FLOAT)
-    return draft.op.Mul(numbers, _aligned(draft, node, scale, axis))
+    return draft.op.Mul(cast(draft, steps, FLOAT), _aligned(draft, node, scale, axis))
 
 
 def _code_type(node: ir.Node, dtype: ir.DataType) -> tuple[ir.DataType, int]:

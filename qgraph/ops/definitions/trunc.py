@@ -55,8 +55,7 @@ def define(
     """Write version 1 in primitives; see :func:`trunc`."""
     codes = op.Round(op.Add(op.Div(x, scale), zero_point))
     kept = op.Div(codes, op.Pow(2.0, op.Sub(in_bits, out_bits)))
-    q = steps.round_to_integer(op, kept, rounding_mode)
-    return op.Mul(op.Sub(q, zero_point), scale)
+    return op.Mul(op.Sub(steps.round_to_integer(op, kept, rounding_mode), zero_point), scale)
 
 
 @operator(SCHEMA, define=define)

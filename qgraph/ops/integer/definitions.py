@@ -270,8 +270,7 @@ def _parts(draft: Draft, x: Factor, windows: Windows) -> Iterator[ir.Value]:
     if any(windows.before) or any(windows.after):
         pads = np.array([0, 0, *windows.before, 0, 0, *windows.after], np.int64)
         image = draft.node("Pad", [image, draft.constant(pads, "pads")], dtype=_REAL)
-    rank = len(windows.kernel)
-    axes = draft.constant(np.arange(2, 2 + rank), "axes")
+    axes = draft.constant(np.arange(2, 2 + len(windows.kernel)), "axes")
     steps = draft.constant(np.array(windows.strides, np.int64), "steps")
     for starts in np.ndindex(windows.kernel):
         sizes = zip(windows.kernel, starts, strict=True)

@@ -389,5 +389,4 @@ def _chosen(operands: list[Expr]) -> Expr | None:
     branch, other = (yes, no) if always.all() else (no, yes)
     if branch.dtype != other.dtype and CONSTANT not in (branch.op, other.op):
         return None
-    whole = _result_shape("Where", operands)
-    return branch if whole == branch.shape else None
+    return branch if _result_shape("Where", operands) == branch.shape else None

@@ -275,8 +275,7 @@ def _product(one: Limits, other: Limits) -> Limits:
 def _by_result(node: ir.Node, weight: Float64) -> Float64:
     """Return weights ``[results, products]``: one row for each channel of the result."""
     if node.op_type == "ConvTranspose":
-        group = node.attributes.get_int("group", 1)
-        parts = np.split(weight, group, axis=0)
+        parts = np.split(weight, node.attributes.get_int("group", 1), axis=0)
         return np.concatenate([np.moveaxis(p, 1, 0).reshape(p.shape[1], -1) for p in parts])
     if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0:
         return weight.reshape(len(weight), -1)

@@ -272,8 +272,7 @@ def _reduction(
     since = _SINCE if node.op_type == "ReduceSum" else _AXES_AS_INPUT
     if "axes" not in node.attributes and (len(node.inputs) > 1 or opset >= since):
         inputs.append(graph.constant(np.asarray(attributes.pop("axes"), np.int64), "axes"))
-    dtype = node.outputs[0].dtype
-    return graph.node(node, op_type, inputs, attributes, dtype=dtype, sizes=sizes)
+    return graph.node(node, op_type, inputs, attributes, dtype=node.outputs[0].dtype, sizes=sizes)
 
 
 def reduced_axes(graph: Rewriter, node: ir.Node, rank: int) -> list[int]:

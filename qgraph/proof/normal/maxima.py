@@ -144,8 +144,7 @@ def hoist_maximum(graph: Rewriter, node: ir.Node) -> ir.Value:
     axes, value = _axes(graph, node), given(node.inputs[0])
     rank = len(given(stated_shape(value)))
     require(not graph.known.has(value))
-    chain = dominators(value, lambda v: operands(v, graph.known.has))[1:_MOST_GATES]
-    for start in chain:
+    for start in dominators(value, lambda v: operands(v, graph.known.has))[1:_MOST_GATES]:
         nodes = _between(graph, start, value)
         if not _may_exchange(graph, node, exchanges(graph, nodes, start, value, axes, rank)):
             continue

@@ -29,8 +29,7 @@ def shared_operators(models: Sequence[ir.Model]) -> frozenset[OpKey]:
 
 def write_definition(graph: Rewriter, node: ir.Node) -> None:
     """Write an operator on codes by its definition."""
-    draft = graph.define(node, write_elementwise)
-    if any(new.op_type == "ReduceSum" for new in draft.nodes):
+    if any(new.op_type == "ReduceSum" for new in graph.define(node, write_elementwise).nodes):
         graph.conditions.add(SUMS_OF_CODES)
 
 

@@ -203,8 +203,7 @@ def _key(call: NodeCall) -> tuple[Hashable, tuple[Hashable, ...]]:
 def _along(call: NodeCall, result: ir.Value | None = None) -> Change:
     """Return a function that moves arrays that do not vary along the moved axes."""
     before = shape_of(call.value(0))
-    after = shape_of(result or call.node.outputs[0])
-    kept = _kept_axes(call, before, after)
+    kept = _kept_axes(call, before, shape_of(result or call.node.outputs[0]))
 
     def change(array: Float64) -> Float64:
         if array.size == 1:

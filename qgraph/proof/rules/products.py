@@ -108,8 +108,7 @@ def matrix_product(
         call = replace(call, sums=replace(call.sums, tiny=call.sums.tiny * float(far)))
     biases = [] if c is None else [c]
     if b.value is not None and b.value.ndim == len(("rows", "columns")):
-        weights = _times(mapped(b, np.transpose), alpha)
-        return sum_in(call, a, weights, RIGHT, biases, more)
+        return sum_in(call, a, _times(mapped(b, np.transpose), alpha), RIGHT, biases, more)
     if a.value is not None and a.value.ndim == len(("rows", "columns")) and call.rank(1) > 1:
         return sum_in(call, b, _times(a, alpha), LEFT, biases, more)
     return product_of_data(call, a, b, factor=alpha, bias=c, more=more)
@@ -145,8 +144,7 @@ def sum_in(
 
 def convolved(call: NodeCall, weights: Quantity) -> tuple[Quantity, Taps]:
     """Return weights of a convolution as ``[rows, taps, *places]``, and the layout of its sums."""
-    sizes = shape_of(call.value(0))[2:]
-    layout = convolution_taps(call.node, weights.numbers.shape[2:], sizes)
+    layout = convolution_taps(call.node, weights.numbers.shape[2:], shape_of(call.value(0))[2:])
     if call.node.op_type == "ConvTranspose":
         weights = mapped(weights, lambda array: rows_of_transposed(array, layout.groups))
     return weights, layout

@@ -277,8 +277,7 @@ class OpenVino:
 
         def meaning(operator: Operator, ends: list[Float32]) -> Ranged:
             low, high, below, above = ends
-            levels = operator.schema.attributes_of(node)["levels"]
-            return Ranged(low, high, below, above, levels)
+            return Ranged(low, high, below, above, operator.schema.attributes_of(node)["levels"])
 
         return single_node(node, self.name, meaning)
 

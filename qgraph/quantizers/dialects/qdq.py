@@ -158,8 +158,7 @@ def _meaning(
         saturates = nodes[0].attributes.get_int("saturate", 1) != 0
         return Floating(scale, form, saturating=saturates), shape
     lo, hi = _clip_bounds(nodes, form)
-    meaning = Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST, decoding=decoding)
-    return meaning, shape
+    return Affine(scale, zero_point, lo, hi, recipe=Recipe.ROUND_FIRST, decoding=decoding), shape
 
 
 def _is_like(one: ir.Node, other: ir.Node) -> bool:

@@ -162,8 +162,7 @@ class _Packer:
         if not self.later or (levels is not None and _decodes(levels, meaning)):
             yield from self._stored(placed, from_low, scale, zero_point)
             lo, hi = -float(zero_point.max()), top - float(zero_point.min())
-            plain = replace(coding, lo=lo, hi=hi)
-            yield from self._stored(placed, plain, scale, ZERO)
+            yield from self._stored(placed, replace(coding, lo=lo, hi=hi), scale, ZERO)
         # In half of all ranges span + low is not high: weights above the range have a code more.
         above = replace(from_low, hi=top + 1, above=placed.parameter(high_in))
         splits = levels is None or bool((levels[-1] != levels[-2]).any())

@@ -51,8 +51,7 @@ class Qonnx:
         """Return the quantizer of a QONNX node."""
 
         def meaning(operator: Operator, parameters: list[Float32]) -> Quantizer:
-            attributes = operator.schema.attributes_of(node)
-            return _READERS[operator.schema.name](attributes, parameters)
+            return _READERS[operator.schema.name](operator.schema.attributes_of(node), parameters)
 
         return single_node(node, self.name, meaning)
 

@@ -311,8 +311,7 @@ class UseDefGraph:
             else None
             for value in operator.schema.values(node)
         ]
-        arguments = operator.half_arguments(node)
-        result: Expr = operator.define(self._builder, *operands, **arguments)
+        result: Expr = operator.define(self._builder, *operands, **operator.half_arguments(node))
         return result
 
     def _of(self, value: ir.Value) -> Expr:

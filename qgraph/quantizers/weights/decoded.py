@@ -105,8 +105,7 @@ class DecodedCodes:
         if laid is None:
             return None
         patterns = np.arange(1 << FORMATS[self.codes.kind].bits, dtype=np.uint8)
-        codes = patterns.view(container(self.codes.kind))
-        numbers = numbers_of(codes, self.codes.kind)[:, None]
+        numbers = numbers_of(patterns.view(container(self.codes.kind)), self.codes.kind)[:, None]
         most = self.codes.size // numbers.size
         flat, entries = distinct(laid[1], most)
         if entries > _TIMES * most:

@@ -255,8 +255,7 @@ def _viewed(parameter: Parameter) -> tuple[Shape, Array] | None:
 def _common(shapes: Sequence[Shape]) -> Shape | None:
     """Return the coarsest shape of which each of ``shapes`` is made by merging axes."""
     cuts = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) + 1)}
-    ordered = sorted(cuts, reverse=True)
-    pairs = list(itertools.pairwise(ordered))
+    pairs = list(itertools.pairwise(sorted(cuts, reverse=True)))
     if any(big % small for big, small in pairs):
         return None
     return tuple(big // small for big, small in pairs)

@@ -216,8 +216,7 @@ class _WeightQuantizer:
         for box, w in self._read(self.groups.whole, _TILE) if offers else ():
             at, y = self._slice(box), np.empty_like(w)
             for total, offer in zip(noise, offers, strict=True):
-                part = offer.cut(at)
-                total[:, at] += search.noise(w, part, self.scheme, self._shared_axes, y)
+                total[:, at] += search.noise(w, offer.cut(at), self.scheme, self._shared_axes, y)
         return noise
 
     @property
