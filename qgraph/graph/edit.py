@@ -119,12 +119,11 @@ class Draft:
         if values.dtype == np.float32 and self.half is not None:
             with np.errstate(over="ignore"):
                 values = values.astype(self.half.numpy())
-        later = None if isinstance(values, OpenScale) else deferred_form(values)
-        if later is not None:
-            return self.stored(later, name)
         if isinstance(values, OpenScale):
             value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
             self.open.append(value)
+        elif (later := deferred_form(values)) is not None:
+            return self.stored(later, name)
         else:
             value = ir.val(name, const_value=ir.Tensor(values))
         self.constants[value] = values
@@ -311,8 +310,7 @@ class Editor:
             remove_constant(value)
 
     def _put(self, draft: Draft) -> None:
-        region = draft.region
-        anchor = region.nodes[-1]
+        region, anchor = draft.region, draft.region.nodes[-1]
         graph = anchor.graph
         if graph is None:
             raise ValueError(f"{anchor.op_type} {anchor.name!r} belongs to no graph")
@@ -335,10 +333,8 @@ class Editor:
             name = self.fresh(f"{stem}_{op_type}")
             if draft.copied:
                 (old,) = node.outputs
-                new = ir.Value(
-                    name=self.fresh(f"{stem}_{op_type.lower()}"),
-                    type=None if old.dtype is None else ir.TensorType(old.dtype),
-                )
+                kind = None if old.dtype is None else ir.TensorType(old.dtype)
+                new = ir.Value(name=self.fresh(f"{stem}_{op_type.lower()}"), type=kind)
                 values[old], attributes = new, node.attributes.data.values()
                 node = ir.Node(node.domain, op_type, operands, attributes, outputs=[new], name=name)
             else:
@@ -389,8 +385,7 @@ class Editor:
             placed = ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor)
             graph.register_initializer(placed)
             return placed
-        node = ir.node("Constant", [], {"value": tensor})
-        node.name = name
+        node = ir.node("Constant", [], {"value": tensor}, name=name)
         placed = node.outputs[0]
         placed.name, placed.type, placed.shape = name, value.type, value.shape
         graph.insert_before(anchor, node)
