@@ -3,10 +3,11 @@
 Chains, residual nets and wide graphs in which every second or third node is a Quant. The scales are
 a few that repeat, or all differ. Each job is a process of its own, start-up, imports and garbage
 collection included. Times are divided by the nodes of all models that the job reads. Beside them
-stands what ``onnx_ir`` needs to load and save the same files.
+stands what ``onnx_ir`` needs to load and save the same files. The job ``near`` bounds the distance
+of two models whose scales are one float apart, so that no region is equal.
 
     python tests/benchmarks/bench_graphs.py [--nodes 10000 100000] [--forms chain residual wide]
-        [--scales few all] [--jobs convert fold info lock diff prove bound]
+        [--scales few all] [--jobs convert fold info lock diff prove bound near]
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -32,6 +33,8 @@ QONNX_DOMAIN = "qonnx.custom_op.general"
 FEW = (0.5, 0.25, 0.1, 0.0625, 0.03, 0.02, 0.0078125, 0.005)
 BITS = (2, 3, 4, 8)
 STANDARD = ("Relu", "Neg", "Abs")
+KEEPING = ("Neg", "Abs")
+"""Operators whose chains are not constant: a Relu behind a Neg behind a Relu is 0."""
 SHAPE = (1, 16)
 BRANCHES = 100
 
@@ -45,6 +48,7 @@ JOBS: dict[str, list[str]] = {
     "diff": ["diff", "{model}", "{converted}"],
     "prove": ["prove", "{model}", "{converted}"],
     "bound": ["prove", "{model}", "{converted}", "--within", "1step"],
+    "near": ["prove", "{kept}", "{moved}", "--within", "1step"],
 }
 REFERENCE = "import sys, onnx_ir; onnx_ir.save(onnx_ir.load(sys.argv[1]), sys.argv[2])"
 
@@ -52,8 +56,9 @@ REFERENCE = "import sys, onnx_ir; onnx_ir.save(onnx_ir.load(sys.argv[1]), sys.ar
 class Maker:
     """Builds a graph node by node, with its scales as initializers."""
 
-    def __init__(self, *, repeats: bool, seed: int = 0) -> None:
+    def __init__(self, *, repeats: bool, seed: int = 0, standard: Sequence[str] = STANDARD) -> None:
         self._rng = np.random.default_rng(seed)
+        self._standard = standard
         self._repeats = repeats
         self._constants: dict[float, ir.Value] = {}
         self._numbers = count(1)
@@ -93,7 +98,7 @@ class Maker:
 
     def standard(self, x: ir.Value) -> ir.Value:
         """Append an elementwise standard operator."""
-        return self.node(STANDARD[self._rng.integers(len(STANDARD))], [x])
+        return self.node(self._standard[self._rng.integers(len(self._standard))], [x])
 
     def model(self, x: ir.Value, outputs: list[ir.Value]) -> ir.Model:
         """Return the model of what was appended."""
@@ -143,6 +148,14 @@ FORMS: dict[str, Callable[[Maker, int], ir.Model]] = {
 }
 
 
+def move_scales(model: ir.Model) -> None:
+    """Replace each scale by the next larger float."""
+    for scale in {node.inputs[1] for node in model.graph if node.op_type == "Quant"}:
+        if scale is not None and scale.const_value is not None:
+            larger = np.nextafter(scale.const_value.numpy(), np.float32(np.inf))
+            scale.const_value = ir.tensor(larger, name=scale.name)
+
+
 @dataclass(frozen=True)
 class Used:
     """What a process used: processor seconds and MB of memory at most."""
@@ -169,14 +182,23 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[str]:
             for scales in options.scales:
                 named = f"{form:9} {scales:4} {nodes:7}"
                 paths = {
-                    name: str(folder / f"{name}.onnx") for name in ("model", "converted", "out")
+                    name: str(folder / f"{name}.onnx")
+                    for name in ("model", "converted", "kept", "moved", "out")
                 }
-                ir.save(FORMS[form](Maker(repeats=scales == "few"), nodes), paths["model"])
+                is_few = scales == "few"
+                ir.save(FORMS[form](Maker(repeats=is_few), nodes), paths["model"])
+                near = FORMS[form](Maker(repeats=is_few, standard=KEEPING), nodes)
+                ir.save(near, paths["kept"])
+                move_scales(near)
+                ir.save(near, paths["moved"])
                 converting = [each.format(**paths) for each in JOBS["convert"]]
                 converting[converting.index("-o") + 1] = paths["converted"]
                 run([*qgraph, *converting])
                 counts, floors = {}, {}
-                for name in ("model", "converted"):
+                words = [word for job in options.jobs for word in JOBS[job]]
+                for name in ("model", "converted", "kept", "moved"):
+                    if f"{{{name}}}" not in words:
+                        continue
                     counts[name] = len(ir.load(paths[name]).graph)
                     copied = [sys.executable, "-c", REFERENCE, paths[name], paths["out"]]
                     floors[name] = min(run(copied).seconds for _ in range(options.repeat))
