@@ -105,7 +105,7 @@ class Attained:
             top = stack[-1]
             if top not in self._found:
                 needed = [v for v in self._data(top) if v not in self._found]
-                if needed and len(stack) < 10_000:
+                if needed:
                     stack += needed
                     continue
                 try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from qgraph.exactness import Exactness, Method, ProofVerdict
+from qgraph.ops.known_values import KnownValues
 from qgraph.proof.certify import certify
+from qgraph.proof.matching.attained import Attained
 from qgraph.proof.matching.classes import ValueClasses
 from qgraph.proof.matching.match import Kind, Matching
 from qgraph.proof.matching.normalise import normalised_models
@@ -145,3 +148,25 @@ def test_branches_that_are_truth_values_are_undecided() -> None:
     ]
     certificate = certify(*models).certificate
     assert certificate.verdict is not ProofVerdict.PROVED
+
+
+def test_limits_are_found_behind_chains_of_any_length() -> None:
+    """A Clip gives numbers from -1 to 1, and a Relu behind it those from 0 to 1."""
+    first = ir.Value(name="x", shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.FLOAT))
+    ends = [
+        ir.Value(name=n, const_value=ir.tensor(np.float32(e))) for n, e in (("l", -1), ("h", 1))
+    ]
+    nodes = [ir.node("Clip", [first, *ends])]
+    for _ in range(10_000):
+        nodes.append(ir.node("Transpose", nodes[-1].outputs[:1]))
+    nodes.append(ir.node("Relu", nodes[-1].outputs[:1]))
+    for node in nodes:
+        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.FLOAT, ir.Shape([1])
+    graph = ir.Graph(
+        [first], nodes[-1].outputs, nodes=nodes, initializers=ends, opset_imports={"": 21}
+    )
+    known = KnownValues({"": 21})
+    known.enter(graph)
+    found = Attained(known, {"": 21}).limits(graph.outputs[0])
+    assert found is not None
+    assert (found.lo.tolist(), found.hi.tolist()) == ([0.0], [1.0])
