@@ -125,7 +125,7 @@ def normalise(
     """Return both models in a normal form that keeps a level; None if no rule applies."""
     used: Counter[str] = Counter()
     others: set[Condition] = set()
-    exchanged, exactness, normalised = 0, Exactness.BITS, []
+    exchanged, exactness, models = 0, Exactness.BITS, []
     kept = shared_operators([side.model for side in sides])
     for side in sides:
         model = side.model.clone()
@@ -139,15 +139,17 @@ def normalise(
         exchanged += rewriter.exchanged
         if rewriter.loses_zero_signs or rewriter.exchanged:
             exactness = Exactness.VALUES
-        normalised.append(
-            replace(side, model=with_facts(model, side.domain.interfaces[side.index]))
-        )
+        models.append(model)
     if not used:
         return None
+    reference, candidate = (
+        replace(side, model=with_facts(model, side.domain.interfaces[side.index]))
+        for side, model in zip(sides, models, strict=True)
+    )
     conditions = sorted(others)
     if exchanged:
         conditions.append(NO_NAN_AT_MAXIMA(exchanged))
     if exactness is Exactness.VALUES:
         conditions.append(ZEROS_REWRITTEN)
     note = f"{NORMAL_FORM}, by rules that keep {level}: {', '.join(sorted(used))}"
-    return NormalForm((normalised[0], normalised[1]), exactness, note, tuple(conditions))
+    return NormalForm((reference, candidate), exactness, note, tuple(conditions))

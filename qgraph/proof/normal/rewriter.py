@@ -65,13 +65,9 @@ class RewriteRule:
     constants: bool = False
     domain: str = ""
 
-    def is_for(self, graph: Rewriter, node: ir.Node) -> bool:
-        """Return whether the rule may apply to a node."""
-        if not self.constants and graph.known.has(node.outputs[0]):
-            return False
-        if OpKey.of(node) in graph.kept:
-            return False
-        named = node.domain == self.domain and node.op_type in (self.operators or ())
+    def is_for(self, operator: OpKey) -> bool:
+        """Return whether the rule may apply to nodes of an operator."""
+        named = operator.domain == self.domain and operator.name in (self.operators or ())
         return named or self.operators is None
 
 
@@ -120,6 +116,7 @@ class Rewriter:
     def apply(self, rules: Sequence[RewriteRule]) -> None:
         """Rewrite all nodes until no rule applies; raise TooLargeError if the graph grows."""
         self._pending = list(self.graph)[::-1]
+        fitting: dict[OpKey, list[RewriteRule]] = {}
         while self._pending:
             node = self._pending.pop()
             handed = [output for output in node.outputs if output.is_graph_output()]
@@ -127,9 +124,14 @@ class Rewriter:
             if node.graph is None or not node.outputs or is_inner:
                 continue
             waiting = len(self._pending)
-            for rule in rules:
+            operator = OpKey.of(node)
+            if operator not in fitting:
+                fitting[operator] = [
+                    rule for rule in rules if operator not in self.kept and rule.is_for(operator)
+                ]
+            for rule in fitting[operator]:
                 self._gives_up = False
-                if not rule.is_for(self, node):
+                if not rule.constants and self.known.has(node.outputs[0]):
                     continue
                 try:
                     new = rule.apply(self, node)
