@@ -43,6 +43,7 @@ from qgraph.proof.bounds.quantity import (
     stored,
 )
 from qgraph.proof.bounds.rule import NodeCall, expect_no_repeats, rule_of
+from qgraph.proof.bounds.small_constants import SmallConstants
 from qgraph.proof.bounds.tracer import QuantityTracer
 from qgraph.proof.functions.lowering import Shape, lower_node
 from qgraph.proof.matching.operators import label
@@ -107,6 +108,7 @@ class Evaluation:
         self.decoded: list[Quantity] = []
         self._atoms = atoms
         self._settle = settle
+        self._small = SmallConstants()
         self._accumulate = accumulate
         self._chunk = chunk
         self._opaque = opaque
@@ -216,7 +218,7 @@ class Evaluation:
         array = array_of(value)
         if array is None or not holds_numbers(array):
             raise Undecidable(NOT_COMPUTED(f"{value.name!r} has no numbers"))
-        self._store(value, constant(array))
+        self._store(value, self._small.of(array))
         return self.values[value]
 
     @property
@@ -245,7 +247,7 @@ class Evaluation:
 
     def _call(self, node: ir.Node) -> NodeCall:
         arithmetic = replace(_arithmetic(node), chunk=self._chunk)
-        tracer = QuantityTracer(self._atoms, self._settle, node, arithmetic)
+        tracer = QuantityTracer(self._atoms, self._settle, node, arithmetic, self._small)
         sums = arithmetic
         if self._accumulate is not None:
             sums = replace(ARITHMETIC[self._accumulate], chunk=self._chunk)

@@ -206,6 +206,8 @@ def codes_of(event: Event, values: Array) -> Float64:
 
 _MOST_POINTS = 1 << 21
 """Maximum number of points to evaluate at once."""
+_FEW_POINTS = 1 << 10
+"""Number of whole numbers that are evaluated at once rather than by halves."""
 _MOST_ENUMERATED = 1 << 22
 """Maximum number of points to evaluate one by one."""
 
@@ -297,6 +299,10 @@ def _halved(
         a, b = (np.broadcast_to(m({whole.key: points}, pick), points.shape) for m in models)
         return a, b
 
+    if low.size == 1 and high[0] - low[0] < _FEW_POINTS:
+        a, b = at(np.arange(low[0], high[0] + 1), channels)
+        if (a == b).all():
+            return Counted()
     first, last = at(low, channels), at(high, channels)
     counted = _tallied(Counted(), high, channels, last, np.ones(high.size))
     while low.size:

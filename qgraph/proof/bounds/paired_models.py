@@ -100,11 +100,13 @@ def with_limited_codes(models: Sequence[ir.Model]) -> list[ir.Model] | None:
 
     Nothing is inserted if other nodes use the codes or their decoded values.
     """
+    if all(next(_places(model), None) is None for model in models):
+        return None
     copies = [model.clone() for model in models]
-    places = [(copy, *place) for copy in copies for place in _places(copy)]
-    for copy, decode, ends in places:
-        _insert(copy.graph, decode, ends)
-    return copies if places else None
+    for copy in copies:
+        for decode, ends in list(_places(copy)):
+            _insert(copy.graph, decode, ends)
+    return copies
 
 
 def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:

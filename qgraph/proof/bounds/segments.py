@@ -100,6 +100,7 @@ class Pairing:
         self._open: dict[Atom, Segment] = {}
         self._forced: dict[Hashable, Float64] = {}
         self._make_ends, self._shown = ends, 0
+        self._ends: Ends | None = None
         self._unbounded = UnboundedResults(self._atoms)
         evaluation = partial(
             Evaluation,
@@ -125,7 +126,7 @@ class Pairing:
             self._atoms.leave()
             self._atoms.found = self._moved_in_candidate
             self.candidate = theirs(settle=self._of_candidate, opaque=self._opaque_of_candidate)
-            self._ends = None if self._make_ends is None else self._make_ends(self)
+            self._ends = None
             self.candidate.run()
             if not self._renumber():
                 break
@@ -146,8 +147,10 @@ class Pairing:
 
     def _opaque_of_candidate(self, value: ir.Value) -> Quantity | None:
         """Return the quantity of the reference's value that equals a value of the candidate."""
-        if self._ends is None:
+        if self._make_ends is None:
             return None
+        if self._ends is None:  # few models have results without a quantity
+            self._ends = self._make_ends(self)
         for segment in self.segments[self._shown :]:
             self._ends.show(segment)
         self._shown = len(self.segments)

@@ -43,9 +43,9 @@ from qgraph.proof.bounds.quantity import (
     expect_inside,
     extreme,
     extreme_codes,
-    folded,
     in_order,
 )
+from qgraph.proof.bounds.small_constants import SmallConstants
 from qgraph.reasons import NO_BOUND, OUT_OF_RANGE, Undecidable
 from qgraph.records import dataclass, replace
 
@@ -66,24 +66,31 @@ class _SignOf:
 class QuantityTracer:
     """Evaluates primitives on quantities, for the definition of a node.
 
-    Operations round by ``arithmetic``; ``settle`` returns the atom of codes.
+    Operations round by ``arithmetic``; ``settle`` returns the atom of codes; ``constants`` are
+    shared with other nodes.
 
     Attributes:
         is_whole: whether operations are on integers.
     """
 
     def __init__(
-        self, atoms: Atoms, settle: Settle, node: ir.Node, arithmetic: FloatType = FLOAT32
+        self,
+        atoms: Atoms,
+        settle: Settle,
+        node: ir.Node,
+        arithmetic: FloatType = FLOAT32,
+        constants: SmallConstants | None = None,
     ) -> None:
         self.is_whole = False
         self.atoms = atoms
         self.settle = settle
         self.node = node
         self.arithmetic = arithmetic
+        self._constants = constants or SmallConstants()
 
     def constant(self, array: Any) -> Quantity:
         """Return a constant of a definition."""
-        return constant(array)
+        return self._constants.of(np.asarray(array))
 
     def __getattr__(self, name: str) -> Callable[..., Operand]:
         if name.startswith("_"):
@@ -100,7 +107,7 @@ class QuantityTracer:
             return operand
         if isinstance(operand, _Condition | _SignOf):
             raise Undecidable(NO_BOUND("there is no bound for a comparison of data"))
-        return constant(np.asarray(operand, np.float32))
+        return self._constants.of(np.asarray(operand, np.float32))
 
     def _call(self, name: str, *operands: Any, **attributes: Any) -> Any:
         if name == "Where" and not _is_data(operands[0]):
@@ -111,7 +118,7 @@ class QuantityTracer:
         executed = [None if _is_data(o) else self.quantity(o) for o in operands]
         constants = [q for q in executed if q is not None and q.value is not None]
         if len(constants) == len(operands):
-            return folded(name, constants, attributes)
+            return self._constants.folded(name, constants, attributes)
         rule = _RULES.get(name)
         if rule is None or (attributes and name != "Cast"):
             raise Undecidable(NO_BOUND(f"there is no bound for {name}"))
