@@ -110,7 +110,7 @@ def rewrite(
         if not result.modified:
             expect_names(model, steps)
         if bounded:
-            from qgraph.proof.bounds.regions import bound_sites
+            from qgraph.proof.bounds.changed_sites import bound_sites
 
             tell("bounding", 0, 0)
             bound_sites(original, model.ir, result, bounded)

@@ -43,6 +43,15 @@ _Fed = dict[ir.Node, Array]
 """Sources of codes, by the rounding whose codes they are."""
 
 
+def _pairing(models: tuple[ir.Model, ir.Model], request: Bounding) -> Pairing:
+    pairing = paired(models, request)
+    if all(segment.reason is None for segment in pairing.segments):
+        return pairing
+    # Segments that are proved equal end where others have no bound.
+    proof = certify(*models, counts=False)
+    return paired(models, request, ends=shown_ends(proof, Exactness.VALUES))
+
+
 @dataclass(eq=False)
 class SegmentRun:
     """A segment, and its parts of both models."""
@@ -74,12 +83,14 @@ class BoundRuns:
         OptionError: an option names no input or output.
     """
 
-    def __init__(self, models: tuple[ir.Model, ir.Model], request: Bounding, backend: str) -> None:
-        pairing = paired(models, request)
-        if any(segment.reason is not None for segment in pairing.segments):
-            # Segments that are proved equal end where others have no bound.
-            proof = certify(*models, counts=False)
-            pairing = paired(models, request, ends=shown_ends(proof, Exactness.VALUES))
+    def __init__(
+        self,
+        models: tuple[ir.Model, ir.Model],
+        request: Bounding,
+        backend: str,
+        pairing: Pairing | None = None,
+    ) -> None:
+        pairing = pairing or _pairing(models, request)
         self._request = request
         self.inputs, self.outputs = pairing.inputs, pairing.outputs
         self.names = {str(a.name): str(b.name) for a, b in pairing.inputs}

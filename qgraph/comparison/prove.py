@@ -97,7 +97,7 @@ def prove(
         runs=demonstration,
     )
     if not keep_inputs:
-        certificate = with_seen(certificate, (models[0].ir, models[1].ir))
+        certificate = with_seen(certificate, (models[0].ir, models[1].ir), proof.pairing)
     certificate = replace(certificate, reference=first, candidate=second)
     is_different = certificate.verdict is ProofVerdict.DIFFERENT
     if not runs or not is_different or certificate.counterexample:

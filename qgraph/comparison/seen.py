@@ -36,6 +36,7 @@ from qgraph.exactness import Exactness
 from qgraph.execution.demonstration import are_small, demonstrate, feeds_of
 from qgraph.execution.executor import Backend
 from qgraph.numerics import Array, Float64
+from qgraph.proof.bounds.segments import Pairing
 from qgraph.reasons import Undecidable
 
 logger = logging.getLogger(__name__)
@@ -44,16 +45,19 @@ _MOST_SEGMENTS = 16
 """Maximum number of segments that are run, the loosest bounds first."""
 
 
-def with_seen(certificate: Certificate, models: tuple[ir.Model, ir.Model]) -> Certificate:
+def with_seen(
+    certificate: Certificate, models: tuple[ir.Model, ir.Model], pairing: Pairing | None = None
+) -> Certificate:
     """Add differences from a few runs to a certificate, for segments whose bounds exceed limits.
 
     Without a limit, a difference of the outputs in every execution makes the models different.
+    ``pairing`` are the segments of the certificate; None to compute them anew.
     """
     over = sorted(certificate.beyond, key=_deviation, reverse=True)[:_MOST_SEGMENTS]
     if not over:
         return certificate
     try:
-        runs = BoundRuns(models, certificate.bounding, Backend.AUTO)
+        runs = BoundRuns(models, certificate.bounding, Backend.AUTO, pairing)
     except (Undecidable, QGraphError, ValueError, IndexError) as error:
         logger.info("no runs: %s", error)
         return certificate

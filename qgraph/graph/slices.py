@@ -87,15 +87,20 @@ def between(
     None is returned if ``end`` also depends on other values without operands. The list is empty if
     ``end`` is one of ``starts``.
     """
-    import networkx as nx
-
     ways = reached([end], lambda value: () if value in starts else step(value), most=most)
     if any(not following and value not in starts for value, following in ways.items()):
         return None
-    flow: nx.DiGraph[ir.Value] = nx.DiGraph()
-    flow.add_nodes_from(ways)
-    flow.add_edges_from((near, value) for value, following in ways.items() for near in following)
-    order = nx.topological_sort(flow)
+    users: dict[ir.Value, list[ir.Value]] = {value: [] for value in ways}
+    for value, following in ways.items():
+        for near in following:
+            users[near].append(value)
+    missing = {value: len(following) for value, following in ways.items()}
+    order = [value for value, following in ways.items() if not following]
+    for value in order:  # grows by the values whose operands are all in it
+        for user in users[value]:
+            missing[user] -= 1
+            if not missing[user]:
+                order.append(user)
     nodes = dict.fromkeys(value.producer() for value in order if value not in starts)
     return [node for node in nodes if node is not None]
 

@@ -258,14 +258,22 @@ def _is_doubtful(claim: EqualityClaim) -> bool:
 
 def _attempt(matching: Matching, level: Exactness, known: Decided) -> tuple[Matching, list[Shown]]:
     """Prove the claims of a matching; if some fail, try other matchings of the models."""
-    shown = discharge(matching, level, known)
+    shown = _discharged(matching, level, known)
     for other in matching.others() if _failed(shown, level) else ():
-        without = discharge(other, level, known)
+        without = _discharged(other, level, known)
         if _failed(without, level) < _failed(shown, level):
             matching, shown = other, without
         if not _failed(shown, level):
             break
     return matching, shown
+
+
+def _discharged(matching: Matching, level: Exactness, known: Decided) -> list[Shown]:
+    shown = discharge(matching, level, known)
+    differs = [s.outcome.is_refuted or s.outcome.differs(level) for s in shown]
+    is_open = any(s.is_given_up and not d for s, d in zip(shown, differs, strict=True))
+    known.hides_proofs |= is_open or not any(differs)
+    return shown
 
 
 def _failed(shown: Sequence[Shown], level: Exactness) -> int:

@@ -30,7 +30,7 @@ from qgraph.proof.functions.decide import PairOutcome, undecided
 from qgraph.proof.functions.enumeration import effort
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.zero_signs import has_positive_zeros
-from qgraph.proof.regions import Cut, Decided, count_all, cut, decide_cuts
+from qgraph.proof.regions import Cut, Decided, RegionLowering, count_all, cut, decide_cuts
 from qgraph.reasons import (
     CONSTANT_NAN,
     DO_NOT_FIT,
@@ -138,12 +138,15 @@ def _show_regions(
     shown: dict[EqualityClaim, Shown] = {}
     stopped: dict[EqualityClaim, Shown] = {}
     left = [claim for claim in matching.claims if claim.kind is Kind.REGION]
+    lowering = RegionLowering(matching)
     for distance in range(_ENTRIES):
         left = [claim for claim in left if distance < len(claim.entries)]
         cuts = [cut(matching, claim.values, claim.entries[distance]) for claim in left]
         outcomes = [
             _or_by_steps(matching, region, outcome, known)
-            for region, outcome in zip(cuts, decide_cuts(matching, cuts, known), strict=True)
+            for region, outcome in zip(
+                cuts, decide_cuts(matching, cuts, known, lowering), strict=True
+            )
         ]
         for claim, region, outcome in zip(left, cuts, outcomes, strict=True):
             candidate, before = Shown(claim, outcome, region), shown.get(claim)
@@ -164,7 +167,7 @@ def _or_by_steps(
 ) -> PairOutcome:
     """Return the outcome, for a region that was not compared, by the steps of its quantizers."""
     given_up = outcome.finding is not None and outcome.finding.given_up
-    if outcome.verdict.exactness is None and not given_up:
+    if outcome.verdict.exactness is None and not (given_up or outcome.is_refuted):
         with suppress(Undecidable):
             return decide_steps(matching, region, known) or outcome
     return outcome

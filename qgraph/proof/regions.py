@@ -21,6 +21,7 @@ from qgraph.proof.functions.decide import (
     check_shapes,
     decide_pairs,
     judge,
+    not_counted,
     undecided,
 )
 from qgraph.proof.functions.enumeration import (
@@ -31,8 +32,9 @@ from qgraph.proof.functions.enumeration import (
     free_axis,
 )
 from qgraph.proof.functions.expression import Builder, Expr, text, undefined
-from qgraph.proof.functions.lowering import Shape, lower
-from qgraph.proof.functions.pair import FunctionPair, Key
+from qgraph.proof.functions.lowering import Forms, Shape, lower
+from qgraph.proof.functions.pair import AnyScale, FunctionPair, Key
+from qgraph.proof.functions.samples import refuted
 from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
@@ -51,11 +53,19 @@ _PARAMETERS_ALONG_AXIS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class Decided(dict[Key, PairOutcome]):
-    """Cache of outcomes, and of steps of quantizers; ``at_least`` is the level to reach, if any."""
+    """Cache of outcomes, and of steps of quantizers.
+
+    Attributes:
+        at_least: the level to reach, if inputs that differ are not counted.
+        hides_proofs: whether a proof may have failed only because inputs were not counted.
+        not_counted: outcomes that are reused only while inputs are not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.at_least: Exactness | None = None
+        self.hides_proofs = False
+        self.not_counted: dict[Key, PairOutcome] = {}
         self._steps: dict[str, Plateaus | Undecidable] = {}
 
     def steps(self, function: Expr) -> Plateaus:
@@ -105,30 +115,106 @@ def cut(matching: Matching, exit_: Pair, entry: Pair) -> Cut:
     return Cut(entry, exit_, ours, theirs, _shape(entry))
 
 
+class RegionLowering:
+    """Lowers the regions of one matching; nodes on equal operands are lowered once."""
+
+    def __init__(self, matching: Matching) -> None:
+        self.matching = matching
+        self._builder = Builder()
+        self._scales = AnyScale(self._builder, Forms())
+        self._lowered: dict[tuple[object, ...], Expr] = {}
+        self._checked: set[ir.Node] = set()
+
+    def pair(self, region: Cut) -> FunctionPair:
+        """Return both functions of a region of float32; raise Undecidable if it has none."""
+        shape = region.shape or ()
+        if 0 in shape:
+            raise Undecidable(DO_NOT_FIT("its data has no elements"))
+        reference, candidate = (self._side(s, region) for s in region.segments(self.matching))
+        if region.shape is None:
+            check_shapes(reference.shape, candidate.shape, None, exactly=True)
+        kinds = [
+            expression.dtype if value.dtype is None else value.dtype.name
+            for expression, value in zip((reference, candidate), region.exit, strict=True)
+        ]
+        if kinds[0] != kinds[1]:
+            raise Undecidable(
+                DO_NOT_FIT(f"the reference gives {kinds[0]}, the candidate {kinds[1]}")
+            )
+        return FunctionPair(reference, candidate, region.shape)
+
+    def _side(self, segment: NodeSegment, region: Cut) -> Expr:
+        nodes, x, y, constants = segment
+        _check_ranks(segment, region)
+        try:
+            for node in nodes:
+                if node not in self._checked:
+                    check_parameters(node, constants)
+                    self._checked.add(node)
+        except OperatorError as error:
+            raise Undecidable(NOT_COMPUTED(str(error))) from error
+
+        def one(node: ir.Node, expressions: Mapping[ir.Value, Expr], shape: Shape) -> Expr:
+            operands = [None if v is None else expressions.get(v) for v in node.inputs]
+            key = node, shape, *map(id, operands)  # the builder keeps the operands alive
+            if key not in self._lowered:
+                self._lowered[key] = self._scales.lower(node, expressions, shape, constants)
+            return self._lowered[key]
+
+        shape = region.shape or ()
+        return lower(nodes, x, y, shape, self._builder, constants=constants, one=one)
+
+
 def decide_cuts(
-    matching: Matching, cuts: Sequence[Cut], decided: Decided | None = None
+    matching: Matching,
+    cuts: Sequence[Cut],
+    decided: Decided | None = None,
+    lowering: RegionLowering | None = None,
 ) -> list[PairOutcome]:
     """Return the outcome of each region. Regions of the same form are decided together.
 
-    ``decided`` are outcomes of earlier calls; new ones are added. Raises UnsupportedError if this
-    thread does not follow IEEE 754.
+    ``decided`` are outcomes of earlier calls; new ones are added. ``lowering`` is that of earlier
+    calls for the same matching. Raises UnsupportedError if this thread does not follow IEEE 754.
     """
-    builder = Builder()
-    pairs = [_lower_or_enumerate(matching, region, builder) for region in cuts]
+    lowering = lowering or RegionLowering(matching)
+    pairs = [_lower_or_enumerate(matching, region, lowering) for region in cuts]
     decided = Decided() if decided is None else decided
+    if decided.at_least is None:
+        return decide_pairs(pairs, decided)
+    pairs = _without_refuted(pairs, decided.not_counted)
     outcomes = decide_pairs(pairs, decided, at_least=decided.at_least)
-    paired = zip(pairs, outcomes, strict=True)
-    decided.update((pair.key, o) for pair, o in paired if isinstance(pair, FunctionPair))
+    decided.not_counted.update(
+        (pair.key, outcome)
+        for pair, outcome in zip(pairs, outcomes, strict=True)
+        if isinstance(pair, FunctionPair) and outcome.is_refuted
+    )
     return outcomes
 
 
+def _without_refuted(
+    pairs: Sequence[FunctionPair | PairOutcome], known: Mapping[Key, PairOutcome]
+) -> list[FunctionPair | PairOutcome]:
+    """Return the pairs, with an outcome for functions that differ.
+
+    A few inputs, or an earlier call, show that they do.
+    """
+    differs = iter(refuted([pair for pair in pairs if isinstance(pair, FunctionPair)]))
+    left: list[FunctionPair | PairOutcome] = []
+    for pair in pairs:
+        if isinstance(pair, PairOutcome):
+            left.append(pair)
+        else:
+            left.append(not_counted(pair) if next(differs) else known.get(pair.key, pair))
+    return left
+
+
 def _lower_or_enumerate(
-    matching: Matching, region: Cut, builder: Builder
+    matching: Matching, region: Cut, lowering: RegionLowering
 ) -> FunctionPair | PairOutcome:
     try:
         dtype = element_type(region)
         if dtype is ir.DataType.FLOAT:
-            return _lower(matching, region, builder)
+            return lowering.pair(region)
         return _enumerate(matching, region, dtype)
     except Undecidable as reason:
         return undecided(reason.reason)
@@ -177,31 +263,6 @@ def element_type(region: Cut) -> ir.DataType:
             TYPE_NOT_PROVED(f"its data is {dtype.name}; types of that size are not proved")
         )
     return dtype
-
-
-def _lower(matching: Matching, region: Cut, builder: Builder) -> FunctionPair:
-    shape = region.shape or ()
-    if 0 in shape:
-        raise Undecidable(DO_NOT_FIT("its data has no elements"))
-    sides: list[Expr] = []
-    for segment in region.segments(matching):
-        _check_ranks(segment, region)
-        try:
-            for node in segment.nodes:
-                check_parameters(node, segment.constants)
-        except OperatorError as error:
-            raise Undecidable(NOT_COMPUTED(str(error))) from error
-        nodes, x, y, constants = segment
-        sides.append(lower(nodes, x, y, shape, builder, constants=constants))
-    if region.shape is None:
-        check_shapes(sides[0].shape, sides[1].shape, None, exactly=True)
-    kinds = [
-        expression.dtype if value.dtype is None else value.dtype.name
-        for expression, value in zip(sides, region.exit, strict=True)
-    ]
-    if kinds[0] != kinds[1]:
-        raise Undecidable(DO_NOT_FIT(f"the reference gives {kinds[0]}, the candidate {kinds[1]}"))
-    return FunctionPair(sides[0], sides[1], region.shape)
 
 
 def _check_ranks(segment: NodeSegment, region: Cut) -> None:

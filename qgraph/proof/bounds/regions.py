@@ -1,4 +1,4 @@
-"""Certificates with bounds: one region for each segment of two models; bounds of rewritten sites.
+"""Certificates with bounds: one region for each segment of two models.
 
 A segment is proved, and not only bounded, if all claims about its values are proved and its ends
 are in one class of the matching.
@@ -7,7 +7,7 @@ are in one class of the matching.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,10 +24,10 @@ from qgraph.conditions import (
     of_segments,
 )
 from qgraph.effort import is_over
-from qgraph.errors import QGraphError, member
+from qgraph.errors import member
 from qgraph.exactness import Exactness, Method, Witness
-from qgraph.graph.scopes import node_name, operands
-from qgraph.graph.slices import ancestors, reached, sources
+from qgraph.graph.scopes import operands
+from qgraph.graph.slices import reached, sources
 from qgraph.numerics import Float64
 from qgraph.numerics.values import narrowed
 from qgraph.proof.bounds.executed import Counted
@@ -37,6 +37,7 @@ from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import Proof, certify
 from qgraph.proof.discharge import names
 from qgraph.proof.forced import Runner
+from qgraph.proof.matching.zero_signs import distinguished
 from qgraph.proof.regions import Decided
 from qgraph.reasons import (
     CONSTANT_NAN,
@@ -46,7 +47,7 @@ from qgraph.reasons import (
     SIGN_OF_ZERO,
     Undecidable,
 )
-from qgraph.reports import Report, SiteReport, SiteStatus
+from qgraph.records import dataclass
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ _MARGIN = 2.0**-13
 """Factor that exceeds the error of rounding a number to five digits."""
 
 
-_Regions = tuple[list[RegionVerdict], list[Condition]]
+_Regions = tuple[list[RegionVerdict], list[Condition], Pairing]
 
 
 def _bounded_regions(
@@ -78,7 +79,15 @@ def _bounded_regions(
         for s, entries in zip(pairing.segments, _entries(pairing), strict=True)
     ]
     is_bounded = any(region.verdict is ProofVerdict.BOUNDED for region in regions)
-    return regions, bound_conditions(request, pairing.conditions, has_any=is_bounded)
+    conditions = bound_conditions(request, pairing.conditions, has_any=is_bounded)
+    return regions, conditions, pairing
+
+
+@dataclass(frozen=True)
+class BoundedProof(Proof):
+    """A proof, and the segments of both models if they were bounded."""
+
+    pairing: Pairing | None = None
 
 
 def certified(
@@ -89,7 +98,7 @@ def certified(
     keep_inputs: bool,
     evidence: bool,
     runs: Runner | None,
-) -> tuple[Proof, Certificate]:
+) -> tuple[BoundedProof, Certificate]:
     """Prove two models equal or bounded; return the proof and its certificate.
 
     If there are limits, differing inputs are counted only for regions without a bound. ``request``
@@ -107,7 +116,7 @@ def certified(
             bounded.append(_bounded_regions(models, request, level, decided, proof, **options))
         return bounded[0]
 
-    def attempt(*, counts: bool) -> tuple[Proof, Certificate]:
+    def attempt(*, counts: bool) -> tuple[BoundedProof, Certificate]:
         proof = certify(
             *models,
             exact=exact,
@@ -117,7 +126,9 @@ def certified(
             counts=counts,
             decided=decided,
         )
-        return proof, with_bounds(proof, models, request, level, bound=bound)
+        certificate = with_bounds(proof, models, request, level, bound=bound)
+        pairing = bounded[0][2] if bounded else None
+        return BoundedProof(proof.certificate, proof.matching, proof.shown, pairing), certificate
 
     if request.limits:
         proof, certificate = attempt(counts=False)
@@ -125,7 +136,15 @@ def certified(
             certificate.verdict is ProofVerdict.BOUNDED or is_over()
         ):
             return proof, certificate
+        has_bounds = any(r.verdict is ProofVerdict.BOUNDED for r in certificate.regions)
+        if has_bounds and not (decided.hides_proofs or any(map(_distinguishes_zeros, models))):
+            return proof, certificate  # counts would change nothing
     return attempt(counts=True)
+
+
+def _distinguishes_zeros(model: ir.Model) -> bool:
+    """Return whether an operator distinguishes the signs of zeros in data."""
+    return any(value.const_value is None for value in distinguished(model.graph))
 
 
 def with_bounds(
@@ -159,7 +178,7 @@ def with_bounds(
     if certificate.verdict is ProofVerdict.PROVED or (is_different and not request.limits):
         return certificate
     try:
-        regions, conditions = (bound or by_segments)(proof)
+        regions, conditions, _ = (bound or by_segments)(proof)
     except (Undecidable, ValueError, IndexError) as error:
         logger.info("no bounds: %s", error)
         return certificate
@@ -319,66 +338,3 @@ def _channels(parts: Sequence[Float64]) -> tuple[tuple[float, float, float], ...
     stacked = np.stack(np.broadcast_arrays(*parts), axis=-1)
     rows = narrowed(stacked, range(stacked.ndim - 1)).reshape(-1, len(parts))
     return tuple((a, b, c) for a, b, c in rows.tolist())
-
-
-_MOST_BYTES = 1 << 28
-"""Bytes of weights up to which passes compute bounds by default."""
-
-
-def bound_sites(before: ir.Model, after: ir.Model, report: Report, passes: Collection[str]) -> None:
-    """Add bounds to the changed sites of some passes.
-
-    A site gets the bound of the segment that contains its node, after all passes; if several
-    segments contain it, the largest bound.
-    """
-    changed = [
-        index
-        for index, site in enumerate(report.sites)
-        if site.outcome is SiteStatus.CHANGED and site.pass_name in passes
-    ]
-    if not changed:
-        return
-    request = Bounding()
-    segments: dict[str, list[Segment]] = {}
-    conditions: tuple[str, ...] = ()
-    reason = "the model has large weights"
-    if report.weight_bytes_before <= _MOST_BYTES:
-        try:
-            pairing = paired((before, after), request)
-        except (Undecidable, QGraphError, ValueError, IndexError) as error:
-            logger.info("no bounds: %s", error)
-            reason = str(error)
-        else:
-            reason = "no quantizer and no output follows it"
-            conditions = tuple(bound_conditions(request, pairing.conditions))
-            pairs = [s.roundings for s in pairing.segments if s.roundings is not None]
-            codes = {value for pair in pairs for value in pair[0].event.node.outputs}
-            for segment in pairing.segments:
-                for name in _nodes(segment, codes):
-                    segments.setdefault(name, []).append(segment)
-    for index in changed:
-        site = report.sites[index]
-        report.sites[index] = _bounded(site, segments.get(site.node, []), conditions, reason)
-
-
-def _bounded(
-    site: SiteReport, segments: list[Segment], conditions: tuple[str, ...], reason: str
-) -> SiteReport:
-    open_ = [s for s in segments if s.reason or not np.isfinite(s.deviation).all()]
-    if open_ or not segments:
-        why = reason if not open_ else str(open_[0].reason or "the range of an input is not known")
-        return replace(site, reason=f"{site.reason}; not bounded: {why}")
-    bounds = [bound_of(segment, Bounding()) for segment in segments]
-    bound = max(bounds, key=lambda each: each.deviation_steps)
-    return replace(site, bound=replace(bound, conditions=conditions))
-
-
-def _nodes(segment: Segment, codes: Collection[ir.Value]) -> Iterator[str]:
-    """Yield the names of the nodes of the reference from ``codes`` to the end of a segment."""
-    end = segment.values[0]
-    if end is None:
-        return
-    for value in ancestors([end], lambda v: () if v in codes and v is not end else sources(v)):
-        node = value.producer()
-        if node is not None and (value is end or value not in codes):
-            yield node_name(node)

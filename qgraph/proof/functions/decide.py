@@ -64,6 +64,11 @@ class PairOutcome:
         return False
 
     @property
+    def is_refuted(self) -> bool:
+        """Whether values differ on inputs that were not counted."""
+        return self.finding is None and self.pair is not None
+
+    @property
     def is_counted(self) -> bool:
         """Whether all inputs were compared. If not, numbers of inputs are lower bounds."""
         return self.verdict.method is not Method.NONE
@@ -141,7 +146,7 @@ def decide_pairs(
     findings = decide_all(list(new.values()), until_difference=soon)
     for (key, pair), finding in zip(new.items(), findings, strict=True):
         if soon and (finding.differing or finding.infinity_differs):
-            below[key] = PairOutcome(Verdict(reason="values differ"), None, pair)
+            below[key] = not_counted(pair)
         else:
             own = finding if keeps_runs else finding.without_runs()
             decided[key] = judge(pair, finding, own)
@@ -149,6 +154,11 @@ def decide_pairs(
     return [
         pair if isinstance(pair, PairOutcome) else outcomes[keys[i]] for i, pair in enumerate(pairs)
     ]
+
+
+def not_counted(pair: FunctionPair) -> PairOutcome:
+    """Return the outcome of a pair whose values differ, if the inputs are not counted."""
+    return PairOutcome(Verdict(reason="values differ"), None, pair)
 
 
 def judge(pair: FunctionPair, finding: PairFinding, kept: PairFinding | None = None) -> PairOutcome:

@@ -26,6 +26,7 @@ from qgraph.proof.functions.expression import (
     text,
 )
 from qgraph.proof.functions.lowering import (
+    Constants,
     Form,
     Forms,
     Shape,
@@ -197,13 +198,19 @@ class AnyScale:
         self._forms = forms
         self._templates: dict[Form | None, Template | None] = {}
 
-    def lower(self, node: ir.Node, expressions: Mapping[ir.Value, Expr], shape: Shape) -> Expr:
+    def lower(
+        self,
+        node: ir.Node,
+        expressions: Mapping[ir.Value, Expr],
+        shape: Shape,
+        constants: Constants = array_of,
+    ) -> Expr:
         """Return the output of a node over operands that are data, as :func:`lower_node` does."""
         inputs = (value for value in node.inputs if value is not None)
         data = {value: expressions[value] for value in inputs if value in expressions}
         shared = self.shared(node, data, shape)
         if shared is None:
-            return lower_node(node, data, shape, self._builder)
+            return lower_node(node, data, shape, self._builder, constants)
         template, operands = shared
         return template.over(self._builder, operands)
 
