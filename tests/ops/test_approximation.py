@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -222,3 +223,36 @@ def test_no_order_of_additions_leaves_its_bound(count, chunk):
 @dataclass(frozen=True)
 class _Fixed:
     offset: np.ndarray
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_sum_with_data_without_a_range_has_a_relative_error(sign, is_first):
+    """An input has any size and a relative error; codes have a range and an absolute error."""
+    off, apart = Fraction(1, 2**24), Fraction(1, 16)
+    line = Line((Fraction(1), Fraction(0)))
+    endless = Approximation(
+        line, np.asarray(-np.inf), np.asarray(np.inf), relative=np.asarray(float(off))
+    )
+    codes = replace(data(1), absolute=np.asarray(float(apart)))
+    operands = (endless, codes) if is_first else (codes, endless)
+    found = sum_of(*operands, sign)
+    worst = Fraction(0)
+    for size in (0, 1e-30, 0.5, 127, 128, 1e5, 1e20, 3e38):
+        for code, one, other in itertools.product((-LARGEST, 0, LARGEST), (-1, 1), (-1, 1)):
+            ideal = Fraction(size), Fraction(code)
+            executed = ideal[0] * (1 + one * off), ideal[1] + other * apart
+            sums = [
+                a + Fraction(sign) * b if is_first else b + Fraction(sign) * a
+                for a, b in (ideal, executed)
+            ]
+            bound = Fraction(found.absolute.item()) + Fraction(found.relative.item()) * abs(sums[0])
+            worst = max(worst, abs(sums[1] - sums[0]) / bound)
+    assert Fraction(99, 100) < worst <= 1
+
+
+def test_a_sum_of_two_data_without_ranges_has_no_bound():
+    line = Line((Fraction(1), Fraction(0)))
+    ends = np.asarray(-np.inf), np.asarray(np.inf)
+    endless = Approximation(line, *ends, relative=np.asarray(2.0**-24))
+    assert not np.isfinite(sum_of(endless, endless).error)
