@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.comparison.divergence import excerpt, frontier
+from qgraph.comparison.divergence import excerpt, frontier, values_of
 from qgraph.comparison.ideal import Definitions, Kind
 from qgraph.execution.executor import Executor
 from qgraph.execution.prepare import prepare
@@ -192,6 +192,7 @@ class CutModel:
         self.definitions = Definitions(evaluation)
         self.backend = backend
         self.points: dict[ir.Node, QuantizedPoint] = {}
+        self._places: dict[ir.Value, int] = {}
 
     def point(self, rounding: RoundedData) -> QuantizedPoint:
         """Return a rounding, and cut the model at it."""
@@ -221,6 +222,7 @@ class CutModel:
         cut = ir.Value(name=name, type=before.type, shape=before.shape)
         self.whole.ir.graph.insert_before(node, ir.Node("", "Identity", [before], outputs=[cut]))
         node.replace_input_with(0, cut)
+        self._places = {}
         return cut
 
     def _line(self, rounding: RoundedData) -> tuple[Float64, Float64] | None:
@@ -254,7 +256,9 @@ class CutModel:
         """Return the part that computes a value, or is fed it if it is a cut and ``is_end``."""
         cuts = {point.cut: node for node, point in self.points.items()}
         is_known = wanted.is_graph_input() or (is_end and wanted in cuts)
-        inputs = [wanted] if is_known else frontier(self.whole.ir.graph, wanted, [*cuts])
+        graph = self.whole.ir.graph
+        self._places = self._places or {value: i for i, value in enumerate(values_of(graph))}
+        inputs = [wanted] if is_known else frontier(graph, wanted, cuts, self._places)
         starts = {value: cuts[value] for value in inputs if value in cuts}
         return ModelPart(self, wanted, starts, [value for value in inputs if value not in cuts])
 

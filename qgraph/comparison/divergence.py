@@ -194,12 +194,22 @@ def _form(value: Any) -> tuple[Any, Any]:
     return getattr(value, "dtype", None), getattr(value, "shape", None)
 
 
-def frontier(graph: ir.Graph, output: ir.Value, ends: Collection[ir.Value]) -> list[ir.Value]:
-    """Return ``ends`` and graph inputs at which the search back from ``output`` itself stops."""
+def frontier(
+    graph: ir.Graph,
+    output: ir.Value,
+    ends: Collection[ir.Value],
+    places: Mapping[ir.Value, int] | None = None,
+) -> list[ir.Value]:
+    """Return ``ends`` and graph inputs at which the search back from ``output`` itself stops.
+
+    They are in the order of :func:`values_of`, which ``places`` states if it is known.
+    """
     last = {*ends, *graph.inputs}
     _, *inner = ancestors([output], lambda v: () if v in last and v is not output else sources(v))
     inputs = last.intersection(inner)
-    return [value for value in values_of(graph) if value in inputs]
+    if places is None:
+        return [value for value in values_of(graph) if value in inputs]
+    return sorted(inputs, key=lambda value: places[value])
 
 
 def excerpt(
