@@ -29,10 +29,11 @@ def distance(one: Combination, other: Combination, window: Window | None = None)
         # zeros may have been inserted
         apart = distance(_moved_back(one), _moved_back(other), window)
         return np.asarray(max(np.max(apart), np.max(np.abs(one.offset - other.offset))))
+    key = one.key, other.key  # of atoms that stay, unlike those of joined sums
     one, other = joined(one), joined(other)
     pairs = _paired(one, other)
     if pairs is None:
-        on_pieces = apart_on_pieces(one, other, window)
+        on_pieces = apart_on_pieces(one, other, key, window)
         return _NO_MATCH if on_pieces is None else on_pieces
     apart = np.abs(one.offset - other.offset)
     slack = SLACK * (one.size + other.size)

@@ -40,21 +40,22 @@ class _NoPiecesError(Exception):
 
 
 def apart_on_pieces(
-    one: Combination, other: Combination, window: _Ends | None = None
+    one: Combination, other: Combination, key: Hashable, window: _Ends | None = None
 ) -> Float64 | None:
     """Bound the distance of two functions; None if they are not functions of one number.
 
-    Values of ``one`` outside of the window are clipped alike in both models.
+    ``key`` is equal for equal pairs of functions only, also after these were deleted. Values of
+    ``one`` outside of the window are clipped alike in both models.
     """
     source = argument_of(one)
     if source is None:
         return None
     (_, first), *_ = one.terms
     limits = tuple(map(_key, window or ()))
-    known, key = _KNOWN.setdefault(first, {}), (one.key, other.key, limits)
-    if key not in known:
-        known[key] = _apart(source, one, other, window)
-    return known[key]
+    known, place = _KNOWN.setdefault(first, {}), (key, limits)
+    if place not in known:
+        known[place] = _apart(source, one, other, window)
+    return known[place]
 
 
 _KNOWN: WeakKeyDictionary[Atom, dict[Hashable, Float64 | None]] = WeakKeyDictionary()

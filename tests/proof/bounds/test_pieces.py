@@ -14,6 +14,8 @@ import pytest
 import qgraph
 from qgraph import Inputs, Tolerances
 from qgraph.certificate import Certificate
+from qgraph.proof.bounds.combination import Atoms, Combination
+from qgraph.proof.bounds.distances import distance
 
 STEP, ZERO = 0.02, 60
 CODES = """<ir_version: 10, opset_import: ["": 20]>
@@ -183,3 +185,31 @@ def test_limits_of_codes_may_have_more_axes_than_the_functions():
     result = qgraph.check(*models, Inputs({"x": x}), tolerances=Tolerances(within="1step"))
     assert result.bounds is not None
     assert all(each.violated is None for each in result.bounds.segments)
+
+
+def test_a_distance_is_that_of_its_own_sums():
+    """Sums of the same data are joined to a sum that is deleted, whose place the next one takes."""
+    atoms, one = Atoms(), np.ones(())
+
+    def codes(serial: int, largest: float) -> Combination:
+        return Combination.of(atoms.make("codes", serial, (), (-largest * one, largest * one)))
+
+    def unchanged(name: str) -> Combination:
+        ends = -128 * one, 128 * one
+        return Combination.of(
+            atoms.make("function", name, (x,), ends, between=lambda low, high: (low, high))
+        )
+
+    def product(weight: float) -> Combination:
+        numbers = np.full((1, 1), weight), np.ones((1, 1))
+        return Combination.of(atoms.make("sum", None, (z,), (-weight * one, weight * one), numbers))
+
+    x, z = codes(1, 128.0), codes(2, 1.0)
+    ours = unchanged("one").plus(x)
+    weights = [2.0**n for n in range(10)] * 20
+    others = [unchanged("other").plus(x).plus(product(w)).plus(product(w / 2)) for w in weights]
+    found = [float(distance(ours, other).max()) for other in others]
+    # ours is 2 x, the others are 2 x + 1.5 w z, and z is between -1 and 1
+    farthest = [max(abs(w * z + w / 2 * z) for z in (-1, 0, 1)) for w in weights]
+    assert all(real <= bound for real, bound in zip(farthest, found, strict=True))
+    assert found == pytest.approx(farthest)
