@@ -154,7 +154,9 @@ def deploy(
     chosen = preferred(attempt, reference, profile, request, preference, shapes)
     if chosen.attempt.is_changed and chosen.attempt.failing:
         attempt = not_shown(reference, profile, request, chosen.attempt.failing)
-        chosen = Preferred(attempt, {})
+        chosen = preferred(attempt, reference, profile, request, preference, shapes)
+        if chosen.attempt.failing:
+            chosen = Preferred(attempt, {})
     left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
     attempt = chosen.attempt
     certificate = replace(attempt.certificate, reference=source_identity)
