@@ -16,7 +16,9 @@ import onnx_ir as ir
 from qgraph.exactness import Exactness
 from qgraph.graph.interface import Pair
 from qgraph.graph.schema import OpKey
+from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import Evaluation
+from qgraph.proof.bounds.executed import Finished, compare, program_of
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import source_of
 from qgraph.proof.bounds.segment import Segment
@@ -165,12 +167,17 @@ class EqualEnds:
         pair = zip((ends[0], ends[1]), self._evaluations(), strict=True)
         ours, theirs = (decoded_from(end, side) for end, side in pair)
         codes = product(_behind_clips(ours), _behind_clips(theirs))
-        is_shown = any(map(self._closure.equal, codes))
+        equal = filter(self._closure.equal, codes)
+        is_shown = any(_need_equal_codes(*self._found(pair)) for pair in equal)
         for a, b in product(ours, theirs):
             # values follow from equal codes
-            if a.dtype is b.dtype and self._pairing.are_equal(str(a.name), str(b.name)):
+            if a.dtype is b.dtype and _give_equal(*self._found((a, b))):
                 self._closure.assume((a, b))
         return is_shown and not segment.extra.any()
+
+    def _found(self, pair: Pair) -> list[Quantity | None]:
+        ours, theirs = pair
+        return self._pairing.found(str(ours.name), str(theirs.name))
 
     def _evaluations(self) -> tuple[Evaluation, Evaluation]:
         return self._pairing.reference, self._pairing.candidate
@@ -261,6 +268,30 @@ def _tells_codes(side: Evaluation, value: ir.Value) -> bool:
     if len(terms) != 1 or source_of(terms[0][1]).kind != "codes":
         return False
     return bool((2 * data.error < np.abs(terms[0][0])).all())
+
+
+def _give_equal(ours: Quantity | None, theirs: Quantity | None) -> bool:
+    """Return whether values of both models are equal, given equal codes."""
+    programs = [None if data is None else program_of(data) for data in (ours, theirs)]
+    if programs[0] is None or programs[1] is None:
+        return False
+    counted = compare(Finished(programs[0]), Finished(programs[1]), has_steps=False)
+    return counted is not None and not counted.differing
+
+
+def _need_equal_codes(ours: Quantity | None, theirs: Quantity | None) -> bool:
+    """Return whether decoded values of both models are equal only if their codes are.
+
+    So their distance, given equal codes, must be less than the step of a code.
+    """
+    if ours is None or theirs is None:
+        return False
+    terms = [(np.abs(c), atom.kind) for c, atom in ours.meant.terms if c.any()]
+    if not terms or (len(terms) > 1 and any(kind != "placed" for _, kind in terms)):
+        return False
+    step = min(size[size > 0].min() for size, _ in terms)
+    apart = distance(ours.meant, theirs.meant) + ours.error + theirs.error
+    return bool((apart < step).all())
 
 
 def _decoded(end: ir.Value) -> list[ir.Value]:

@@ -196,19 +196,16 @@ class Pairing:
         end = None if value is None else self._end(self.reference, value, self._of_reference)
         return self._unbounded.start(end.meant) if isinstance(end, Quantity) else None
 
-    def are_equal(self, ours: str, theirs: str) -> bool:
-        """Return whether values of both models are equal, given equal codes of all roundings."""
-        programs = []
+    def found(self, ours: str, theirs: str) -> list[Quantity | None]:
+        """Return what is known of values of both models, given equal codes of all roundings."""
+        found: list[Quantity | None] = []
         for name, side in ((ours, self.reference), (theirs, self.candidate)):
             operand = side.known(side.named[name]) if name in side.named else None
             if isinstance(operand, Pending):
                 codes = self._settled.get(_key(operand))
                 operand = None if codes is None else _shifted(codes, operand.offset)
-            programs.append(None if operand is None else program_of(operand))
-        if programs[0] is None or programs[1] is None:
-            return False
-        counted = compare(Finished(programs[0]), Finished(programs[1]), has_steps=False)
-        return counted is not None and not counted.differing
+            found.append(operand)
+        return found
 
     def _of_reference(self, codes: Pending) -> Quantity:
         key = _key(codes)

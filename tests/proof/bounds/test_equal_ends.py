@@ -88,3 +88,32 @@ def test_values_without_a_bound_are_traced_back_through_long_chains():
         <float k = {{FACTOR}}> {{ {" ".join(steps)} m = Mul (v{count}, k) y = Round (m) }}"""
     models = [ir.from_onnx_text(text.replace("FACTOR", factor)) for factor in ("10", "10.5")]
     assert qgraph.prove(*models, within="1step").verdict == "bounded"
+
+
+STEPS = """<ir_version: 10, opset_import: ["": 21]>
+    net (int8[4] c) => (float[4] y)
+    <float h = {1.5}, float one = {1}, int16 z = {0}, float k = {ADDED}, float b = {UP},
+     float d = {DOWN}> {
+        x = Cast <to = 1> (c) s = Mul (x, h) w = Add (s, k)
+        q = QuantizeLinear (w, one, z) f = DequantizeLinear (q, one, z)
+        v = Add (f, b) u = Add (v, d) g = Sigmoid (u) t = Tanh (v) m = Mul (g, t) y = Floor (m)
+    }"""
+
+
+def test_codes_are_not_equal_because_other_functions_of_them_are():
+    """The second codes are one larger, so v is equal if one is added to the first codes only."""
+    numbers = {"ADDED": (-0.1, 0.6), "UP": (1.0, 0.0), "DOWN": (-1.0, 0.0)}
+    texts = [STEPS, STEPS]
+    for name, pair in numbers.items():
+        texts = [t.replace(f"{{{name}}}", f"{{{n!r}}}") for t, n in zip(texts, pair, strict=True)]
+    every = np.arange(-128, 128).astype(np.int8)
+    with np.errstate(all="ignore"):
+        values = [
+            ReferenceEvaluator(onnx.parser.parse_model(text)).run(["v", "y"], {"c": every})
+            for text in texts
+        ]
+    assert np.array_equal(values[0][0], values[1][0])
+    assert np.abs(values[0][1] - values[1][1]).max() == 1
+    proof = qgraph.prove(*map(ir.from_onnx_text, texts), within="1step")
+    assert proof.verdict != "proved"
+    assert all(r.verdict != "proved" for r in proof.regions if r.reference_value == "q")
