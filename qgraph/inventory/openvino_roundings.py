@@ -81,7 +81,7 @@ def unrounded_sums(nodes: Iterable[ir.Node], layers: Collection[ir.Node]) -> Ite
 
 
 def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Node]]:
-    """Yield each Clip of decoded codes with a limit between codes: node, its operand, the decoder.
+    """Yield each Clip within the range of decoded codes: node, its operand, the decoder.
 
     Of a Min and a Max in a row, the first is returned.
     """
