@@ -362,12 +362,18 @@ def _ends(side: Evaluation, atom: Atom) -> list[tuple[ir.Value, Float64, Float64
             return None
         return quantity.meant.terms[0][0], quantity.meant.offset
 
-    ends = []
+    ends: dict[ir.Value, tuple[Float64, Float64]] = {}
+    after: set[ir.Value | None] = set()
     for value in side.values:
         line, node = held(value), value.producer()
-        if line is not None and node is not None and not any(map(held, node.inputs)):
-            ends.append((value, *line))
-    return ends
+        if node is None:
+            continue
+        if node.inputs and node.inputs[0] in after:  # such as equal codes, decoded again
+            after.add(value)
+        elif line is not None and not any(map(held, node.inputs)):
+            ends[value] = line
+            after.add(value)
+    return [(value, *line) for value, line in ends.items()]
 
 
 def _moves(end: ir.Value, rounds: ir.Node) -> list[ir.Value]:

@@ -249,12 +249,13 @@ def bounds_sentence(bounds: Entry) -> str:
         first = wrong[0]
         return (
             f"The bound of {_place(first)} is violated: {first['violated']}. "
-            f"{counted(len(wrong), 'bound')} of {whole(len(segments))} do not hold. {REPORT_IT}"
+            f"Bounds that do not hold: {whole(len(wrong))} of {whole(len(segments))}. {REPORT_IT}"
         )
     over = [segment for segment in segments if segment["beyond"]]
     if over:
         return (
-            f"{counted(len(over), 'segment')} exceed the limit on the tested inputs, first "
+            f"{counted(len(over), 'segment')} {'exceeds' if len(over) == 1 else 'exceed'} the "
+            "limit on the tested inputs, first "
             f"{_place(over[0])}: {_seen(over[0])}, more than {over[0]['beyond']}."
         )
     compared = [segment for segment in segments if segment["reason"] is None]

@@ -75,12 +75,15 @@ ENDS = (
         d = {TURN} (i)""",
     f"""q = QuantizeLinear (n, s, z) r = {MOVE} (q) i = {TURN} (r)
         d = DequantizeLinear (i, s, z)""",
+    f"""q = QuantizeLinear (n, s, z) h = DequantizeLinear (q, s, z) r = {MOVE} (h)
+        l = QuantizeLinear (r, s, z) i = DequantizeLinear (l, s, z) d = {TURN} (i)""",
 )
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_segments_behind_moved_codes_begin_with_equal_ones(turned):
-    forms = [(ENDS[0], "0.05", "1.3"), (ENDS[1], "0.066", "1")][:: -1 if turned else 1]
+@pytest.mark.parametrize("end", ENDS[1:], ids=["codes", "quantized again"])
+def test_segments_behind_moved_codes_begin_with_equal_ones(end, turned):
+    forms = [(ENDS[0], "0.05", "1.3"), (end, "0.066", "1")][:: -1 if turned else 1]
     pair = [
         ir.from_onnx_text(NEXT.replace("END", end).replace("S_W", s_w).replace("{F}", f"{{{f}}}"))
         for end, s_w, f in forms

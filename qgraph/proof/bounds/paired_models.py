@@ -5,7 +5,8 @@ can be clipped first, without a change of the result::
 
     QuantizeLinear, DequantizeLinear, Relu  =  QuantizeLinear, Clip, DequantizeLinear, Relu
 
-The clipped codes can be compared with codes that the other model clips before it rounds.
+The clipped codes can be compared with codes that the other model clips before it rounds. If the
+result is quantized to the same codes again, it may be limited once more; then both limits hold.
 """
 
 from __future__ import annotations
@@ -141,7 +142,41 @@ def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array]:
     first, last = first - (first * steps > ends[0]), last + (last * steps < ends[1])
     kind = np.iinfo(dtype.numpy())
     outer = float(first.min()) + start, float(last.max()) + start
-    return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in outer]
+    low, high = _limits_behind(node, decode)
+    inner = max(outer[0], low), min(outer[1], high)
+    require(inner[0] <= inner[1])
+    return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in inner]
+
+
+def _limits_behind(node: ir.Node, decode: ir.Node) -> tuple[float, float]:
+    """Return limits of the codes to which a limited result is quantized again, or no limits."""
+    with suppress(Unknown):
+        quantize = _only_reader(node)
+        decode_again = _only_reader(quantize)
+        limit = _only_reader(decode_again)
+        require(quantize.op_type == "QuantizeLinear" and OpKey.of(limit) in _LIMITING)
+        codes = given(decode.inputs[0]), given(quantize.outputs[0])
+        require(codes[0].dtype == codes[1].dtype and OpKey.of(decode_again) == _DECODING)
+        require(all(_parameters(decode) == _parameters(n) for n in (quantize, decode_again)))
+        low, high = _limits_of_codes(limit, decode_again)
+        return float(low), float(high)
+    return -np.inf, np.inf
+
+
+def _only_reader(node: ir.Node) -> ir.Node:
+    """Return the only node that uses the result of a node, as its data."""
+    value = node.outputs[0]
+    require(len(value.uses()) == 1 and not value.is_graph_output())
+    reader = next(iter(value.uses())).node
+    require(reader.inputs[0] is value)
+    return reader
+
+
+def _parameters(node: ir.Node) -> tuple[float, float]:
+    """Return the scale and the zero point of a quantizer or decoder with one of each."""
+    scale, zero = [*(given(array_of(given(value))) for value in node.inputs[1:]), np.zeros(())][:2]
+    require(scale.size == zero.size == 1)
+    return float(scale.item()), float(zero.item())
 
 
 def _insert(graph: ir.Graph, decode: ir.Node, ends: Sequence[Array]) -> None:

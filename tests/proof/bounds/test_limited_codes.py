@@ -75,6 +75,31 @@ def test_codes_below_zero_need_no_relu_if_there_are_none():
     assert not qgraph.prove(*models, within="1step").beyond
 
 
+AGAIN = f"{OUTER.replace('y =', 't =')} y = Clip (t, zero, six)"
+
+
+@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("kind", "zero"), [("int8", 0), ("int8", -5), ("uint8", 128)])
+def test_both_limits_of_codes_that_are_quantized_again_hold(kind, zero, turned):
+    """Codes that only the second limit clips differ by up to 94 steps without it."""
+    limits = f"{INNER} r = Relu (a) {AGAIN}", f"r = Relu (x) {AGAIN}"
+    models = pair(limits[::-1] if turned else limits, kind, zero)
+    assert not qgraph.prove(*models, within="1step").beyond
+    assert largest(models) <= 1.001
+
+
+@pytest.mark.cases(fast=0, slow=1)
+@pytest.mark.parametrize("again", ["(r, c, z)", "(r, s, other)"])
+def test_a_limit_after_other_codes_is_none_of_the_codes_before(again):
+    inner = AGAIN.replace("(r, s, z)", again)
+    constants = "float c = {0.02}, int8 other = {100}, "
+    models = pair((f"{INNER} r = Relu (a) {inner}", f"r = Relu (x) {AGAIN}"), constants=constants)
+    certificate = qgraph.prove(*models, within="1step")
+    assert str(certificate.verdict) == "undecided" or certificate.beyond
+    assert largest(models) > 20
+
+
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize("other", ["r = Relu (a)", "r = LeakyRelu (a)"])
 def test_limits_that_are_none_are_told_apart(other):
