@@ -25,15 +25,20 @@ from qgraph.comparison.ideal import ideal
 from qgraph.comparison.tolerance import SegmentMeasure
 from qgraph.errors import ExecutionError
 from qgraph.exactness import Exactness
-from qgraph.graph.scopes import node_name
+from qgraph.graph.inference.walk import inferred
+from qgraph.graph.schema import QONNX_DOMAINS, OpKey
+from qgraph.graph.scopes import bodies, node_name
 from qgraph.numerics import Array, Float64
 from qgraph.ops.approximation import FLOAT32, SLACK
+from qgraph.ops.composite import write_out
+from qgraph.ops.definitions.trunc import write_trunc
 from qgraph.proof.bounds.paired_models import paired, shown_ends
 from qgraph.proof.bounds.regions import bound_conditions, bound_of
 from qgraph.proof.bounds.roundings import RoundedData
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
 from qgraph.proof.certify import certify
+from qgraph.proof.matching.normalise import flat
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
 from qgraph.records import dataclass, field
 
@@ -44,12 +49,30 @@ _Fed = dict[ir.Node, Array]
 
 
 def _pairing(models: tuple[ir.Model, ir.Model], request: Bounding) -> Pairing:
+    models = _opened(models[0]), _opened(models[1])
     pairing = paired(models, request)
     if all(segment.reason is None for segment in pairing.segments):
         return pairing
     # Segments that are proved equal end where others have no bound.
     proof = certify(*models, counts=False)
     return paired(models, request, ends=shown_ends(proof, Exactness.VALUES))
+
+
+def _opened(model: ir.Model) -> ir.Model:
+    """Return a model in which each Trunc is written in primitives, so that its codes can be fed.
+
+    A Trunc rounds twice. One whose parameters are not constant stays.
+    """
+    if not any(OpKey.of(node) in _TRUNC for body in bodies(model) for node in body):
+        return model
+    copy = flat(model)
+    truncs = [node for node in copy.graph if OpKey.of(node) in _TRUNC]
+    with inferred(copy, [value for node in truncs for value in node.outputs]):
+        write_out(copy, truncs, write_trunc)
+    return copy
+
+
+_TRUNC = frozenset(OpKey(domain, "Trunc") for domain in QONNX_DOMAINS)
 
 
 @dataclass(eq=False)

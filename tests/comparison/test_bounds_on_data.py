@@ -234,12 +234,11 @@ def test_segments_that_are_not_compared_allow_no_difference() -> None:
     assert (found.verdict, check_page(found.to_json()).verdict) == ("equal", "within tolerance")
 
 
-def test_a_rounding_inside_an_operator_has_no_codes_to_count() -> None:
-    """Trunc rounds x to whole numbers, and their sixteenth once more."""
-    reference = ir.from_onnx_text(
-        """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+def test_both_roundings_of_a_trunc_are_compared() -> None:
+    """Trunc rounds x to whole numbers, and a sixteenth of them down once more."""
+    text = """<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
         net (float[N,2] x) => (float[N,1] y)
-        <float one = {1}, uint8 zero = {0}, float[2,1] w = {0.25, 0.75}, float z = {0},
+        <float one = {1}, uint8 zero = {0}, float[2,1] w = {0.25, WEIGHT}, float z = {0},
          float in = {8}, float t = {16}, float out = {4}> {
             c = QuantizeLinear (x, one, zero)
             d = DequantizeLinear (c, one, zero)
@@ -247,13 +246,19 @@ def test_a_rounding_inside_an_operator_has_no_codes_to_count() -> None:
             y = qonnx.custom_op.general.Trunc <signed: int = 0, narrow: int = 0,
                 rounding_mode: string = "FLOOR"> (p, one, z, in, t, out)
         }"""
-    )
-    candidate = qgraph.Model(reference.clone())
+    models = [ir.from_onnx_text(text.replace("WEIGHT", w)) for w in ("0.75", "0.8")]
+    candidate = qgraph.Model(models[1].clone())
     qgraph.convert(candidate, to="onnx")
-    report = qgraph.check(reference, candidate, {"x": X[:2]}, tolerances=ONE)
+    x = np.float32([[4, 8], [100, 40], [63, 63]])
+    report = qgraph.check(models[0], candidate, {"x": x}, tolerances=Tolerances(within="99step"))
     assert report.bounds is not None
-    inner = next(s for s in report.bounds.segments if "Trunc does not show" in str(s.reason))
-    assert (inner.elements, inner.differing_codes) == (0, 0)
+    assert [s.reason for s in report.bounds.segments] == [None] * 4
+    named = {segment.reference: segment for segment in report.bounds.segments}
+    rounded, truncated = named["y_Round"], named["y_Floor"]
+    # 7, 55 and 63 against 7.4, 57 and 66.15
+    assert (rounded.differing_codes, rounded.largest_steps) == (2, 3)
+    # 3 and 3 from 55 and 63; 3 and 4 from 57 and 66
+    assert (truncated.differing_codes, truncated.accumulated_codes) == (0, 1)
 
 
 NORMALIZED = """<ir_version: 10, opset_import: ["": 21]>

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.errors import OperatorError, where
+from qgraph.graph.constants import array_of
+from qgraph.graph.draft_parts import Tracer
+from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, Float32, chunks, rounding
 from qgraph.numerics.minifloat import floor_power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.definitions.quant import code_bounds
-from qgraph.ops.operator import operator
+from qgraph.ops.operator import operator, operator_of
 
 _ATTRIBUTES = (
     Attribute("rounding_mode", "FLOOR", parse=Rounding.parse, kind=ir.AttributeType.STRING),
@@ -207,6 +211,23 @@ def trunc_2(
         np.multiply(y, out, out=y)
 
     return chunks.fill(work, np.empty(shape, x.dtype), x, s, z, t, lo, hi, moved, out)
+
+
+def write_trunc(draft: Draft, node: ir.Node) -> Operand:
+    """Write the definition of a Trunc as nodes; raise OperatorError if a parameter is data."""
+    x, *parameters = (value for value in node.inputs if value is not None)
+    arrays = [array for value in parameters if (array := array_of(value)) is not None]
+    definition = operator_of(node)
+    if definition is None or len(arrays) < len(parameters):
+        raise OperatorError(f"{where(node)}: its parameters are not constant")
+    draft.needs(_OPSET)
+    numbers = [array.astype(np.float32) for array in arrays]
+    result: Operand = definition.define(Tracer(draft), x, *numbers, **definition.arguments(node))
+    return result
+
+
+_OPSET = 13
+"""Opset with the primitives of Trunc."""
 
 
 def _input_codes(y: Array, x: Array, s: Array, z: Array) -> None:

@@ -1,4 +1,6 @@
-"""Where that replaces the first or the last level of a quantizer by a constant.
+"""Where that limits data, or replaces the first or last level of a quantizer by a constant.
+
+Definitions clamp by ``Where(x > high, high, x)``, which keeps the sign of zero.
 
 By definition, FakeQuantize gives the end of its output range for data beyond its input range. Often
 the formula for the data within misses this end by an ulp, so exact forms select it::
@@ -63,13 +65,21 @@ class _Selection:
 
 @bound_rule("Where")
 def where(call: NodeCall) -> Operand:
-    """Return the data that a Where selects, if it replaces a part of them that is constant."""
+    """Return the limited data, or the data whose replaced part is constant."""
     selection = _selection_of(call)
+    if selection is not None and _is_clamp(call, selection):
+        limit = call.tracer.Min if selection.is_above else call.tracer.Max
+        return limit(call.operand(selection.index), selection.limit)
     apart = None if selection is None else _distance(call, selection)
     if selection is None or apart is None:
         return traced(call)
     y = call.quantity(selection.index)
     return replace(y, absolute=y.absolute + apart, unit=None, operation=None)
+
+
+def _is_clamp(call: NodeCall, selection: _Selection) -> bool:
+    is_compared = call.value(selection.index) is selection.x
+    return is_compared and np.array_equal(selection.limit, selection.replacing)
 
 
 def _selection_of(call: NodeCall) -> _Selection | None:

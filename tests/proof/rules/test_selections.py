@@ -170,3 +170,38 @@ def test_falling_functions_are_constant_above_a_limit_too():
     x = adverse(-2.0, 3.0, 3.0).reshape(-1, 2)
     (y,) = run(proto, x)
     assert np.abs(y + np.clip(x, -2, 3)).max() <= 2.5 / 255 + float(np.max(segment.reference_error))
+
+
+CLAMPED = """HEAD net (float[N,2] x) => (float[N,2] y)
+<float zero = {0}, float six = {6}, float seven = {7}, float s = {0.0625}, uint8 z = {0}> {
+    w = Add (x, seven)
+    NODES
+    q = QuantizeLinear (v, s, z) y = DequantizeLinear (q, s, z)
+}"""
+CLIP = "v = Clip (w, zero, six)"
+HIGH = "t = Greater (w, six) a = Where (t, TOP, w)"
+LOW = "u = Less (a, zero) v = Where (u, zero, a)"
+
+
+def first_of(*nodes: str) -> Segment:
+    models = [CLAMPED.replace("HEAD", HEAD).replace("NODES", each) for each in nodes]
+    one, other = (qgraph.load(onnx.parser.parse_model(text)).ir for text in models)
+    return paired((one, other), Bounding()).segments[0]
+
+
+TURNED_CLAMP = "t = LessOrEqual (w, six) a = Where (t, w, TOP) u = Less (zero, a) "
+
+
+@pytest.mark.parametrize("nodes", [f"{HIGH} {LOW}", f"{TURNED_CLAMP} v = Where (u, a, zero)"])
+def test_a_clamp_by_comparison_is_a_limit(nodes):
+    segment = first_of(CLIP, nodes.replace("TOP", "six"))
+    assert segment.reason is None
+    assert segment.steps() == first_of(CLIP, CLIP).steps()
+    assert segment.shift.max() < 1e-9
+    assert not segment.extra.any()
+
+
+def test_a_selected_constant_beside_the_limit_is_none():
+    """It may be 16 steps beyond, so the data have a jump."""
+    segment = first_of(CLIP, f"{HIGH.replace('TOP', 'seven')} {LOW}")
+    assert segment.reason is not None or segment.steps() >= 16
