@@ -391,7 +391,7 @@ def softmax_of_fewer_steps(facts: ModelFacts) -> Iterator[Found]:
             continue
         encoder = facts.coder(behind)
         step = encoder.scale if decoder.kind == encoder.kind in _EIGHT_BITS else None
-        if step is None or step.size != 1 or not step.all():
+        if step is None or step.size != 1 or not (step > 0).all():
             continue
         steps = 1 / float(step.flat[0])
         if missing := steps - math.floor(steps):

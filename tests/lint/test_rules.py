@@ -135,7 +135,6 @@ def test_pages_name_ids_and_passes_that_exist() -> None:
             assert name in TRANSFORMS.names(), name
 
 
-@pytest.mark.cases(fast=1, slow=2)
 @pytest.mark.parametrize("number", [0, -1, 1e-45, 3e38, np.inf, np.nan], ids=str)
 def test_all_rules_can_be_asked_about_scales_of_any_value(number: float) -> None:
     """Each model of a page, with all scales set to a number, which other rules do not expect."""
