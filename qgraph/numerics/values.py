@@ -15,7 +15,7 @@ from qgraph.records import dataclass
 _PIECE = 1 << 20
 """Elements that are compared at a time."""
 
-_LAST_BITS = 2.0**-20
+LAST_BITS = 2.0**-20
 """Share of the largest value; far below a step of any quantizer of up to 16 bits."""
 
 _EXACT_FACTOR = 2.0**26
@@ -72,7 +72,7 @@ def compare_pieces(pieces: Callable[[], Iterable[tuple[Array, Array]]]) -> Compa
         worst = max(worst, float(np.max(np.where(np.isnan(gaps), np.inf, gaps), initial=0.0)))
     if differing:
         largest = max(_largest(x) for x, _ in pieces())
-        return Comparison(differing, zero_sign, wrong_at, worst <= largest * _LAST_BITS)
+        return Comparison(differing, zero_sign, wrong_at, worst <= largest * LAST_BITS)
     return Comparison(0, zero_sign, sign_at)
 
 

@@ -22,7 +22,7 @@ from qgraph.graph.edit import HALF_TYPES, Draft, Region
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import element_type
 from qgraph.numerics import Array, Float32
-from qgraph.numerics.values import OpenScale, ScaleReadError, compare_values
+from qgraph.numerics.values import LAST_BITS, OpenScale, ScaleReadError, compare_values
 from qgraph.ops.dispatch import evaluate
 from qgraph.proof.functions.decide import PairOutcome, decide_pairs, undecided
 from qgraph.proof.functions.expression import Builder, Expr
@@ -37,9 +37,12 @@ from qgraph.proof.functions.pair import (
     single_scale,
 )
 from qgraph.quantizers.dialects.dialect import Site
-from qgraph.quantizers.quantizer import Affine
+from qgraph.quantizers.quantizer import Affine, Ranged
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable
 from qgraph.records import replace
+
+_SAME_CODE = 2.0**-4
+"""Largest difference of constants of one code, in steps: 16-bit codes leave no more."""
 
 
 class Comparer:
@@ -186,11 +189,28 @@ def _compare_constant(site: Site, draft: Draft) -> Verdict:
         at = (array.reshape(-1)[verdict.index] for array in (x, reference, candidate))
         witness = Witness(*map(float, at))
     level, zero_signs = Exactness.of(verdict), verdict.zero_sign
+    if verdict.differing and isinstance(meaning := site.quantizer, Ranged):
+        level = _level_in_range(meaning, reference, candidate)
     if level is Exactness.BITS and (
         zero_signs := _open_zeros(site, weight) + _open_zeros(draft, weight)
     ):
         level = Exactness.VALUES
     return Verdict(level, Method.CONSTANT, verdict.differing, zero_signs, witness)
+
+
+def _level_in_range(meaning: Ranged, reference: Array, candidate: Array) -> Exactness:
+    """Return the level of differing values of a FakeQuantize.
+
+    Its formula rounds each value like the ends of its range: also where few levels are used, all of
+    them close to 0.
+    """
+    low, high = (end.astype(np.float64) for end in (meaning.output_low, meaning.output_high))
+    with np.errstate(all="ignore"):
+        gaps = np.abs(reference.astype(np.float64) - candidate)
+        step = np.abs(high - low) / (meaning.levels - 1)
+        rounding = np.maximum(np.abs(low), np.abs(high)) * LAST_BITS
+        is_same = (gaps <= np.minimum(rounding, step * _SAME_CODE)).all()
+    return Exactness.CODES if is_same else Exactness.DIFFERENT
 
 
 def _open_zeros(region: Site | Draft, data: Array) -> int:

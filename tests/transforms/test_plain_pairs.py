@@ -89,6 +89,46 @@ def test_channels_and_weights(check_pass):
     np.testing.assert_array_equal(codes, [[-128, 127], [0, -125]])
 
 
+def stored_in_ranges(codes: str, span: str, low: str) -> str:
+    return graph(
+        """c = DequantizeLinear (k, one)
+           f = Div (c, top)
+           g = Mul (f, span)
+           w = Add (g, low)
+           y = MatMul (w, x)""",
+        f"""float one = {{1}}, float top = {{254}}, uint8[2, 2] k = {{{codes}}},
+            float[2, 1] span = {{{span}}}, float[2, 1] low = {{{low}}}""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "span", "low"),
+    [
+        ("128, 133, 125, 120", "3.586268, 2.775724", "-1.793134, -1.387862"),
+        ("0, 254, 128, 3", "1, 1", "-0.5, -0.5"),
+    ],
+    ids=["few-codes", "span-of-1"],
+)
+def test_weights_in_ranges_become_codes(check_pass, codes, span, low):
+    text = stored_in_ranges(codes, span, low)
+    model, _ = check_pass(
+        PlainPairs(), text, ops=["DequantizeLinear", "MatMul"], exactly=Exactness.CODES
+    )
+    (weight,) = model.nodes("DequantizeLinear")
+    points = constant(weight.inputs[2]).astype(int) if len(weight.inputs) > 2 else 0
+    found = constant(weight.inputs[0]).astype(int) - np.reshape(points, (-1, 1))
+    np.testing.assert_array_equal(found.reshape(-1), F(codes.split(", ")) - 127)
+    steps = constant(weight.inputs[1]).reshape(-1)
+    np.testing.assert_allclose(steps, np.resize(F(span.split(", ")), steps.shape) / 254, rtol=1e-6)
+
+
+def test_weights_of_a_small_channel_are_measured_in_its_own_steps():
+    # zero is 0.4 steps beside a level of the second channel, far below the last bits of the first
+    text = stored_in_ranges("0, 254, 128, 3", "254, 2.54e-6", "-127, -1.266e-6")
+    (entry,) = load(ir.from_onnx_text(text)).apply(PlainPairs()).sites
+    assert (entry.outcome, entry.reason_id) == (SiteStatus.REFUSED, "QG001")
+
+
 @pytest.mark.parametrize("zero", ["3.5"])
 def test_fractional_zero_points_are_refused(zero):
     text = OFFSET.replace("f = {3}", f"f = {{{zero}}}").replace(

@@ -303,15 +303,20 @@ def _with_width(inner: list[Step], outer: list[Step]) -> tuple[list[Step], list[
     if index_of(inner, "Div") < len(inner):
         return inner, outer
     width = [ArithmeticStep("Div", ONE)]
-    if divided < len(outer):
+    if divided < len(outer) and times == len(inner):
         top = constant_of(outer[divided])
-        if index_of(outer, "Mul") == len(outer):
-            outer = [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
-        if times == len(inner):
-            width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
+        width = [ArithmeticStep("Div", top), ArithmeticStep("Mul", top)]
     limits = (i for i, step in enumerate(inner) if isinstance(step, Limited))
     index = times if times < len(inner) else next(limits, times)
-    return [*inner[:index], *width, *inner[index:]], outer
+    return [*inner[:index], *width, *inner[index:]], _with_span(outer)
+
+
+def _with_span(outer: list[Step]) -> list[Step]:
+    """Insert the omitted product with a span of 1 after a quotient."""
+    divided = index_of(outer, "Div")
+    if divided == len(outer) or index_of(outer, "Mul") < len(outer):
+        return outer
+    return [*outer[: divided + 1], ArithmeticStep("Mul", ONE), *outer[divided + 1 :]]
 
 
 def _levels(top: Array) -> int:
@@ -336,7 +341,7 @@ def stored(plain: Sequence[Step], codes: str) -> Affine | Ranged:
     """Read ``(code - zero_point) * scale``, or ``code / top * span + low``, of stored codes."""
     form = FORMATS.get(codes)
     ends = [step for step in plain if isinstance(step, End)]
-    after = AfterRounding.of([step for step in plain if not isinstance(step, End)])
+    after = AfterRounding.of(_with_span([step for step in plain if not isinstance(step, End)]))
     if after.scale is None or not isinstance(form, IntFormat) or is_bounded(after.real):
         raise NoMatch
     if after.top is not None:
