@@ -167,7 +167,8 @@ class BoundRuns:
             step.tally.reason = "it begins with codes that have no counterpart in the other model"
             return
         step.parts = parts[0], parts[1]
-        known.update(point.node for point in step.points or ())
+        if step.points is not None and _shares_codes(step.segment, step.points):
+            known.update(point.node for point in step.points)
 
     def add(self, feeds: Mapping[str, Any]) -> bool:
         """Run one batch inside the ranges of the bounds; return whether all bounds hold on it."""
@@ -285,6 +286,13 @@ def _points(
         if not point.shows_codes:
             raise Undecidable(NO_BOUND(f"{point.node.op_type} does not show what it rounds"))
     return points[0], points[1]
+
+
+def _shares_codes(segment: Segment, points: tuple[QuantizedPoint, QuantizedPoint]) -> bool:
+    """Return whether each element has a code that both models can have."""
+    (low, high), (bottom, top) = points[0].rounding.ends, points[1].rounding.clips
+    low, high = low + segment.delta, high + segment.delta
+    return bool((np.maximum(low, bottom) <= np.minimum(high, top)).all())
 
 
 def _has_nan(array: Array) -> bool:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from qgraph.errors import QGraphError
 from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import graphs_of
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import kernel_for
@@ -216,9 +217,11 @@ def ideal(
 
     The nodes are in topological order and begin at ``known``, which is extended. If ``of_codes``,
     the numbers are returned that an operator on codes rounds to the wanted value. Raises
-    Undecidable if a node has neither a definition nor a kernel for float64.
+    Undecidable if a node has neither a definition nor a kernel for float64, or runs graphs.
     """
     for node in nodes:
+        if graphs_of(node):  # which may use values that are not operands
+            raise Undecidable(NOT_COMPUTED(f"{node.op_type} runs graphs"))
         if all(value not in known for value in node.inputs):
             continue
         try:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from qgraph.bound import Bounding, Seen, Within
 from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
 from qgraph.comparison.seen import with_seen
+from qgraph.effort import is_over
 from qgraph.errors import (
     EquivalenceError,
     ExecutionError,
@@ -284,7 +285,8 @@ def replay(
     """Return the combined findings of checker and prover on a certificate.
 
     The prover is run if a part is unchecked and none is refuted. It must find the same for the
-    unchecked parts, and at least the verdict and the level of the certificate.
+    unchecked parts, and at least the verdict and the level of the certificate. What it does not
+    find before the time limit stays unchecked.
 
     Raises ModelError for models that are not usable, UnsupportedError if a function cannot be
     inlined.
@@ -301,21 +303,30 @@ def replay(
         ),
         within=certificate.bounding,
     )
+    late = is_over()
     regions = tuple(
-        _with_prover(region, finding, anew)
+        _with_prover(region, finding, anew, late=late)
         for region, finding in zip(certificate.regions, checked.regions, strict=True)
     )
-    problem = _overclaim(certificate, anew)
+    problem, statements = _overclaim(certificate, anew), checked.statements
+    if problem:
+        reason = f"{_LATE}: {problem}" if late else problem
+        statements = PartFinding(Status.UNCHECKED if late else Status.REFUTED, reason)
     outputs = replace(checked.outputs, prover=checked.outputs.status is Status.UNCHECKED)
     open_ = [part for part in regions if part.status is Status.UNCHECKED and not part.prover]
-    decided = not open_ and certificate.verdict is anew.verdict
+    decided = not open_ and not problem and certificate.verdict is anew.verdict
+    if not decided and late:
+        outputs = checked.outputs
     return Verification(
         anew.verdict if decided else ProofVerdict.UNDECIDED,
         regions,
         outputs,
-        PartFinding(Status.REFUTED, problem) if problem else checked.statements,
+        statements,
         prover=True,
     )
+
+
+_LATE = "the prover reached the time limit"
 
 
 def _wants_bits(certificate: Certificate) -> bool:
@@ -326,7 +337,9 @@ def _wants_bits(certificate: Certificate) -> bool:
     )
 
 
-def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate) -> PartFinding:
+def _with_prover(
+    region: RegionVerdict, finding: PartFinding, anew: Certificate, *, late: bool
+) -> PartFinding:
     if finding.status is not Status.UNCHECKED or region.verdict is ProofVerdict.UNDECIDED:
         return finding
     names = region.reference_value, region.candidate_value
@@ -336,6 +349,8 @@ def _with_prover(region: RegionVerdict, finding: PartFinding, anew: Certificate)
         return replace(finding, prover=True)
     if alike:
         return replace(finding, reason=f"{finding.reason}; the prover shows another difference")
+    if late:
+        return replace(finding, reason=f"{finding.reason}; {_LATE}")
     if others:
         return PartFinding(Status.REFUTED, "the prover finds another result")
     return replace(finding, reason=f"{finding.reason}; the prover has no such region")

@@ -214,8 +214,8 @@ def starts_of(runs: BoundRuns, step: SegmentRun) -> list[SegmentStart]:
         delta, ((_, atom),) = source.segment.delta, one.codes.terms
         low = float(np.max(np.maximum(one.ends[0], other.ends[0] - delta)))
         high = float(np.min(np.minimum(one.ends[1], other.ends[1] - delta)))
-        if not math.isfinite(high - low):
-            raise KeyError(f"the codes of {source.tally.value} have no ends")
+        if not 0 <= high - low < math.inf:
+            raise KeyError(f"the codes of {source.tally.value} have no ends, or none in common")
         dtype = cut.dtype or ir.DataType.FLOAT
         starts.append(
             SegmentStart(

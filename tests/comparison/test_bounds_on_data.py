@@ -27,6 +27,7 @@ net (float[N,2] x) => (float[N,1] y)
     [last] y = Mul (r, s)
 }"""
 ONE, TENTH = (Tolerances(within=limit) for limit in ("1step", "0.1step"))
+LIMIT = "Clip (a, high, low)"
 X = np.array([[0.5, 0.0], [0.5, 0.5], [1.5, 0.5], [200, 200]], np.float32)
 
 
@@ -328,3 +329,21 @@ def test_codes_behind_a_result_without_a_bound_have_a_limit_too() -> None:
     assert report.bounds is not None
     assert [s.largest_steps for s in report.bounds.segments if s.distance is None] == [5]
     assert report.verdict == "different"
+
+
+def test_codes_that_only_one_model_can_have_are_the_start_of_no_segment() -> None:
+    """The Clip returns 1 for all data, and the other model has at most 0.0635."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (int8[N,3] x) => (float[N,3] y)
+        <float s = {0.0005}, float t = {0.0499}, int8 z = {0}, float high = {2}, float low = {1}> {
+            a = DequantizeLinear (x, s, z)
+            b = LIMIT
+            q = QuantizeLinear (b, t, z)
+            y = DequantizeLinear (q, t, z)
+        }"""
+    pair = [ir.from_onnx_text(text.replace("LIMIT", each)) for each in ("Identity (a)", LIMIT)]
+    report = qgraph.check(*pair, {"x": np.full((1, 3), 17, np.int8)}, tolerances=ONE)
+    assert report.bounds is not None
+    assert [each.violated for each in report.bounds.segments] == [None, None]
+    assert report.verdict == "different"
+    assert report.bounds.segments[0].beyond

@@ -171,3 +171,24 @@ def test_codes_without_ends_give_no_examples():
         for least in (-1, 0)
     ]
     assert qgraph.prove(*pair).verdict == "bounded"
+
+
+@pytest.mark.parametrize("name", ["x", "x0"])
+def test_segments_with_graphs_are_not_followed(name):
+    """Branches read a value that is no operand, also by a name that an operand has elsewhere."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        net (float[2,3] IN, bool c) => (float[2,3] y)
+        <float s = {0.1}, int8 z = {0}, float[3,3] w = {1, 2, -3, 4, 5, 6, -7, 8, 9},
+         float[3] b = {0.1, 0.2, 0.3}> {
+            q = QuantizeLinear (IN, s, z)
+            a = DequantizeLinear (q, s, z)
+            SUM
+            i = If (c) <then_branch = one () => (float[2,3] t) { t = Relu (IN) },
+                else_branch = other () => (float[2,3] e) { e = Neg (IN) }>
+            k = Add (i, n)
+            p = QuantizeLinear (k, s, z)
+            y = DequantizeLinear (p, s, z)
+        }""".replace("IN", name)
+    sums = "n = Gemm (a, w, b)", "m = MatMul (a, w) n = Add (m, b)"
+    pair = [ir.from_onnx_text(text.replace("SUM", each)) for each in sums]
+    assert str(qgraph.prove(*pair).verdict) in ("bounded", "undecided")

@@ -15,9 +15,10 @@ import qgraph
 from qgraph import transforms
 from qgraph.cli.main import main
 from qgraph.comparison.prove import read
+from qgraph.effort import time_limit
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.text import json_text
-from tests.verify.checking import certificate, checked, verify
+from tests.verify.checking import certificate, checked, leaves, verify
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>'
 
@@ -56,6 +57,22 @@ def written(to: str = "qdq") -> dict[str, Any]:
 @pytest.mark.parametrize("to", ["qdq", "openvino", "onnx"])
 def test_a_certificate_holds_for_its_models(to):
     assert verify(written(to), *converted(to)) == "proved"
+
+
+def test_what_the_prover_does_not_reach_in_time_is_not_refuted():
+    ours = ir.from_onnx_text(
+        f"""{HEADER} g (float[4,2] x) => (float[4,2] y) <float[2,2] s = {{0.1, 0.2, 0.3, 0.4}}> {{
+            q = QuantizeLinear <axis = 0, block_size = 2, output_dtype = 3> (x, s)
+            y = DequantizeLinear <axis = 0, block_size = 2> (q, s) }}"""
+    )
+    theirs = qgraph.load(ours).clone()
+    theirs.apply(transforms.ConvertDialect(to="qonnx"))
+    document = certificate(ours, theirs)
+    assert document["verdict"] == "proved"
+    assert leaves(document, ours, theirs)
+    with time_limit(1e-9):
+        assert verify(document, ours, theirs) == "undecided"
+    assert verify(document, ours, theirs) == "proved"
 
 
 def test_a_certificate_of_overflow_to_nan_holds():
