@@ -7,7 +7,7 @@ memory and become one value in the file.
 from __future__ import annotations
 
 from collections import ChainMap, deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -173,8 +173,8 @@ def node_name(node: ir.Node) -> str:
     return node.name or str(node.outputs[0].name if node.outputs else "")
 
 
-def inline_functions(model: ir.Model) -> None:
-    """Replace the calls of functions by their nodes, in place.
+def inline_functions(model: ir.Model, chosen: Callable[[ir.Function], bool] | None = None) -> None:
+    """Replace the calls of functions by their nodes, in place: of all, or of ``chosen`` ones.
 
     Raises:
         UnsupportedError: functions call each other recursively, or have another opset.
@@ -184,7 +184,7 @@ def inline_functions(model: ir.Model) -> None:
     from onnx_ir.passes.common import InlinePass  # which imports all passes of onnx_ir
 
     try:
-        InlinePass()(model)
+        InlinePass(chosen)(model)
     except (ir.passes.PassError, ValueError, KeyError) as error:
         raise UnsupportedError(
             f"The functions of the model cannot be inlined ({error}), expected functions of the "

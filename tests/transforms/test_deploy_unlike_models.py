@@ -167,3 +167,33 @@ def test_the_headline_counts_segments_without_a_layer() -> None:
     assert stated["max_steps"] == max(bound.max_steps for bound in bounds) == 1
     assert stated["tie_distance_steps"] == max(bound.tie_distance_steps for bound in bounds) > 0
     assert stated["reference_error"] == max(bound.reference_error for bound in bounds) > 0
+
+
+def test_quantizers_in_functions_are_around_layers(tmp_path: Path) -> None:
+    """ONNX Runtime inlines functions before it fuses."""
+    runtime = pytest.importorskip("onnxruntime")
+    text = """<ir_version: 10, opset_import: ["": 19, "local": 1]>
+        net (float[N,4] x) => (float[N,3] y)
+        <float s = {0.1}, int8[4,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> {
+            d = local.F (x, s)
+            v = local.D (w, s)
+            [product] m = MatMul (d, v)
+            y = local.F (m, s)
+        }
+        <domain: "local", opset_import: ["": 19]> F (x, s) => (y) {
+            z = Constant <value = uint8 {0}> ()
+            q = QuantizeLinear (x, s, z)
+            y = DequantizeLinear (q, s, z)
+        }
+        <domain: "local", opset_import: ["": 19]> D (x, s) => (y) { y = DequantizeLinear (x, s) }"""
+    proto = onnx.parser.parse_model(text)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "executed.onnx")
+    runtime.InferenceSession(proto.SerializeToString(), options)
+    executed = [node.op_type for node in onnx.load(tmp_path / "executed.onnx").graph.node]
+    assert executed == ["QuantizeLinear", "QLinearMatMul", "DequantizeLinear"]
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, "onnxruntime-cpu")
+    assert [(each.node, each.before) for each in found.layers] == [("product", "QLinearMatMul")]
+    assert [node.op_type for node in model.nodes()][:4] == ["F", "D", "MatMul", "F"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy.typing as npt
@@ -12,11 +13,23 @@ from qgraph.bound import Against, Bounding, Within
 from qgraph.certificate import Identity
 from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
-from qgraph.errors import EquivalenceError, OptionError, meant, member, require, shown
+from qgraph.errors import (
+    EquivalenceError,
+    ModelError,
+    OptionError,
+    UnsupportedError,
+    meant,
+    member,
+    require,
+    shown,
+)
+from qgraph.graph.schema import OpKey
+from qgraph.graph.scopes import all_nodes, check_names, inline_functions
 from qgraph.lint.engine import LintFinding, chosen_rules, findings_of
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
+from qgraph.ops.operator import is_defined
 from qgraph.reporting.deploy_view import NOT_LOADED
 from qgraph.reports import SiteStatus
 from qgraph.storage.archive import Arrays
@@ -120,8 +133,8 @@ def deploy(
     named, model = profile_of(target), load(source)
     profile = for_this_processor(named)
     runtime = TargetRuntime(profile)
-    reference = model.clone()
-    source_identity = reference.identity()
+    source_identity = model.identity()
+    reference = _without_calls(model)
     data = Inputs.of(inputs)
     if labels is not None and data.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
@@ -198,6 +211,22 @@ def deploy(
         _sign(attempt.model, profile, source_identity)
         model.replace(attempt.model)
     return deployment
+
+
+def _without_calls(model: Model) -> Model:
+    """Return a copy with the nodes of functions in place of calls, as runtimes execute them.
+
+    Functions of operators with a definition stay, and all functions if one cannot be inlined.
+    """
+    copy = model.clone()
+    defined = {OpKey.of(node) for node in all_nodes(copy.ir) if is_defined(node)}
+    with suppress(UnsupportedError, ModelError):
+        inline_functions(
+            copy.ir, lambda function: OpKey(function.domain, function.name) not in defined
+        )
+        check_names(copy.ir)
+        return copy
+    return model.clone()
 
 
 def _is_improvable(model: Model, runtime: TargetRuntime) -> bool:
