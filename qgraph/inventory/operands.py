@@ -35,6 +35,7 @@ _MOVES = frozenset(
 _ON_CODES = _MOVES | {"Clip", "Max", "Min", "Relu"}
 ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
 """Operators that limit data; before a quantizer, they are not treated as part of it."""
+_AGAIN = ACTIVATIONS | {"QuantizeLinear"}
 _MOST_LEVELS = 256
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16")
 _MIDDLES = {"UINT2": 2, "UINT4": 8, "UINT8": 128}
@@ -104,11 +105,11 @@ class OperandReader:
         return None
 
     def result(self, site: Site) -> ReadOperand | None:
-        """Return the result of a quantizer; limits after its DequantizeLinear are included."""
+        """Return the result of a quantizer, apart from what limits or quantizes it again."""
         names = [node.op_type for node in site.nodes]
-        read, end = self._read(site.y), site.y.producer()
-        if end is not None and end.op_type in ACTIVATIONS and "DequantizeLinear" in names:
-            first = names.index("DequantizeLinear")
+        read = self._read(site.y)
+        first = names.index("DequantizeLinear") if "DequantizeLinear" in names else len(names)
+        if not _AGAIN.isdisjoint(names[first:]):
             read, names = _decoded(site.nodes[first]), names[: first + 1]
         if read is None:
             return None

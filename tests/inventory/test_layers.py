@@ -191,6 +191,27 @@ g (float[1,1,8,8] x) => (float[1,2,3,3] y) <float s = {0.5}, uint8 z = {0}, uint
 }"""
 
 
+@pytest.mark.parametrize("scale", ["1", "0.5"])
+def test_a_quantizer_that_is_quantized_again_ends_at_its_codes(scale: str) -> None:
+    """Between quantizers of scale 1, a limit is part of one quantizer with both."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[1,1,8,8] x) => (float[1,1,6,6] y) <float s = {{{scale}}}, uint8 z = {{128}},
+        float low = {{-1}}, float top = {{1}}, int8[1,1,3,3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}> {{
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear (w, s)
+        c = Conv (d, v)
+        o = QuantizeLinear (c, s, z)
+        e = DequantizeLinear (o, s, z)
+        k = Clip (e, low, top)
+        p = QuantizeLinear (k, s, z)
+        y = DequantizeLinear (p, s, z)
+    }}"""
+    (layer,) = (each.description for each in quantized_layers(ir.from_onnx_text(text)))
+    assert layer.y is not None
+    assert (layer.y.codes, layer.y.written) == ("UINT8", "QuantizeLinear+DequantizeLinear")
+
+
 @pytest.mark.parametrize("scales", ["0.5, 0.25", "0.5, 0.25, 1"])
 def test_biases_are_not_compared_with_scales_of_data_that_differ(scales: str) -> None:
     """With a scale for each channel of the data, no scale makes the bias codes of the sum."""

@@ -134,14 +134,17 @@ def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array]:
     dtype, ends = given(given(decode.inputs[0]).dtype), given(clip_limits(node))
     parameters = [given(array_of(given(value))) for value in decode.inputs[1:]]
     scale, zero = (*parameters, np.zeros((), dtype.numpy()))[:2]
-    require(dtype in _TYPES and ends[0] <= ends[1] and zero.size and (scale > 0).all())
+    require(dtype in _TYPES and ends[0] <= ends[1] and zero.size)
+    require(given(decode.outputs[0].dtype).numpy() == scale.dtype)
+    require((scale > 0).all() and np.isfinite(scale).all())
     require((zero == zero.reshape(-1)[0]).all())
-    steps, start = scale.astype(np.float64), int(zero.reshape(-1)[0])
-    # Products of codes and float32 are exact, quotients are not.
-    first, last = np.floor(ends[0] / steps), np.ceil(ends[1] / steps)
-    first, last = first - (first * steps > ends[0]), last + (last * steps < ends[1])
     kind = np.iinfo(dtype.numpy())
-    outer = float(first.min()) + start, float(last.max()) + start
+    codes = np.arange(kind.min, kind.max + 1)
+    steps = (codes - int(zero.reshape(-1)[0])).astype(scale.dtype)
+    # As executed: a limit that is the decoded value of a code need not be its real value.
+    values = np.clip(steps * scale.reshape(-1, 1), *ends)
+    first, last = ((values == values[:, [end]]).all(axis=0) for end in (0, -1))
+    outer = codes[first].max(), codes[last].min()
     low, high = _limits_behind(node, decode)
     inner = max(outer[0], low), min(outer[1], high)
     require(inner[0] <= inner[1])

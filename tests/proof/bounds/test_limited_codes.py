@@ -70,6 +70,22 @@ def test_a_limit_of_decoded_codes_is_one_of_codes(name, kind, zero, turned):
     assert verify(document, *models) == "bounded"
 
 
+@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("zero", [0, 128])
+def test_a_limit_is_that_of_decoded_codes_as_executed(zero, turned):
+    """The limit 3 * 0.05 is above the real number, and four steps are above it."""
+    step = np.float32(0.05)
+    top = np.float32(3) * step
+    assert 3 * float(step) < float(top) < 4 * float(step)
+    limit = "r = Clip (X, zero, top)"
+    nodes = f"{INNER} {limit.replace('X', 'a')} {OUTER}", f"{limit.replace('X', 'x')} {OUTER}"
+    constants = f"float top = {{{float(top)!r}}}, "
+    models = pair(nodes[::-1] if turned else nodes, "uint8", zero, constants=constants)
+    assert not qgraph.prove(*models, within="1step").beyond
+    assert largest(models) <= 1.001
+
+
 def test_codes_below_zero_need_no_relu_if_there_are_none():
     models = pair((OUTER.replace("(r,", "(x,"), f"r = Relu (x) {OUTER}"), "uint8")
     assert not qgraph.prove(*models, within="1step").beyond
