@@ -159,7 +159,7 @@ def with_bounds(
 ) -> Certificate:
     """Return the certificate of a proof, with bounds for segments that were not proved equal.
 
-    Models that differ stay different, unless there is a limit. Then all segments are bounded.
+    Models that differ stay different, unless there is a limit and some segment has a bound.
     ``bound`` returns the regions and their conditions, if they may be known. Other options are
     those of :func:`certified`. Raises OptionError if a range or a limit names no input or output.
     """
