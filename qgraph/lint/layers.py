@@ -23,6 +23,8 @@ from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8
 _MOST_PARTS = 64
+_MATRIX = 2
+"""Axes of a matrix."""
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
 
 
@@ -59,6 +61,70 @@ def bias_facts(facts: ModelFacts, *, all_layers: bool = False) -> Iterator[BiasF
             yield layer
 
 
+@dataclass(frozen=True, eq=False)
+class RoundedBias:
+    """A float bias that ONNX Runtime rounds.
+
+    Attributes:
+        node: the layer.
+        codes: ``[channels]`` its codes before they are rounded.
+        product: ``[1 or channels]`` float32 scale of the codes.
+        behind: the quantizer of the result.
+    """
+
+    node: ir.Node
+    codes: Array
+    product: Array
+    behind: ir.Node
+
+
+def rounded_biases(facts: ModelFacts) -> Iterator[RoundedBias]:
+    """Yield each float bias between quantizers.
+
+    ONNX Runtime writes a MatMul and the Add of a row as Gemm.
+    """
+    for layer in bias_facts(facts, all_layers=True):
+        last, codes, product = layer.node, layer.codes, layer.product
+        if product is None or layer.decoder is not None:
+            continue
+        most = 2
+        if codes is None and (added := _added_row(facts, last)) is not None:
+            last, row, is_reshaped = added
+            codes, most = _in_steps(row, product), 0 if is_reshaped else most
+        behind = quantizer_after(facts, last, most_activations=most)
+        if codes is not None and behind is not None:
+            yield RoundedBias(layer.node, codes, product, behind)
+
+
+def _added_row(facts: ModelFacts, node: ir.Node) -> tuple[ir.Node, Array, bool] | None:
+    """Return the Add after a MatMul that is the bias of a Gemm for ONNX Runtime, and its row.
+
+    The last says whether its data are reshaped to a matrix, which needs fixed sizes, and is undone
+    before an activation.
+    """
+    y = node.outputs[0]
+    add = facts.only_reader(y) if node.op_type == "MatMul" else None
+    if add is None or add.op_type != "Add" or add.domain:
+        return None
+    row = next((facts.constant(value) for value in add.inputs if value is not y), None)
+    data, weights = (facts.shape(value) for value in node.inputs)
+    if row is None or data is None or weights is None:
+        return None
+    if len(weights) != _MATRIX or len(data) < _MATRIX or row.shape != (weights[1],):
+        return None
+    is_matrix = len(data) == _MATRIX
+    is_fixed = all(isinstance(size, int) for size in data)
+    return (add, row, not is_matrix) if is_matrix or is_fixed else None
+
+
+def _in_steps(reals: Array, product: Array) -> Array | None:
+    """Return unrounded codes of a bias with a scale for all channels or each one."""
+    if product.size not in (1, reals.size):
+        return None
+    with np.errstate(all="ignore"):
+        return np.where(product == 0, 0, reals.reshape(-1).astype(np.float64) / product)
+
+
 def _all(facts: ModelFacts) -> list[BiasFacts]:
     if facts not in _KNOWN:
         layers = (_of(facts, node) for node in facts.products)
@@ -92,9 +158,7 @@ def _of(facts: ModelFacts, node: ir.Node) -> BiasFacts | None:
     elif bias is not None:
         array = facts.constant(bias)
         reals = None if array is None else array.reshape(-1).astype(np.float64)
-        if reals is not None and product.size in (1, reals.size):
-            with np.errstate(all="ignore"):
-                codes = np.where(product == 0, 0, reals / product)
+        codes = None if reals is None else _in_steps(reals, product)
     return BiasFacts(node, reals, decoder, codes, product, exact, _sums(facts, x, w, codes))
 
 
@@ -160,22 +224,26 @@ def misfit(coder: Coder, shape: Sequence[Dim] | None) -> str | None:
 
 _ACTIVATIONS = ("Relu", "Clip")
 PROPAGATED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool")
-"""Operators across which ONNX Runtime moves DequantizeLinear."""
+"""Operators across which ONNX Runtime moves QuantizeLinear and DequantizeLinear."""
 
 
-def quantizer_after(facts: ModelFacts, node: ir.Node) -> ir.Node | None:
-    """Return the QuantizeLinear after a node, with activations between at most."""
-    value = node.outputs[0]
-    for _ in range(3):
-        reader = facts.only_reader(value)
-        if reader is None:
-            return None
-        if reader.op_type == QUANTIZE:
-            return reader
-        if reader.op_type not in _ACTIVATIONS or not reader.outputs:
+def quantizer_after(
+    facts: ModelFacts, node: ir.Node, *, most_activations: int = 2
+) -> ir.Node | None:
+    """Return the QuantizeLinear after a node, with activations and then data movement between.
+
+    ONNX Runtime moves QuantizeLinear before the movement.
+    """
+    value, left = node.outputs[0], most_activations
+    while (reader := facts.only_reader(value)) is not None and reader.op_type != QUANTIZE:
+        if reader.op_type in PROPAGATED:
+            left = 0
+        elif reader.op_type in _ACTIVATIONS and left:
+            left -= 1
+        elif reader.op_type != "Identity":
             return None
         value = reader.outputs[0]
-    return None
+    return reader
 
 
 def is_codes_for_runtime(value: ir.Value | None) -> bool:

@@ -18,12 +18,12 @@ from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts
 from qgraph.lint.layers import (
     after_moves,
     attribute,
-    bias_facts,
     concat_before,
     is_codes_for_runtime,
     listed,
     meet_ties,
     quantizer_after,
+    rounded_biases,
 )
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.movement import unmoved
@@ -76,13 +76,10 @@ def float_weights(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG303", "float-bias", INFO, fix=LintFix("quantize-bias", "bounded"), targets=_ORT)
 def float_bias(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime rounds a float bias between quantizers to int32."""
-    for bias in bias_facts(facts):
-        behind = quantizer_after(facts, bias.node)
-        if bias.decoder or bias.codes is None or bias.product is None or behind is None:
-            continue
+    for bias in rounded_biases(facts):
         with np.errstate(all="ignore"):
             error = np.abs(bias.codes - np.round(bias.codes)) * bias.product
-        scale = facts.coder(behind).scale
+        scale = facts.coder(bias.behind).scale
         figures = {"largest_error": float(error.max())}
         text = f"the bias moves by up to {figures['largest_error']:.3g}"
         if scale is not None and scale.size == 1 and float(scale.flat[0]):

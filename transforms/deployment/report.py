@@ -78,7 +78,8 @@ class Deployment(Displayed):
         tuning: the measured forms of layers; None if none were measured.
         measured: times; None if not measured.
         findings: warnings and errors of lint in the result, mostly about what the target changes
-            silently; layers that are left in float are not repeated.
+            silently, and float biases that it rounds; layers that are left in float are not
+            repeated.
         unquantized: the convolutions and matrix products that are no quantized layers, and why.
         processor: for which the result is.
         conditions: what else than the certificate's conditions must hold.
