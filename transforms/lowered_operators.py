@@ -70,7 +70,7 @@ class LowerVendorOperators(Transform):
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _OPSET_OF_AXES, _OPSET_OF_HALVES, _OPSET_OF_BLOCKS = 13, 19, 21
-_OPSET_OF_NARROW = 21
+_OPSET_OF_NARROW, _OPSET_OF_PRECISION = 21, 23
 _CODES_OF_MICROSOFT = ("INT8", "UINT8", "INT16", "UINT16", "INT4", "UINT4", "INT32")
 _ONLY_STANDARD = ("block_size", "saturate", "precision")
 """Attributes that com.microsoft does not have."""
@@ -90,7 +90,10 @@ class LowerMicrosoft(Transform):
         nodes = model.nodes(*(f"{MICROSOFT}::{name}" for name in _PAIR))
         limit = ceiling(model.ir, self.opset)
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
-            rebuild(model, read_all(model, nodes, _lowered), Exactness.BITS, report, limit=limit)
+            results = read_all(
+                model, nodes, lambda node: _other_division(model, node) or _lowered(node)
+            )
+            rebuild(model, results, Exactness.BITS, report, limit=limit)
 
 
 @transform("raise-microsoft", preserves=Exactness.BITS)
@@ -114,7 +117,11 @@ class RaiseMicrosoft(Transform):
         with inferred_operands(model, lambda node: node.op_type in _PAIR):
             functions = model.ir.functions.values()
             inner = {node for function in functions for node in nodes_of(function)}
-            results = read_all(model, nodes, lambda node: self._raised(node, inner))
+            results = read_all(
+                model,
+                nodes,
+                lambda node: _other_division(model, node) or self._raised(node, inner),
+            )
             rebuild(model, results, Exactness.BITS, report, limit=now)
         if self.opset is not None:
             report.notes += lower_opset(model.ir, ceiling(model.ir, self.opset))
@@ -158,6 +165,20 @@ class RaiseMicrosoft(Transform):
                 return Refusal(node, f"{where(node)}: {text}")
             zero = np.zeros(scale.shape, codes.numpy())
         return Rebuild(node, (node,), SAME, _moved(node, MICROSOFT, zero))
+
+
+def _other_division(model: Model, node: ir.Node) -> Refusal | None:
+    """Return a refusal of a QuantizeLinear that divides otherwise in the other domain, or None.
+
+    ONNX Runtime divides float16 data in float32, since opset 23 of the standard domain in float16.
+    """
+    is_half = element_type(node.inputs[1], model.ir.opset_imports) is ir.DataType.FLOAT16
+    if node.op_type != "QuantizeLinear" or not is_half:
+        return None
+    if model.ir.opset_imports.get("", 0) < _OPSET_OF_PRECISION:
+        return None
+    text = "it divides float16 data in float32 in com.microsoft, and in float16 in the standard "
+    return no_operator(node, f"{text}domain since opset {_OPSET_OF_PRECISION}; leave it as it is")
 
 
 def _lowered(node: ir.Node) -> Found:

@@ -216,7 +216,7 @@ def element_type(
         named = node.attributes.get("to") if node.op_type == "Cast" else None
         if named is not None and not named.is_ref() and named.as_int():
             return ir.DataType(named.as_int())
-        value = _source(node, value, imports.get("", 0))
+        value = like_typed(node, value.index() or 0, imports.get("", 0))
     return None if value is None else value.dtype
 
 
@@ -237,15 +237,15 @@ def code_type(node: ir.Node) -> ir.DataType | None:
     return ir.DataType.UINT8 if zero_point is None else None
 
 
-def _source(node: ir.Node, value: ir.Value, version: int) -> ir.Value | None:
-    """Return an operand that has the type of a result."""
+def like_typed(node: ir.Node, index: int, version: int) -> ir.Value | None:
+    """Return an operand that has the type of a result of a standard node; None if none has."""
     if not onnx.defs.has(node.op_type, version, ""):
         return None
     schema = onnx.defs.get_schema(node.op_type, version, "")
-    index = min(list(node.outputs).index(value), len(schema.outputs) - 1)
-    wanted = schema.outputs[index].type_str
-    pairs = zip(schema.inputs, node.inputs, strict=False)
-    return next((value for formal, value in pairs if formal.type_str == wanted and value), None)
+    result = schema.outputs[min(index, len(schema.outputs) - 1)]
+    # The results of If, Loop and Scan may have several types.
+    pairs = zip(schema.inputs, node.inputs, strict=False) if result.is_homogeneous else ()
+    return next((v for formal, v in pairs if formal.type_str == result.type_str and v), None)
 
 
 def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:

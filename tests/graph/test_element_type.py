@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -23,6 +24,11 @@ HEADER = '<ir_version: 10, opset_import: ["": 21]>'
         ("t = Shape(x) v = Abs(t)", None),
         ("v, i = TopK(x, k)", "FLOAT"),
         ("c = Constant <value_ints = [1, 2]> () v = Flatten(c)", "INT64"),
+        (
+            """n, v = Loop (k, , k) <body = b (int64 i, bool c, int64[1] n) =>
+                (bool d, int64[1] m, float[4] e) { d = Identity (c) m = Neg (n) e = Relu (x) }>""",
+            None,
+        ),
     ],
 )
 def test_types_follow_from_operators(body, expected):
@@ -33,6 +39,21 @@ def test_types_follow_from_operators(body, expected):
     (value,) = [v for node in model.graph for v in node.outputs if v.name == "v"]
     found = element_type(value, model.opset_imports)
     assert (found.name if found else None) == expected
+
+
+def test_types_do_not_depend_on_shapes():
+    """The shape of the data, a result of a Reshape to a computed shape, is not known."""
+    model = load(
+        ir.from_onnx_text(
+            f"{HEADER} g (float16[N] x, int64[K] k) => (float16[A,B,C] y) "
+            "<float16 s = {11878}, int16 z = {189}> { "
+            "t = Reshape (x, k) u, v = Split <axis = 1, num_outputs = 2> (t) "
+            "q = QuantizeLinear (u, s, z) y = DequantizeLinear (q, s, z) }"
+        )
+    )
+    model.apply(transforms.ConvertDialect(to="qonnx"))
+    assert [node.op_type for node in model.nodes()][2:] == ["Quant", "Clip"]
+    onnx.checker.check_model(model.to_proto(), full_check=True)
 
 
 def test_integers_of_no_stated_type_are_no_data_of_quantizers():

@@ -270,3 +270,26 @@ def test_the_opset_is_raised_for_a_cast_of_four_bits() -> None:
     assert report.count(SiteStatus.CHANGED) == 1
     assert model.ir.opset_imports[""] == 21
     onnx.checker.check_model(ir.to_proto(model.ir), full_check=True)
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize(("opset", "is_moved"), [(21, True), (23, False)])
+@pytest.mark.parametrize("domain", ["", "com.microsoft."])
+def test_halves_are_not_divided_in_another_type(domain, opset, is_moved):
+    """Of the finite numbers, 136 get other codes in the other domain at opset 23."""
+    text = f"""<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>
+        g (float16[N] x) => (int8[N] q) <float16 s = {{11878}}, int8 z = {{0}}> {{
+            q = {domain}QuantizeLinear (x, s, z)
+        }}"""
+    runtime = pytest.importorskip("onnxruntime")
+    x = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    x = x[np.isfinite(x)]
+    model = load(ir.from_onnx_text(text))
+    before, results = domains(model), []
+    for _ in range(2):
+        data = model.to_proto().SerializeToString()
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {"x": x})[0])
+        model.apply(LowerMicrosoft() if domain else RaiseMicrosoft(all=True))
+    assert np.array_equal(*results)
+    assert (domains(model) != before) == is_moved

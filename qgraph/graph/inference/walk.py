@@ -30,7 +30,7 @@ from qgraph.graph.inference.rules import (
     of_tensor,
     require,
 )
-from qgraph.graph.schema import is_own, versions_of
+from qgraph.graph.schema import is_own, like_typed, versions_of
 from qgraph.graph.scopes import CONTROL, bodies
 from qgraph.records import dataclass, field, replace
 
@@ -240,7 +240,7 @@ class _Walk:
         if node.op_identifier() in self.functions or (version is None and not domain):
             return [UNKNOWN] * len(node.outputs)
         call = self._call(node, version or 1)
-        facts: Sequence[Fact]
+        facts: Sequence[Fact] = [UNKNOWN] * len(node.outputs)
         try:
             if not domain and node.op_type == "SequenceAt":
                 # Facts are about tensors, so an element is inferred from what is split.
@@ -252,12 +252,16 @@ class _Walk:
                 facts = rule(call)
             elif is_own(node.op_type, call.version, domain):
                 facts = of_quantizer(call)
-            else:
-                return [UNKNOWN] * len(node.outputs)
-        except (Unknown, ValueError, IndexError):
-            return [UNKNOWN] * len(node.outputs)  # also of a node that violates its definition
+        except (Unknown, ValueError, IndexError):  # also of a node that violates its definition
+            if not domain:
+                facts = self._types(node, call.version)
         possible = [fact if _is_possible(fact) else UNKNOWN for fact in facts]
         return possible + [UNKNOWN] * (len(node.outputs) - len(possible))
+
+    def _types(self, node: ir.Node, version: int) -> list[Fact]:
+        """Return the types of the results of a standard node that has a rule."""
+        like = [like_typed(node, index, version) for index in range(len(node.outputs))]
+        return [UNKNOWN if v is None else Fact(self.known.get(v, UNKNOWN).dtype) for v in like]
 
     def _body(self, graph: ir.Graph, inputs: Sequence[Fact]) -> list[Fact]:
         if len(inputs) != len(graph.inputs):
