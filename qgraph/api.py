@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import onnx_ir as ir
 
 from qgraph.certificate import Certificate
-from qgraph.comparison.prove import read, replay
+from qgraph.comparison.replay import read, replay
 from qgraph.errors import Choice, OptionError, QGraphError, member, require
 from qgraph.exactness import Exactness, Verification
 from qgraph.inventory.differences import ModelDifferences, diff as differences

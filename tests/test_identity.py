@@ -20,7 +20,7 @@ import qgraph
 from qgraph import Model, transforms
 from qgraph.certificate import Identity
 from qgraph.cli.main import main
-from qgraph.comparison.prove import read
+from qgraph.comparison.replay import read
 from qgraph.errors import EquivalenceError
 from qgraph.reporting.pages import page_of
 

@@ -143,7 +143,7 @@ def _status(verdict: ProofVerdict, certificate: Certificate) -> int:
 
 def _verify(talk: Talk, path: Path, models: tuple[Path, Path]) -> int:
     """Check a certificate and return the exit status."""
-    from qgraph.comparison.prove import read, replay
+    from qgraph.comparison.replay import read, replay
     from qgraph.model import load
     from qgraph.text import json_text
     from qgraph.verify.verify import verify

@@ -16,6 +16,7 @@ from qgraph.comparison.divergence import excerpt, frontier, values_of
 from qgraph.comparison.ideal import Definitions, Kind
 from qgraph.execution.executor import Executor
 from qgraph.execution.prepare import prepare
+from qgraph.graph.scopes import unused
 from qgraph.graph.slices import ancestors, sources
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64
@@ -193,6 +194,7 @@ class CutModel:
         self.backend = backend
         self.points: dict[ir.Node, QuantizedPoint] = {}
         self._places: dict[ir.Value, int] = {}
+        self._names = {str(value.name) for value in values_of(self.whole.ir.graph)}
 
     def point(self, rounding: RoundedData) -> QuantizedPoint:
         """Return a rounding, and cut the model at it."""
@@ -218,7 +220,8 @@ class CutModel:
         )
 
     def _inserted(self, node: ir.Node, before: ir.Value) -> ir.Value:
-        name = f"{node.outputs[0].name}_cut"
+        name = unused(f"{node.outputs[0].name}_cut", self._names)
+        self._names.add(name)
         cut = ir.Value(name=name, type=before.type, shape=before.shape)
         self.whole.ir.graph.insert_before(node, ir.Node("", "Identity", [before], outputs=[cut]))
         node.replace_input_with(0, cut)

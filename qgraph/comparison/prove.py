@@ -1,30 +1,24 @@
-"""Prove model files equal, find an input that shows a difference, and check a certificate."""
+"""Prove model files equal, and find an input that shows a difference."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.bound import Bounding, Seen, Within
-from qgraph.certificate import Certificate, Identity, ListedFact, RegionVerdict
+from qgraph.bound import Bounding, Within
+from qgraph.certificate import Certificate, Identity
 from qgraph.comparison.seen import with_seen
-from qgraph.effort import is_over
 from qgraph.errors import (
-    EquivalenceError,
     ExecutionError,
-    ModelError,
     OptionError,
     UnsupportedError,
-    plain_message,
 )
-from qgraph.exactness import Exactness, PartFinding, ProofVerdict, Status, Verification
+from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution import demonstration
 from qgraph.execution.executor import Executor
 from qgraph.execution.inputs import batch_shapes, make_inputs
@@ -38,10 +32,6 @@ from qgraph.proof.discharge import Shown
 from qgraph.proof.functions.finding import Runs
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.regions import cut, decide_cuts
-from qgraph.storage.files import sha256
-from qgraph.storage.places import MOST_TEXT, bounded
-from qgraph.text import json_text
-from qgraph.version import READABLE
 
 Feeds = dict[str, Array]
 
@@ -245,146 +235,3 @@ def _nearest(values: Array, runs: Runs) -> tuple[int, float]:
         distance = np.abs(flat - targets)
     element = int(np.argmin(np.where(np.isnan(distance), np.inf, distance)))
     return element, float(targets[element])
-
-
-def read(path: Path, reference: Path, candidate: Path) -> Certificate:
-    """Return the certificate in a file.
-
-    Raises ModelError if the file is no certificate, EquivalenceError if it is about other files.
-    """
-    try:
-        document = json.loads(bounded(path, MOST_TEXT).decode())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path}: cannot be read ({plain_message(error)}), expected a certificate of "
-            "'qgraph prove'. Write it with --certificate."
-        ) from error
-    is_certificate = isinstance(document, dict) and document.get("command") == "prove"
-    if not is_certificate or document.get("schema") not in READABLE:
-        raise ModelError(
-            f"{path}: is not a certificate of schema {' or '.join(map(str, READABLE))}, expected a "
-            "file from 'qgraph prove --certificate'. Write it again."
-        )
-    certificate = Certificate.from_json(document)
-    for name, model in (("reference", reference), ("candidate", candidate)):
-        stated = getattr(certificate, name)
-        if stated.sha256 is None:
-            raise ModelError(f"{path}: states no hash of its {name}. Prove the files again.")
-        if stated.sha256 != sha256(model):
-            raise EquivalenceError(
-                f"{path}: it is about a {name} of the hash {stated.sha256[:12]}..., but {model} is "
-                "another file, expected the same file. Give the models that were proved; save a "
-                "model in memory first and prove the file."
-            )
-    return certificate
-
-
-def replay(
-    certificate: Certificate, checked: Verification, reference: Source, candidate: Source
-) -> Verification:
-    """Return the combined findings of checker and prover on a certificate.
-
-    The prover is run if a part is unchecked and none is refuted. It must find the same for the
-    unchecked parts, and at least the verdict and the level of the certificate. What it does not
-    find before the time limit stays unchecked.
-
-    Raises ModelError for models that are not usable, UnsupportedError if a function cannot be
-    inlined.
-    """
-    if checked.is_refuted or all(part.status is Status.CHECKED for part in checked.parts):
-        return checked
-    anew = prove(
-        reference,
-        candidate,
-        exact=Exactness.BITS if _wants_bits(certificate) else Exactness.VALUES,
-        keep_inputs=certificate.kept_inputs,
-        evidence=any(
-            r.boxes or r.cases or (r.bound and r.bound.channels) for r in certificate.regions
-        ),
-        within=certificate.bounding,
-    )
-    late = is_over()
-    regions = tuple(
-        _with_prover(region, finding, anew, late=late)
-        for region, finding in zip(certificate.regions, checked.regions, strict=True)
-    )
-    problem, statements = _overclaim(certificate, anew), checked.statements
-    if problem:
-        reason = f"{_LATE}: {problem}" if late else problem
-        statements = PartFinding(Status.UNCHECKED if late else Status.REFUTED, reason)
-    outputs = replace(checked.outputs, prover=checked.outputs.status is Status.UNCHECKED)
-    open_ = [part for part in regions if part.status is Status.UNCHECKED and not part.prover]
-    decided = not open_ and not problem and certificate.verdict is anew.verdict
-    if not decided and late:
-        outputs = checked.outputs
-    return Verification(
-        anew.verdict if decided else ProofVerdict.UNDECIDED,
-        regions,
-        outputs,
-        statements,
-        prover=True,
-    )
-
-
-_LATE = "the prover reached the time limit"
-
-
-def _wants_bits(certificate: Certificate) -> bool:
-    """Return whether equal values count as different, as at level bits."""
-    return any(
-        region.verdict is ProofVerdict.DIFFERENT and region.exactness is Exactness.VALUES
-        for region in certificate.regions
-    )
-
-
-def _with_prover(
-    region: RegionVerdict, finding: PartFinding, anew: Certificate, *, late: bool
-) -> PartFinding:
-    if finding.status is not Status.UNCHECKED or region.verdict is ProofVerdict.UNDECIDED:
-        return finding
-    names = region.reference_value, region.candidate_value
-    others = [r for r in anew.regions if (r.reference_value, r.candidate_value) == names]
-    alike = [other for other in others if _stated(other, region) == _stated(region, region)]
-    if any(_seen(other) == _seen(region) for other in alike):
-        return replace(finding, prover=True)
-    if alike:
-        return replace(finding, reason=f"{finding.reason}; the prover shows another difference")
-    if late:
-        return replace(finding, reason=f"{finding.reason}; {_LATE}")
-    if others:
-        return PartFinding(Status.REFUTED, "the prover finds another result")
-    return replace(finding, reason=f"{finding.reason}; the prover has no such region")
-
-
-def _seen(region: RegionVerdict) -> Seen | None:
-    """Return the codes on which the sides of a region were run."""
-    return None if region.bound is None else region.bound.seen
-
-
-def _stated(region: RegionVerdict, like: RegionVerdict) -> dict[str, Any]:
-    """Return the fields of a region that the prover must find again."""
-    kept = replace(region, boxes=like.boxes and region.boxes, cases=like.cases and region.cases)
-    if region.bound is not None:
-        kept = replace(kept, bound=replace(region.bound, seen=None))
-    return dict(json.loads(json_text(kept.to_json()))) | {"reason": None}
-
-
-def _overclaim(certificate: Certificate, anew: Certificate) -> str | None:
-    """Return the claim of a certificate as a whole that exceeds the result of the prover."""
-    if certificate.verdict not in (anew.verdict, ProofVerdict.UNDECIDED):
-        return f"the prover finds the models {anew.verdict}, not {certificate.verdict}"
-    level, known = certificate.exactness, anew.exactness
-    if level is not None and (known is None or level > known):
-        return f"the prover finds them equal in {known}, not {level}"
-    for text in (*anew.conditions, *anew.notes):
-        if text not in (*certificate.conditions, *certificate.notes):
-            return f"the condition {text!r} is missing"
-    if certificate.shown_by != anew.shown_by:
-        return "the prover finds another witness, or none"
-    facts = set(map(_key, anew.facts))
-    wrong = [fact for fact in certificate.facts if _key(fact) not in facts]
-    return f"{wrong[0].tensor!r} has another type or shape" if wrong else None
-
-
-def _key(fact: ListedFact) -> str:
-    return json_text(replace(fact, because="").to_json())

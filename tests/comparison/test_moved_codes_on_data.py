@@ -10,6 +10,10 @@ import pytest
 
 import qgraph
 from qgraph import Tolerances
+from qgraph.bound import Bounding
+from qgraph.comparison.cut_model import CutModel
+from qgraph.comparison.divergence import values_of
+from qgraph.proof.bounds.paired_models import paired
 from tests.proof.bounds.test_moved_cuts import CASES, S_Y, model
 
 pytestmark = pytest.mark.runtime
@@ -118,3 +122,17 @@ def test_an_output_that_is_codes_of_a_kernel_is_equal_for_equal_codes():
     first, output = report.bounds.segments
     assert (first.differing_codes, first.largest_steps) == (2, 5)
     assert (output.differing_codes, output.violated, output.reason) == (0, None, None)
+
+
+def test_a_rounding_that_is_cut_twice_has_two_names():
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[2] x) => (int8[2] y)
+        <float s = {0.5}, int8 z = {0}> { y = QuantizeLinear (x, s, z) }"""
+    pairing = paired((ir.from_onnx_text(text), ir.from_onnx_text(text)), Bounding())
+    side = CutModel(pairing.models[0], pairing.reference, "numpy")
+    rounding, _ = pairing.segments[0].roundings
+    side.uncut_point(rounding)
+    side.point(rounding)
+    assert {value.name for value in values_of(side.whole.ir.graph)} == {
+        *("x", "s", "z", "y"),
+        *("y_cut", "y_cut_1"),
+    }

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 import qgraph
 from qgraph.certificate import Certificate, json_schema
-from qgraph.comparison.prove import replay
+from qgraph.comparison.replay import replay
 from qgraph.conditions import texts_of
 from qgraph.errors import EquivalenceError
 from qgraph.exactness import Verification

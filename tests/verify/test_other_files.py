@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 
 import qgraph
-from qgraph.comparison.prove import read
+from qgraph.comparison.replay import read
 from qgraph.errors import EquivalenceError, QGraphError
 from qgraph.text import json_text
 from tests.verify.checking import verify

@@ -20,7 +20,8 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.certificate import RegionVerdict, json_schema
-from qgraph.comparison.prove import prove, read
+from qgraph.comparison.prove import prove
+from qgraph.comparison.replay import read
 from qgraph.conditions import Condition
 from qgraph.errors import QGraphError
 from qgraph.text import json_text

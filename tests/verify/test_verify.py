@@ -14,7 +14,7 @@ import pytest
 import qgraph
 from qgraph import transforms
 from qgraph.cli.main import main
-from qgraph.comparison.prove import read
+from qgraph.comparison.replay import read
 from qgraph.effort import time_limit
 from qgraph.errors import EquivalenceError, ModelError
 from qgraph.text import json_text
@@ -72,7 +72,33 @@ def test_what_the_prover_does_not_reach_in_time_is_not_refuted():
     assert leaves(document, ours, theirs)
     with time_limit(1e-9):
         assert verify(document, ours, theirs) == "undecided"
+        late = certificate(ours, theirs)
     assert verify(document, ours, theirs) == "proved"
+    assert late["verdict"] == "undecided"
+    assert not set(document["conditions"]) <= set(late["conditions"])
+    assert verify(late, ours, theirs) == "undecided"
+
+
+@pytest.mark.parametrize(("counted", "holds"), [(1, True), (282, True), (283, False)])
+def test_a_certificate_may_state_at_least_how_many_inputs_differ(counted, holds):
+    """Of a Quant with zero point 3 and a plain pair, 282 inputs differ."""
+    text = f"""{HEADER} g (float[N,2] x) => (float[N,2] y)
+        <float s = {{0.25}}, float z = {{3}}, float b = {{8}}, uint8 o = {{3}}> {{ NODES }}"""
+    quant = """y = qonnx.custom_op.general.Quant
+        <signed = 0, narrow = 0, rounding_mode = "ROUND"> (x, s, z, b)"""
+    pair = "q = QuantizeLinear (x, s, o) y = DequantizeLinear (q, s, o)"
+    models = [ir.from_onnx_text(text.replace("NODES", nodes)) for nodes in (quant, pair)]
+    document = certificate(*models)
+    (region,) = document["regions"]
+    assert region["differing_inputs"] == 282
+    region |= {"method": "none", "counted": False, "differing_inputs": counted, "boxes": []}
+    region |= {"differing_codes": None, "largest_steps": None}
+    region["differing_channels"] = [[0, counted]]
+    if holds:
+        assert verify(document, *models) == "different"
+    else:
+        with pytest.raises(EquivalenceError, match="another result"):
+            verify(document, *models)
 
 
 def test_a_certificate_of_overflow_to_nan_holds():
