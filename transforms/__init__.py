@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.rewriting import Writing, rewrite
     from qgraph.transforms.runtime_faults import (
         FloatProducts,
+        FloatSoftmax,
         FloatSums,
         SeparateWeights,
         WidenFloats,
@@ -53,6 +54,7 @@ __all__ = [
     "ConvertDialect",
     "DropRounding",
     "FloatProducts",
+    "FloatSoftmax",
     "FloatSums",
     "FoldBatchNorm",
     "FoldConstants",
@@ -107,7 +109,13 @@ _SHARED = {
     "plain_forms": ("LowerPointwise", "PlainPairs", "SplitGemm"),
     "recoding": ("Repack", "ShiftZeroPoints", "SymmetricWeights", "WidenCodes"),
     "rewriting": ("Writing", "rewrite"),
-    "runtime_faults": ("FloatProducts", "FloatSums", "SeparateWeights", "WidenFloats"),
+    "runtime_faults": (
+        "FloatProducts",
+        "FloatSoftmax",
+        "FloatSums",
+        "SeparateWeights",
+        "WidenFloats",
+    ),
     "simpler_ranges": ("DropRounding", "KeepRoundings", "SplitFakeQuantize"),
     "split_layers": ("SplitLeakyRelu", "SplitZeroPoints"),
 }

@@ -1,6 +1,7 @@
 """Passes that avoid forms which a runtime does not compute, or not as ONNX defines them.
 
 ``float-products``    products of two operands of data as floats
+``float-softmax``     Softmax of codes as floats
 ``float-sums``        sums over rows of codes as floats
 ``separate-weights``  a matrix of its own for products that read a matrix turned
 ``widen-floats``      float32 instead of floats of 16 bits
@@ -21,7 +22,7 @@ from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import code_type
-from qgraph.graph.scopes import graphs_of, input_of
+from qgraph.graph.scopes import graphs_of, input_of, producer_of
 from qgraph.inventory.layers import quantized_einsums, quantized_layers
 from qgraph.inventory.openvino_traps import WeightChain, row_sums_of, turned_products, weight_chain
 from qgraph.model import Model
@@ -133,6 +134,30 @@ class FloatSums(Transform):
             lowest = _lowest(each.decoder)
             if each.node.inputs[0] is not None and lowest is not None:
                 _limit(editor, report, each.node, 0, lowest)
+
+
+@transform("float-softmax", preserves=Exactness.BITS)
+class FloatSoftmax(Transform):
+    """Prevent a runtime from computing Softmax on codes.
+
+    1. ``Softmax(x) -> Softmax(Max(x, lowest))``, where ``x`` are decoded codes, possibly moved, and
+       ``lowest`` is the lowest number of their type.
+
+    The Max changes no number. Without it, ONNX Runtime counts the number 1 as a whole number of
+    steps of the result, so that codes can be one too low.
+    """
+
+    nodes: str = option("*", help="names of operators, such as *attention*|!*Softmax_1")
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Insert a Max before each Softmax of codes, and report it."""
+        editor = Editor(model.ir)
+        for node in list(model.nodes("Softmax")):
+            decoder = producer_of(unmoved(node.inputs[0]), "DequantizeLinear")
+            if node.domain or decoder is None or not selects(self.nodes, label(node)):
+                continue
+            if (lowest := _lowest(decoder)) is not None:
+                _limit(editor, report, node, 0, lowest)
 
 
 def _lowest(decoder: ir.Node) -> Array | None:

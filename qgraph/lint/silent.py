@@ -35,6 +35,7 @@ ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
 _KEEPS = LintFix("keep-roundings", "values")
+_AS_FLOATS = LintFix("float-softmax", "bits")
 _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
 _BOTH = 128
@@ -379,12 +380,13 @@ def limits_between_codes(facts: ModelFacts) -> Iterator[Found]:
         yield Found((node, decoder), "the limits become whole codes: up to a step off")
 
 
-@rule("QG324", "softmax-of-fewer-steps", WARNING, targets=_ORT)
+@rule("QG324", "softmax-of-fewer-steps", WARNING, fix=_AS_FLOATS, targets=_ORT)
 def softmax_of_fewer_steps(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime computes a quantized Softmax as if 1 were a whole number of steps."""
     for node in facts.of("Softmax"):
-        decoder, behind = facts.decoder_of(node.inputs[0]), facts.only_reader(node.outputs[0])
-        if decoder is None or behind is None or behind.op_type != QUANTIZE:
+        decoder = facts.decoder_of(node.inputs[0])
+        behind = quantizer_after(facts, node, most_activations=0)
+        if decoder is None or behind is None:
             continue
         encoder = facts.coder(behind)
         step = encoder.scale if decoder.kind == encoder.kind in _EIGHT_BITS else None

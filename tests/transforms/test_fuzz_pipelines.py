@@ -49,6 +49,7 @@ PASSES = [
     "widen-codes",
     "widen-floats",
     "float-products",
+    "float-softmax",
     "float-sums",
     "keep-roundings",
     "separate-weights",

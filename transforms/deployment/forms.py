@@ -28,6 +28,8 @@ from qgraph.inventory.openvino_roundings import (
     unrounded_sums,
 )
 from qgraph.inventory.openvino_traps import row_sums_of
+from qgraph.lint.engine import chosen_rules, findings_of
+from qgraph.lint.facts import ModelFacts
 from qgraph.model import Model
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
@@ -44,7 +46,7 @@ from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.recoding import CodeTarget, Repack
-from qgraph.transforms.runtime_faults import FloatProducts
+from qgraph.transforms.runtime_faults import FloatProducts, FloatSoftmax
 from qgraph.transforms.weights.stored_codes import stored_codes
 
 FLOAT = "float"
@@ -203,6 +205,16 @@ def twice_rounded(model: Model, profile: Profile) -> list[str]:
         for site in data
         if any(n.op_type == "QuantizeLinear" and code_type(n) in _FLOAT8 for n in site.nodes)
     ]
+
+
+def float_softmax(model: Model, profile: Profile) -> list[Transform]:
+    """Return the pass after which a target computes Softmax as written; nothing if none is needed.
+
+    It gives other codes for a Softmax of codes if 1 is not a whole number of steps.
+    """
+    found = findings_of(ModelFacts(model.ir, profile), chosen_rules("QG324"))
+    nodes = "|".join(escaped(each.nodes[0]) for each in found)
+    return [FloatSoftmax(nodes=nodes)] if nodes else []
 
 
 def packed(model: Model) -> dict[str, ExplainedReason]:

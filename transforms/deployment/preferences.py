@@ -42,6 +42,7 @@ from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
     failing,
+    float_softmax,
     in_float,
     is_unrounded,
     layers_of,
@@ -102,7 +103,8 @@ def preferred(
         OptionError: times are requested for a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
-    attempt = _with(unsaturated(attempt.model, profile), attempt)
+    steps = unsaturated(attempt.model, profile) + float_softmax(attempt.model, profile)
+    attempt = _with(steps, attempt)
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
         attempt = _with([SeparateWeights()], attempt)
@@ -136,7 +138,7 @@ def preferred(
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     tuning = tune(attempt.model, Timing(profile.executed, shapes=shapes, options=options))
     measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
-    faults = saturating, is_unrounded, twice_rounded
+    faults = saturating, is_unrounded, twice_rounded, float_softmax
     is_right = not any(each(reference, profile) for each in faults)
     return _fastest(measured, reference, request, may_stay=is_right)
 

@@ -1,0 +1,91 @@
+"""Softmax of codes stays in float: ONNX Runtime computes it with too few steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import qgraph
+from qgraph.reports import SiteStatus
+from qgraph.transforms.runtime_faults import FloatSoftmax
+
+runtime = pytest.importorskip("onnxruntime")
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+    net (float[2,8,16] x) => (y)
+    <float s = {0.1}, TYPE z = {0}, float t = {STEP}, TYPE o = {LOW}, int64[2] rows = {16, 16}> {
+        c = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (c, s, z)
+        BODY
+        q = QuantizeLinear (p, t, o)
+        y = DequantizeLinear (q, t, o)
+    }"""
+CODES = {"uint8": 0, "int8": -128}
+WRONG = {
+    "alone": "p = Softmax <axis = 2> (d)",
+    "reshaped before": "r = Reshape (d, rows) p = Softmax <axis = 1> (r)",
+    "moved behind": "r = Softmax <axis = 1> (d) p = Transpose <perm = [0, 2, 1]> (r)",
+}
+RIGHT = {
+    "a whole number of steps": ("p = Softmax <axis = 2> (d)", "0.00390625"),
+    "flattened behind": ("r = Softmax <axis = 2> (d) p = Flatten (r)", "0.00392157"),
+    "of floats": ("r = Exp (d) p = Softmax <axis = 2> (r)", "0.00392157"),
+}
+
+
+def model(body: str, kind: str = "uint8", step: str = "0.00392157") -> onnx.ModelProto:
+    text = TEXT.replace("BODY", body).replace("TYPE", kind).replace("STEP", step)
+    return onnx.parser.parse_model(text.replace("LOW", str(CODES[kind])))
+
+
+def differing(proto: onnx.ModelProto, reference: onnx.ModelProto) -> int:
+    """Return how many results of ONNX Runtime differ from those of the operators as written."""
+    x = np.random.default_rng(0).normal(0, 2, (2, 8, 16)).astype(np.float32)
+    exact = qgraph.load(reference).run({"x": x}, backend="numpy")["y"]
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return int(np.count_nonzero(session.run(None, {"x": x})[0] != exact))
+
+
+@pytest.mark.cases(fast=2, slow=3)
+@pytest.mark.runtime
+@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("name", WRONG)
+def test_softmax_of_codes_is_computed_as_written(name, kind):
+    proto = model(WRONG[name], kind)
+    assert differing(proto, proto) > 5
+    loaded = qgraph.load(proto)
+    before = loaded.clone()
+    result = qgraph.deploy(loaded, "onnxruntime-cpu")
+    assert not [each for each in result.findings if each.rule.id == "QG324"]
+    assert differing(loaded.to_proto(), proto) == 0
+    proof = qgraph.prove(before, loaded)
+    assert (str(proof.verdict), str(proof.exactness)) == ("proved", "bits")
+    once = loaded.to_proto()
+    qgraph.deploy(loaded, "onnxruntime-cpu")
+    assert loaded.to_proto() == once
+
+
+@pytest.mark.cases(fast=1)
+@pytest.mark.runtime
+@pytest.mark.parametrize("name", RIGHT)
+def test_other_softmax_stay(name):
+    body, step = RIGHT[name]
+    loaded = qgraph.load(model(body, step=step))
+    assert differing(loaded.to_proto(), loaded.to_proto()) == 0
+    qgraph.deploy(loaded, "onnxruntime-cpu")
+    assert not list(loaded.nodes("Max"))
+
+
+def test_only_named_softmax_of_codes_get_a_limit():
+    loaded = qgraph.load(model(WRONG["alone"].replace("p =", "[here] p =")))
+    assert not loaded.apply(FloatSoftmax(nodes="!here")).sites
+    report = loaded.apply(FloatSoftmax(nodes="here"))
+    assert report.count(SiteStatus.CHANGED) == 1
+    assert report.sites[0].verdict.exactness == "bits"
+    (limit,) = loaded.nodes("Max")
+    lowest = limit.inputs[1].const_value.numpy()
+    assert lowest == 0  # the codes are UINT8 without a zero point
+    assert not loaded.apply(FloatSoftmax()).sites
