@@ -178,10 +178,15 @@ class Model(Displayed):
         Args:
             operators: if given, only nodes of these: ``Name`` in any domain, or ``domain::Name``.
         """
+        has_domains = any("::" in each for each in operators)
         for owner in owners(self.ir):
             for node in list(nodes_of(owner)):
                 name = node.op_type
-                if not operators or name in operators or f"{node.domain}::{name}" in operators:
+                if (
+                    not operators
+                    or name in operators
+                    or (has_domains and f"{node.domain}::{name}" in operators)
+                ):
                     yield node
 
     def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:

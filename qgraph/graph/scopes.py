@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap, deque
 from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -220,13 +221,15 @@ def _check_body(body: Body, outer: Scope) -> None:
     names: dict[str, ir.Value] = {}
     scope = ChainMap(names, *outer.maps)
     owner = f"graph {body.name!r}" if isinstance(body, ir.Graph) else f"function {body.name!r}"
-    for value in _defined(body):
+    nodes = list(body)
+    stored = body.initializers.values() if isinstance(body, ir.Graph) else ()
+    for value in chain(body.inputs, stored, [value for node in nodes for value in node.outputs]):
         if value.name and names.setdefault(value.name, value) is not value:
             raise ModelError(
                 f"In {owner} the name {value.name!r} is given to two values, expected one. "
                 "Rename one of them, or export the model again."
             )
-    for node in body:
+    for node in nodes:
         for used in node.inputs:
             if used is None or names.get(used.name or "") is used:
                 continue
@@ -248,14 +251,6 @@ def subgraphs(attribute: ir.Attr) -> tuple[ir.Graph, ...]:
     if attribute.type is ir.AttributeType.GRAPHS:
         return tuple(attribute.as_graphs())
     return ()
-
-
-def _defined(body: Body) -> Iterator[ir.Value]:
-    yield from body.inputs
-    if isinstance(body, ir.Graph):
-        yield from body.initializers.values()
-    for node in body:
-        yield from node.outputs
 
 
 def _trouble(value: ir.Value, scope: Scope) -> str:

@@ -380,7 +380,8 @@ def _inferred(model: ir.Model, facts: Facts | None) -> AbstractContextManager[No
     """Set the inferred types and shapes of the values of the main graph."""
     values = [value for node in nodes_of(model.graph) for value in node.outputs]
     # Where the model has one floating type only, data of no stated type has that one.
-    keeps_types = only_float_type(model) is None
+    is_typed = all(value.type is not None for value in values)
+    keeps_types = is_typed or only_float_type(model) is None
     return inferred(model, values, keeps_types=keeps_types, facts=facts)
 
 

@@ -29,7 +29,6 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
     graph = proto.graph
     if proto.functions or graph.sparse_initializer or graph.quantization_annotation:
         return False
-    infos = {each.name: each for each in (*graph.value_info, *graph.output)}
     types = _Types(graph)
     stored = {each.name for each in graph.initializer}
     if len(stored) < len(graph.initializer):
@@ -62,12 +61,19 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
     nodes = list(kept.values())
     own = given.union(*(node.output for node in nodes))
     used = dict.fromkeys(name for node in nodes for name in node.input if name)
+    near = own.union(used)
+    stated = [info for info in graph.value_info if info.name in near]
+    infos = {each.name: each for each in (*stated, *graph.output)}
     graph.input.extend(
         infos.get(name, onnx.ValueInfoProto(name=name)) for name in used if name not in own
     )
     outputs = [each for each in graph.output if each.name in own]
     _keep_tensors(graph, {*used, *(each.name for each in outputs)})
-    for field, remaining in ((graph.node, nodes), (graph.output, outputs)):
+    for field, remaining in (
+        (graph.node, nodes),
+        (graph.output, outputs),
+        (graph.value_info, stated),
+    ):
         del field[:]
         field.extend(remaining)
     return True

@@ -13,7 +13,6 @@ from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import raise_opset
-from qgraph.graph.scopes import all_nodes, owners
 from qgraph.model import Model
 from qgraph.proof.functions.lowering import Forms
 from qgraph.quantizers.compare import Comparer, Spell, spelled_once
@@ -367,13 +366,4 @@ def settle(model: Model, plans: Sequence[Drafted], editor: Editor, report: Repor
     drafts = [plan.draft for plan in plans if plan.draft is not None]
     domains = {node.domain for draft in drafts for node in draft.region.nodes}
     editor.replace_all(drafts)
-    opset.declare_domains(model.ir)
-    forget_domains(model, domains)
-
-
-def forget_domains(model: Model, domains: set[str]) -> None:
-    """Remove the opset imports of ``domains`` that no node uses any more."""
-    unused = domains - {node.domain for node in all_nodes(model.ir)} - {""}
-    for owner in owners(model.ir):
-        for domain in unused & set(owner.opset_imports):
-            del owner.opset_imports[domain]
+    opset.declare_domains(model.ir, removed=domains)

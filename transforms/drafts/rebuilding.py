@@ -19,7 +19,7 @@ from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_EQUAL_FORM, NO_OPERATOR, UNREADABLE, explained
 from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
-from qgraph.transforms.drafts.choice import STORED, entry, forget_domains, opset_reason, refused
+from qgraph.transforms.drafts.choice import STORED, entry, opset_reason, refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,8 @@ def rebuild(
         report.sites.append(changed)
     editor.replace_all(drafts.values())
     if chosen:
-        opset.declare_domains(model.ir)
-        forget_domains(model, {node.domain for each in chosen for node in each.nodes})
+        removed = {node.domain for each in chosen for node in each.nodes}
+        opset.declare_domains(model.ir, removed=removed)
         opset.raise_ir_version(model.ir)
 
 

@@ -122,21 +122,24 @@ def minimum_ir_version(model: ir.Model) -> int:
     return max(needed)
 
 
-def declare_domains(model: ir.Model) -> list[str]:
+def declare_domains(model: ir.Model, *, removed: Iterable[str] = ()) -> list[str]:
     """Import the domains that nodes use and the model or a function does not.
 
     Version 1 is imported, of ``qonnx.custom_op.general`` version 2 where a Trunc has the inputs
     that came with it, of the standard domain the lowest that has all its nodes, from 9 upward. Each
-    addition is returned once, as ``domain version``.
+    addition is returned once, as ``domain version``. Imports of ``removed`` domains are deleted if
+    no node uses them any more; that of the standard domain stays.
 
     Raises:
         ModelError: no version of the standard domain has all its nodes.
     """
     added: dict[str, None] = {}
+    unused = {*removed} - {""}
     for owner in owners(model):
         imports = owner.opset_imports
         nodes = list(nodes_of(owner))
-        for domain in dict.fromkeys(node.domain for node in nodes):
+        for domain in dict.fromkeys([node.domain for node in nodes]):
+            unused.discard(domain)
             if domain in imports:
                 continue
             version = model.opset_imports.get(domain)
@@ -144,6 +147,9 @@ def declare_domains(model: ir.Model) -> list[str]:
                 domain, [n for n in nodes if n.domain == domain]
             )
             added[f"{domain or 'ai.onnx'} {imports[domain]}"] = None
+    for owner in owners(model):
+        for domain in unused & set(owner.opset_imports):
+            del owner.opset_imports[domain]
     return list(added)
 
 
