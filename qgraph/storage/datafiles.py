@@ -112,6 +112,8 @@ def write(
     Raises:
         ModelError: a file does not hold what was written.
     """
+    if not (chosen or deferred):
+        return {}, {}, {}
     groups = _shards(chosen, shard_bytes)
     layout = {output.folder / f"{i}.part": group for i, group in enumerate(groups)}
     heads = {path: _head(group) if safetensors else b"" for path, group in layout.items()}

@@ -99,7 +99,6 @@ class Output:
         access = Access.of(self.target)
         for file in (*self._reserved, self.file):
             seal(file, access)
-        sync_folder(self.folder)
 
     def publish_neighbours(self) -> None:
         """Move the files that appear beside the output to their places; nothing names them yet."""
