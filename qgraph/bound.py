@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qgraph.errors import Choice, OptionError, meant, member, require, shown
+from qgraph.records import field, guarded
 from qgraph.text import fields_json, read_fields, read_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Against(Choice):
     IDEAL = "ideal"
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class SeenCodes:
     """Codes or inputs of the reference at which a segment starts.
 
@@ -63,7 +63,7 @@ class SeenCodes:
         return codes
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Seen:
     """The largest difference at the end of a segment in a few runs from equal codes.
 
@@ -78,7 +78,7 @@ class Seen:
     starts: tuple[SeenCodes, ...] = ()
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Bound:
     """The bound of one segment, of its worst channel.
 
@@ -129,7 +129,7 @@ class Bound:
         return read_fields(cls, {"code_shift": 0, "seen": None, **document})
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Limit:
     """A limit for the difference of two models.
 
@@ -211,7 +211,7 @@ class NamedValue(Protocol):
         """Its name."""
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Bounding:
     """Options of bounds.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from qgraph.conditions import Cases, Condition, Demonstration, Division
 from qgraph.errors import EquivalenceError, ModelError, UndecidedError
 from qgraph.exactness import Exactness, ProofVerdict as ProofVerdict, Verdict, difference
 from qgraph.reasons import ExplainedReason, id_of
+from qgraph.records import field, guarded, replace
 from qgraph.text import Displayed, Fields, counted, fields_json, read_fields, read_json
 from qgraph.version import SEMANTICS, head, renamed
 
@@ -21,7 +21,7 @@ if not TYPE_CHECKING:
     __getattr__ = renamed(__name__)
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Identity:
     """File and hash of a model; one in memory has no path, and is hashed as it is serialised."""
 
@@ -29,7 +29,7 @@ class Identity:
     sha256: str | None
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class ListedFact:
     """Type and shape of a tensor on which a proof relies.
 
@@ -60,7 +60,7 @@ class ListedFact:
         return read_fields(cls, {"value": None, **fact})
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@guarded(frozen=True, kw_only=True, repr=False)
 class RegionVerdict(Verdict, Fields):
     """Two values that should be equal, and the verdict on them, given equal entries.
 
@@ -156,7 +156,7 @@ _OF_REGIONS = (
 """The fields of a region in a certificate."""
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class Certificate(Displayed):
     """Certificate of a proof about two models.
 

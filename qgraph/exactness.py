@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
 
-from qgraph import records
 from qgraph.errors import Choice, member
+from qgraph.records import dataclass, guarded
 from qgraph.text import Fields, amount, counted, example, fields_json
 
 UNCHECKED_ID = "QG071"
@@ -97,7 +96,7 @@ class Method(StrEnum):
     NONE = "none"
 
 
-@records.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Witness:
     """One input on which two functions differ, and both outputs."""
 
@@ -106,7 +105,7 @@ class Witness:
     candidate: float
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Verdict:
     """Verdict on the equality of two functions over all their inputs.
 
@@ -167,7 +166,7 @@ class Status(StrEnum):
     REFUTED = "refuted"
 
 
-@records.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PartFinding:
     """Finding of the checker on a part of a certificate.
 
@@ -193,7 +192,7 @@ class PartFinding:
         return fields_json(self, "status", "reason", "prover", "reason_id")
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Verification(Fields):
     """Result of the checker for a whole certificate.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -12,6 +11,7 @@ from qgraph.errors import Choice, member
 from qgraph.exactness import Exactness, Method, ProofVerdict, Verdict
 from qgraph.graph.draft_parts import SizeSummary
 from qgraph.reasons import OTHER, explained
+from qgraph.records import field, guarded, replace
 from qgraph.text import Displayed, Fields, as_json
 from qgraph.version import renamed
 
@@ -29,7 +29,7 @@ class SiteStatus(Choice):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class SiteReport(Fields):
     """Report on one quantizer or tensor that a pass visited.
 
@@ -110,7 +110,7 @@ def operator_name(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-@dataclass(repr=False)
+@guarded(repr=False)
 class Report(Displayed):
     """Report of a sequence of passes, in order.
 

@@ -1,4 +1,4 @@
-"""Records behave like dataclasses of the standard library, but for being frozen."""
+"""Records behave like dataclasses of the standard library; only guarded ones are frozen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from qgraph import records
 
-MAKERS = (records.dataclass, dataclasses.dataclass)
+MAKERS = (records.dataclass, records.guarded, dataclasses.dataclass)
 OPTIONS = [{}, {"eq": False}, {"frozen": True}, {"frozen": True, "eq": False}, {"repr": False}]
 
 
@@ -67,8 +67,8 @@ def facts(made: list[type]) -> list[object]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_records_equal_and_show_like_dataclasses(options):
-    ours, theirs = (facts(classes(maker, **options)) for maker in MAKERS)
-    assert ours == theirs
+    ours, guarded, theirs = (facts(classes(maker, **options)) for maker in MAKERS)
+    assert ours == guarded == theirs
 
 
 @records.dataclass(frozen=True)
@@ -76,11 +76,17 @@ class Shown:
     inner: Any = None
 
 
+@records.guarded(frozen=True)
+class Frozen:
+    a: int
+
+
 def test_a_record_that_contains_itself_is_shown_and_records_are_pickled():
     shown = Shown([])
     shown.inner.append(shown)
     assert repr(shown) == "Shown(inner=[...])"
-    assert pickle.loads(pickle.dumps(Shown(3))) == Shown(3)
+    for record in (Shown(3), Frozen(3)):
+        assert pickle.loads(pickle.dumps(record)) == record
 
 
 def test_objects_are_made_like_those_of_dataclasses():
@@ -115,7 +121,7 @@ def test_objects_are_made_like_those_of_dataclasses():
                 found.append(str(error.value))
         return found
 
-    assert made(records.dataclass) == made(dataclasses.dataclass)
+    assert made(records.dataclass) == made(records.guarded) == made(dataclasses.dataclass)
 
 
 def test_a_class_without_objects_has_the_signature_of_its_fields():
@@ -128,3 +134,36 @@ def test_a_class_without_objects_has_the_signature_of_its_fields():
 
     assert str(inspect.signature(Never)) == "(a: 'int', b: 'str' = 'b') -> None"
     assert inspect.signature(Never.__init__).parameters.keys() == {"self", "a", "b"}
+
+
+@pytest.mark.parametrize("deriving", MAKERS[1:])
+@pytest.mark.parametrize("maker", MAKERS[1:])
+def test_guarded_records_are_frozen_like_dataclasses(maker: Any, deriving: Any):
+    @maker(frozen=True)
+    class Base:
+        a: int = 1
+
+        @cached_property
+        def double(self) -> int:
+            return 2 * self.a
+
+    @deriving(frozen=True)
+    class Derived(Base):
+        b: int = 2
+
+    class Plain(Base):
+        pass
+
+    for record, own in ((Base(), "a"), (Derived(5), "b"), (Plain(), "a")):
+        assert record.double == 2 * record.a
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"assign to field '{own}'"):
+            setattr(record, own, 3)
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"delete field '{own}'"):
+            delattr(record, own)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Derived().new = 3
+    plain = Plain()
+    plain.new = 3
+    del plain.new
+    with pytest.raises(TypeError, match="frozen"):
+        deriving(type("Open", (Base,), {"__annotations__": {"c": int}}))

@@ -26,7 +26,7 @@ from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.opset.rewrites import refused_pairs
 from qgraph.model import Model
-from qgraph.records import dataclass
+from qgraph.records import dataclass, guarded
 from qgraph.registry import Registry
 from qgraph.reports import Report
 from qgraph.text import fields_json
@@ -254,7 +254,7 @@ def transform(
     """
 
     def register(cls: C) -> C:
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        guarded(frozen=True, kw_only=True)(cls)
         cls.name, cls.bounded = name, bounded or cls.bounded
         cls.preserves = preserves or cls.preserves
         TRANSFORMS.add(name)(cls)

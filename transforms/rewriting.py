@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import onnx_ir as ir
 from qgraph.errors import OptionError, meant, shown
 from qgraph.model import Model, load
 from qgraph.quantizers.sites import readable_sites
+from qgraph.records import guarded
 from qgraph.reports import Report
 from qgraph.storage import datafiles, files as storage
 from qgraph.storage.outputs import HOLDS_OLD_WEIGHTS, HOLDS_WEIGHTS, Outputs, StrPath, joined
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the current step, the bytes done, and the bytes in all (0 if unknown)."""
 
 
-@dataclass(frozen=True, eq=False)
+@guarded(frozen=True, eq=False)
 class Writing:
     """How a model file is written.
 

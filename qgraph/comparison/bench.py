@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from statistics import median
@@ -39,6 +38,7 @@ from qgraph.graph.interface import static
 from qgraph.inventory.kernels import Kernels
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
+from qgraph.records import field, guarded
 from qgraph.text import Displayed, as_json, fields_json
 from qgraph.version import head
 
@@ -58,7 +58,7 @@ class BenchRuntime(Choice):
     NUMPY = "numpy"
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Timing:
     """Options of a measurement.
 
@@ -88,7 +88,7 @@ class Timing:
                 raise OptionError(f"{name} is {getattr(self, name)}, expected at least 1.")
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class ModelTime:
     """The times of a model, in milliseconds of the wall clock for one run.
 
@@ -121,7 +121,7 @@ class ModelTime:
         return vars(self) | counts | fields_json(self.kernels, "integer_nodes", "float_nodes")
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class BenchReport(Displayed):
     """The times of some models in one runtime.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -42,6 +41,7 @@ from qgraph.graph.edit import HALF_TYPES
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array
 from qgraph.ops.operator import output_step
+from qgraph.records import guarded
 from qgraph.storage.archive import WANTED, Arrays, arrays_by_name
 from qgraph.text import counted
 from qgraph.version import grouped
@@ -59,7 +59,7 @@ _ABOUT_HALVES = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@guarded(frozen=True, eq=False)
 class Inputs:
     """The inputs of a check: given arrays, then random batches, then probes.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +10,7 @@ from qgraph.certificate import Identity
 from qgraph.comparison.metrics import OutputComparison, finite, finite_fields
 from qgraph.comparison.tolerance import BoundsReport
 from qgraph.errors import EquivalenceError
+from qgraph.records import field, guarded
 from qgraph.reporting.bounds_view import bounds_sentence
 from qgraph.reporting.check_view import origin
 from qgraph.reporting.findings import junit_report
@@ -20,7 +20,7 @@ from qgraph.text import Displayed, as_json
 from qgraph.version import head
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class TensorComparison:
     """Comparison of a tensor of both models on one batch, with its node in the reference."""
 
@@ -51,7 +51,7 @@ class TensorComparison:
         return self.to_json() | finite_fields(self.compared, *names)
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class MetricReport:
     """Scores of both models by a metric and labels, and why the candidate fails the limit."""
 
@@ -66,7 +66,7 @@ class MetricReport:
         return finite_fields(self)
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class ProbeReport:
     """Distances of the inputs from the thresholds of one quantizer.
 
@@ -109,7 +109,7 @@ class CandidateForm(StrEnum):
     STANDARD = "standard operators"
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class StandardForm:
     """The candidate with its quantizers in standard operators, for runtimes that lack them.
 
@@ -138,7 +138,7 @@ class StandardForm:
         return finite_fields(self) | {"exactness": None if self.left else "bits"}
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Stopped:
     """An option that removes a difference or a part of it, and the remaining error."""
 
@@ -147,7 +147,7 @@ class Stopped:
     error: float
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class RuntimeResult:
     """The candidate in one configuration of a runtime, compared with its definition.
 
@@ -181,7 +181,7 @@ class RuntimeResult:
         return finite_fields(self, *names) | {"culprits": culprits, "failure": self.failure}
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class RuntimeReport:
     """Origin of a difference: the rewrite, or the installed runtimes at each of their levels."""
 
@@ -221,7 +221,7 @@ class CheckVerdict(StrEnum):
     DIFFERENT = "different"
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class CheckReport(Displayed):
     """Result of running two models on the same inputs.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -18,6 +17,7 @@ from qgraph.bound import Bound, Bounding, Within, limit_of
 from qgraph.comparison.metrics import OutputComparison, finite_fields, within
 from qgraph.errors import ExecutionError, OptionError, require, shown
 from qgraph.numerics import Array, Float64
+from qgraph.records import guarded, replace
 from qgraph.text import amount, counted
 
 Limit = float | Mapping[str, float]
@@ -27,7 +27,7 @@ _ANY_SIGN = frozenset({"min_sqnr"})
 _SHARES = frozenset({"min_top1"})
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Tolerances:
     """Limits for outputs, each a number for all outputs or numbers by output name.
 
@@ -51,7 +51,7 @@ class Tolerances:
     within: Within | None = None
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Tolerance:
     """Tolerances for one output, as in :class:`Tolerances`; without any, values must be equal."""
 
@@ -147,7 +147,7 @@ Score = Callable[[Outputs, Array], float]
 TOP1 = "top1"
 
 
-@dataclass(frozen=True, eq=False)
+@guarded(frozen=True, eq=False)
 class Scoring:
     """Options to score outputs by labels.
 
@@ -167,7 +167,7 @@ class LabelsError(OptionError):
     """Labels and outputs do not fit."""
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Metric:
     """A metric, named ``top1`` or ``module:function``: scores outputs by labels."""
 
@@ -246,7 +246,7 @@ _ABOUT_ONE = 1 - 2.0**-40
 """Margin for whole numbers of steps that were rounded up."""
 
 
-@dataclass(eq=False)
+@guarded(eq=False)
 class SegmentMeasure:
     """Differences of one segment on data, batch by batch, and its bound.
 
@@ -364,7 +364,7 @@ class SegmentMeasure:
         return finite_fields(self)
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class BoundsReport:
     """Differences of two models on data, by segment, and how their bounds were computed."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -25,7 +24,7 @@ from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.normalise import normalised_models
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.recognition.regions import Elementwise
-from qgraph.records import by_key
+from qgraph.records import by_key, guarded
 from qgraph.text import Displayed, one_line
 from qgraph.version import head
 
@@ -159,7 +158,7 @@ class ChangeKind(StrEnum):
     ADDED = "added"
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class QuantizerChange:
     """A quantizer of the reference and its counterpart in the candidate; a missing one is None.
 
@@ -202,7 +201,7 @@ class QuantizerChange:
         }
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class ModelDifferences(Displayed):
     """All quantizers of two models in the order of the reference, and remarks."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 import onnx_ir as ir
@@ -23,6 +23,7 @@ from qgraph.ops.operator import operator_of
 from qgraph.quantizers.movement import prepared
 from qgraph.quantizers.on_codes import coded_tensors
 from qgraph.quantizers.sites import sites
+from qgraph.records import guarded, replace
 from qgraph.reports import operator_name
 from qgraph.storage.files import weight_bytes
 from qgraph.targets.engine import RuntimeVerdict, runtimes_of
@@ -35,7 +36,7 @@ __all__ = ["Overview", "QuantizerInfo", "ValueInfo", "overview"]
 _ROUNDING = ("Ceil", "Floor", "Round")
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class ValueInfo:
     """An input or an output: its ONNX type and its shape; None if unknown."""
 
@@ -44,7 +45,7 @@ class ValueInfo:
     shape: list[int | str | None] | None
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class Overview(Displayed):
     """Result of :func:`overview`.
 

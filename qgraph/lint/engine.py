@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from qgraph.lint.data import Batch, observe
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import RULES, Found, LintFix, LintLevel, LintRule, page_of_rule
 from qgraph.model import Source, load
+from qgraph.records import field, guarded, replace
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
 from qgraph.text import Displayed, Fields, counted, fields_json, json_text
@@ -28,7 +28,7 @@ Ids = str | Iterable[str]
 """Ids of rules, prefixes of ids such as ``QG4``, or names of rules."""
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class LintFinding(Fields):
     """One finding of a rule in a model.
 
@@ -61,7 +61,7 @@ class LintFinding(Fields):
         }
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class LintReport(Displayed):
     """The findings in one model; it is also the sequence of them.
 
@@ -257,7 +257,7 @@ __all__ = ["Found", "LintFinding", "LintReport", "lint", "report_of"]
 _Key = tuple[str, str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class LintBaseline:
     """Known findings: number of findings of each rule and node, by path of the model.
 

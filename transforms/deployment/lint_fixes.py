@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import onnx_ir as ir
@@ -16,7 +15,7 @@ from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.scopes import bodies
 from qgraph.lint.engine import Ids, LintBaseline, LintReport, lint
 from qgraph.model import Model
-from qgraph.records import by_key
+from qgraph.records import by_key, guarded, replace
 from qgraph.reports import SiteStatus, operator_name
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped, options_of, parse_spec
@@ -41,7 +40,7 @@ _MOST_ROUNDS = 4
 _ENOUGH = {ProofVerdict.PROVED, ProofVerdict.BOUNDED}
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class AppliedFix:
     """A pass that was applied, or tried, to remove findings.
 
@@ -74,7 +73,7 @@ class AppliedFix:
         return f"{subject}: {done}" + (f"; {self.reason}" if self.reason else "")
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class LintFixes:
     """Result of :func:`fix`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from qgraph.model import Model
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import MOVES
 from qgraph.quantizers.quantizer import Truncating
+from qgraph.records import field, guarded
 from qgraph.reporting.deploy_view import not_loaded
 from qgraph.targets.layer import LAYERS
 from qgraph.text import Displayed, counted, fields_json
@@ -31,7 +31,7 @@ from qgraph.transforms.deployment.preferences import Tuning
 from qgraph.version import head
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class DeployedLayer:
     """A convolution or matrix product whose operands are codes of 16 bits or fewer.
 
@@ -61,7 +61,7 @@ class DeployedLayer:
         return fields_json(self)
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class Deployment(Displayed):
     """The result of :func:`qgraph.deploy`.
 
@@ -290,7 +290,7 @@ def advice(document: Mapping[str, Any]) -> str:
     return "add --certificate FILE to keep the proof; 'qgraph prove --verify FILE' checks it"
 
 
-@dataclass(frozen=True)
+@guarded(frozen=True)
 class Accuracy:
     """Results of a deployed model on data, compared with those of its input.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ from qgraph.inventory.statistics import codes_of, is_clipped, levels_of
 from qgraph.numerics import Array
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.quantizer import Affine, Ranged, Truncating, Unnamed, arrays_of
+from qgraph.records import field, guarded
 from qgraph.text import Displayed, counted
 from qgraph.version import head
 
 
-@dataclass
+@guarded
 class QuantizerCost:
     """Cost of one quantizer. Signal-to-noise ratios are in dB; None if values are equal.
 
@@ -77,7 +77,7 @@ class QuantizerCost:
         )
 
 
-@dataclass(frozen=True, repr=False)
+@guarded(frozen=True, repr=False)
 class WhyReport(Displayed):
     """The cost of each quantizer, the most harmful first.
 
