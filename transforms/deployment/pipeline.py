@@ -145,6 +145,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
         yield MoveQuantizers(units=True, dedicated=True)
     elif takes_moved_codes(profile) and not symmetric_factors(profile):
         yield MoveQuantizers()
+        yield MergeActivation(opset=opset)
     yield CanonicalOperators()
     yield repack
     yield ShiftZeroPoints(

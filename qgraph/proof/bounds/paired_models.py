@@ -5,8 +5,9 @@ can be clipped first, without a change of the result::
 
     QuantizeLinear, DequantizeLinear, Relu  =  QuantizeLinear, Clip, DequantizeLinear, Relu
 
-The clipped codes can be compared with codes that the other model clips before it rounds. If the
-result is quantized to the same codes again, it may be limited once more; then both limits hold.
+Likewise, codes can be clipped before data movement in place of behind it. The clipped codes can be
+compared with codes that the other model clips before it rounds. If the result is quantized to the
+same codes again, it may be limited once more; then both limits hold.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ def _unlike(pairing: Pairing) -> int:
     return sum(s.reason is not None or bool(s.extra.any()) for s in pairing.segments)
 
 
-_LIMITING = frozenset({OpKey("", "Relu"), OpKey("", "Clip")})
+_CLIP = OpKey("", "Clip")
+_LIMITING = frozenset({OpKey("", "Relu"), _CLIP})
+_MOVING = frozenset(OpKey("", name) for name in ("MaxPool", "Reshape", "Transpose"))
+"""Operators that can be exchanged with a limit of all elements."""
 _DECODING = OpKey("", "DequantizeLinear")
 _ROUNDING = frozenset({"QuantizeLinear", "QLinearConv", "QLinearMatMul"})
 _TYPES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
@@ -99,19 +103,20 @@ _FIRST_VERSION = 12
 def with_limited_codes(models: Sequence[ir.Model]) -> list[ir.Model] | None:
     """Return copies with a Clip of codes before each decoder that a Relu or Clip follows, or None.
 
-    Nothing is inserted if other nodes use the codes or their decoded values.
+    Likewise before data movement that a Clip of codes follows. Nothing is inserted if other nodes
+    use the codes or their decoded values.
     """
     if all(next(_places(model), None) is None for model in models):
         return None
     copies = [model.clone() for model in models]
     for copy in copies:
-        for decode, ends in list(_places(copy)):
-            _insert(copy.graph, decode, ends)
+        for reader, ends in list(_places(copy)):
+            _insert(copy.graph, reader, ends)
     return copies
 
 
 def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
-    """Yield nodes that decode codes, and the limits to which their codes can be clipped."""
+    """Yield nodes that decode or move codes, and the limits to which their codes can be clipped."""
     if versions_of(model.opset_imports).get("", 0) < _FIRST_VERSION:
         return
     for node in list(model.graph):
@@ -120,6 +125,15 @@ def _places(model: ir.Model) -> Iterator[tuple[ir.Node, Sequence[Array]]]:
             decode = _producer(node)
             require(OpKey.of(decode) == _DECODING and _producer(decode).op_type in _ROUNDING)
             yield decode, _limits_of_codes(node, decode)
+        with suppress(Unknown):
+            require(OpKey.of(node) == _CLIP and given(node.inputs[0]).dtype in _TYPES)
+            moving, ends = _producer(node), given(clip_limits(node))
+            require(OpKey.of(moving) in _MOVING and len(moving.outputs) == 1)
+            while OpKey.of(before := _producer(moving)) in _MOVING and len(before.outputs) == 1:
+                moving = before
+            require(before.op_type in _ROUNDING)
+            kind = given(moving.inputs[0]).dtype
+            yield moving, _as_codes(ends, given(kind))
 
 
 def _producer(node: ir.Node) -> ir.Node:
@@ -146,9 +160,14 @@ def _limits_of_codes(node: ir.Node, decode: ir.Node) -> list[Array]:
     first, last = ((values == values[:, [end]]).all(axis=0) for end in (0, -1))
     outer = codes[first].max(), codes[last].min()
     low, high = _limits_behind(node, decode)
-    inner = max(outer[0], low), min(outer[1], high)
-    require(inner[0] <= inner[1])
-    return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in inner]
+    return _as_codes((max(outer[0], low), min(outer[1], high)), dtype)
+
+
+def _as_codes(ends: tuple[float, float], dtype: ir.DataType) -> list[Array]:
+    """Return limits as codes of a type."""
+    require(ends[0] <= ends[1])
+    kind = np.iinfo(dtype.numpy())
+    return [np.array(np.clip(end, kind.min, kind.max), kind.dtype) for end in ends]
 
 
 def _limits_behind(node: ir.Node, decode: ir.Node) -> tuple[float, float]:
@@ -182,18 +201,18 @@ def _parameters(node: ir.Node) -> tuple[float, float]:
     return float(scale.item()), float(zero.item())
 
 
-def _insert(graph: ir.Graph, decode: ir.Node, ends: Sequence[Array]) -> None:
-    codes = decode.inputs[0]
+def _insert(graph: ir.Graph, reader: ir.Node, ends: Sequence[Array]) -> None:
+    codes = reader.inputs[0]
     if codes is None:
-        raise AssertionError("a node that decodes has codes")
+        raise AssertionError("a node that reads codes has codes")
     constants = []
     for name, end in zip(("low", "high"), ends, strict=True):
         value = ir.Value(name=f"{codes.name}_{name}", const_value=ir.tensor(end))
         graph.register_initializer(value)
         constants.append(value)
     limited = ir.Value(name=f"{codes.name}_limited", type=codes.type, shape=codes.shape)
-    graph.insert_before(decode, ir.Node("", "Clip", [codes, *constants], outputs=[limited]))
-    decode.replace_input_with(0, limited)
+    graph.insert_before(reader, ir.Node("", "Clip", [codes, *constants], outputs=[limited]))
+    reader.replace_input_with(0, limited)
 
 
 def shown_ends(

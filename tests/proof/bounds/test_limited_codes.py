@@ -27,10 +27,16 @@ OUTER = "p = QuantizeLinear (r, s, z) y = DequantizeLinear (p, s, z)"
 
 
 def pair(
-    nodes: tuple[str, str], kind: str = "int8", zero: int = 0, *, constants: str = ""
+    nodes: tuple[str, str],
+    kind: str = "int8",
+    zero: int = 0,
+    *,
+    constants: str = "",
+    shape: str = "1,3",
 ) -> tuple[ir.Model, ir.Model]:
     text = (
         MODEL.replace("TYPE", kind)
+        .replace("float[1,3] y", f"float[{shape}] y")
         .replace("ZERO", str(zero))
         .replace("<float s", f"<{constants}float s")
     )
@@ -84,6 +90,35 @@ def test_a_limit_is_that_of_decoded_codes_as_executed(zero, turned):
     models = pair(nodes[::-1] if turned else nodes, "uint8", zero, constants=constants)
     assert not qgraph.prove(*models, within="1step").beyond
     assert largest(models) <= 1.001
+
+
+MOVES = {
+    "Transpose": ("t = Transpose (X)", "3,1"),
+    "Reshape": ("t = Reshape (X, rows)", "3"),
+    "MaxPool": ("u = Reshape (X, cube) t = MaxPool <kernel_shape = [2]> (u)", "1,1,2"),
+}
+
+
+@pytest.mark.cases(fast=2, slow=3)
+@pytest.mark.parametrize("lower", [0, 20])
+@pytest.mark.parametrize(("kind", "zero"), [("int8", -5), ("uint8", 128)])
+@pytest.mark.parametrize("name", MOVES)
+def test_codes_that_are_limited_after_they_moved(name, kind, zero, lower):
+    """Limits of moved codes are limits before the movement; other limits are told apart."""
+    move, shape = MOVES[name]
+    limited = f"q = QuantizeLinear (x, s, z) {move.replace('X', 'q')} c = Clip (t, z, top)"
+    nodes = (
+        f"{move.replace('X', 'x')} r = Relu (t) {OUTER}",
+        f"{limited} y = DequantizeLinear (c, s, z)",
+    )
+    top = np.iinfo(kind).max - lower
+    constants = f"{kind} top = {{{top}}}, int64[1] rows = {{3}}, int64[3] cube = {{1, 1, 3}}, "
+    models = pair(nodes, kind, zero, constants=constants, shape=shape)
+    certificate = qgraph.prove(*models, within="1step", evidence=True)
+    assert bool(certificate.beyond) is (lower > 0)
+    assert largest(models) <= 1.001 + lower
+    document = json.loads(json_text(certificate.to_json()))
+    assert verify(document, *models) == "bounded"
 
 
 def test_codes_below_zero_need_no_relu_if_there_are_none():
