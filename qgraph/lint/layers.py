@@ -246,6 +246,82 @@ def quantizer_after(
     return reader
 
 
+def pairs_around(facts: ModelFacts, encode: ir.Node) -> tuple[ir.Node, ...]:
+    """Return two pairs that ONNX Runtime sees as neighbours; ``encode`` begins the second.
+
+    It removes operators that do nothing, and joins Transposes across pairs. Empty if there are no
+    such pairs.
+    """
+    nodes, turns, value = [encode], list[ir.Node](), encode.inputs[0]
+    while len(nodes) < 3:
+        node = None if value is None or facts.only_reader(value) is None else value.producer()
+        if node is None or node.domain:
+            return ()
+        value = next((v for v in node.inputs if facts.constant(v) is None), None)
+        if node.op_type == (DECODE if len(nodes) == 1 else QUANTIZE):
+            nodes.insert(0, node)
+        elif _turns(node):
+            turns.insert(0, node)
+        elif not _does_nothing(facts, node):
+            return ()
+    after = encode.outputs[0]
+    while (reader := facts.only_reader(after)) is not None and not reader.domain:
+        after = reader.outputs[0]
+        if reader.op_type == DECODE:
+            is_alone = not turns or _are_joined(facts, turns, after)
+            return (*nodes, reader) if is_alone else ()
+        if _turns(reader):
+            turns.append(reader)
+        elif not _does_nothing(facts, reader):
+            return ()
+    return ()
+
+
+def _turns(node: ir.Node) -> bool:
+    order = list(node.attributes.get_ints("perm", ()))
+    return node.op_type == "Transpose" and (not order or order != sorted(order))
+
+
+def _does_nothing(facts: ModelFacts, node: ir.Node) -> bool:
+    """Return whether ONNX Runtime removes a node, as it gives its data."""
+    data, *others = node.inputs or [None]
+    match node.op_type:
+        case "Identity":
+            return True
+        case "Dropout":
+            return len(others) < 2  # else its training mode is an input
+        case "Cast":
+            return facts.dtype(data) == ir.DataType(node.attributes.get_int("to", 0))
+        case "Expand":
+            shape = facts.shape(data)
+            return shape is not None and shape == facts.shape(node.outputs[0])
+        case "Add" | "Sub" | "Mul" | "Div" if others:
+            constant = facts.constant(others[0])
+            if constant is None and node.op_type in ("Add", "Mul"):
+                constant = facts.constant(data)
+            neutral = float(node.op_type in ("Mul", "Div"))
+            return constant is not None and constant.size == 1 and constant.item() == neutral
+    return False
+
+
+def _are_joined(facts: ModelFacts, turns: Sequence[ir.Node], after: ir.Value) -> bool:
+    """Return whether Transposes cancel, or meet another one behind ``after``."""
+    shape, value = facts.shape(turns[0].inputs[0]), after
+    axes = list(range(0 if shape is None else len(shape)))
+    for turn in turns if axes else ():
+        axes = [
+            axes[axis] for axis in turn.attributes.get_ints("perm", ()) or range(len(axes))[::-1]
+        ]
+    while (reader := facts.only_reader(value)) is not None and not reader.domain:
+        is_coder = reader.op_type in (QUANTIZE, DECODE)
+        if reader.op_type == "Transpose":
+            return True
+        if not is_coder and not _does_nothing(facts, reader):
+            break
+        value = reader.outputs[0]
+    return bool(axes) and axes == sorted(axes)
+
+
 def is_codes_for_runtime(value: ir.Value | None) -> bool:
     """Return whether ONNX Runtime recognises a value as decoded codes: Flatten hides them."""
     while value is not None and (node := value.producer()) is not None:

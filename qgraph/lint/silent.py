@@ -14,7 +14,7 @@ from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory import openvino_roundings as roundings
 from qgraph.inventory.openvino_traps import row_sums, turned_products
 from qgraph.inventory.weight_steps import used_steps
-from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts
+from qgraph.lint.facts import DECODE, ModelFacts
 from qgraph.lint.layers import (
     after_moves,
     attribute,
@@ -22,6 +22,7 @@ from qgraph.lint.layers import (
     is_codes_for_runtime,
     listed,
     meet_ties,
+    pairs_around,
     quantizer_after,
     rounded_biases,
 )
@@ -44,19 +45,11 @@ _BOTH = 128
 @rule("QG301", "double-pairs", WARNING, targets=_ORT)
 def double_pairs(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime merges two pairs with different parameters into one with a new scale."""
-    for encoder, decoder in facts.pairs:
-        before = encoder.node.inputs[0]
-        first = producer_of(before)
-        if before is None or first is None or first.op_type != DECODE:
+    for encoder in facts.encoders:
+        nodes = pairs_around(facts, encoder.node)
+        one = facts.coder(nodes[1]) if nodes else None
+        if one is None or one.is_like(encoder) or one.kind != encoder.kind:
             continue
-        earlier = producer_of(input_of(first, 0))
-        if earlier is None or earlier.op_type != QUANTIZE:
-            continue
-        one = facts.coder(first)
-        readers = facts.only_reader(earlier.outputs[0]), facts.only_reader(before)
-        if readers != (first, encoder.node) or one.kind != encoder.kind or one.is_like(encoder):
-            continue
-        nodes = (earlier, first, encoder.node, decoder.node)
         yield Found(nodes, "two pairs with different parameters follow each other")
 
 

@@ -115,6 +115,62 @@ def test_onnx_runtime_merges_the_pairs_that_lint_finds(
     assert np.array_equal(result, right) is not is_merged
 
 
+TURN = "Transpose <perm = [0, 2, 1]>"
+
+
+@pytest.mark.runtime
+@pytest.mark.cases(fast=3)
+@pytest.mark.parametrize(
+    ("between", "behind", "codes", "is_merged"),
+    [
+        ("Identity (d)", "Identity (e)", ("", ""), True),
+        ("Dropout (d)", "Identity (e)", ("", ""), True),
+        ("Mul (one, d)", "Identity (e)", ("", ""), True),
+        ("Sub (d, none)", "Identity (e)", ("", ""), True),
+        ("Cast <to = 1> (d)", "Identity (e)", ("", ""), True),
+        ("Expand (d, sizes)", "Identity (e)", ("", ""), True),
+        ("Sub (none, d)", "Identity (e)", ("", ""), False),
+        ("Transpose <perm = [0, 2, 1]> (d)", "Identity (e)", ("", ""), False),
+        ("Transpose <perm = [0, 1, 2]> (d)", "Identity (e)", ("", ""), False),
+        ("Transpose <perm = [0, 2, 1]> (d)", "Transpose <perm = [0, 2, 1]> (e)", ("", ""), True),
+        ("Transpose <perm = [1, 2, 0]> (d)", "Transpose <perm = [1, 2, 0]> (e)", ("", ""), True),
+        ("Transpose <perm = [1, 2, 0]> (d)", "Transpose <perm = [0, 2, 1]> (e)", ("", ""), True),
+        ("Transpose <perm = [1, 2, 0]> (d)", "Transpose <perm = [2, 0, 1]> (e)", ("", ""), True),
+        ("Reshape (d, flat)", "Reshape (e, sizes)", ("", ""), False),
+        ("Identity (d)", "Identity (e)", ("Identity", "Identity"), True),
+        ("Identity (d)", "Identity (e)", (TURN, ""), False),
+        ("Identity (d)", "Identity (e)", ("", TURN), False),
+        ("Identity (d)", "Identity (e)", (TURN, TURN), True),
+        (f"{TURN} (d)", "Identity (e)", (TURN, ""), True),
+        ("Identity (d)", f"{TURN} (e)", (TURN, ""), True),
+        ("Identity (d)", f"{TURN} (e)", ("", ""), True),
+        ("Identity (d)", "Identity (e)", ("MaxPool <kernel_shape = [1]>", ""), False),
+    ],
+)
+def test_onnx_runtime_merges_pairs_across_what_it_removes(
+    between, behind, codes, is_merged
+) -> None:
+    made = model(f"""{HEADER} (float[2,4,8] x) => (float[a,b,c] y)
+    <float s = {{0.021}}, float t = {{0.017}}, uint8 z = {{0}}, float one = {{1}},
+     float none = {{0}}, int64[3] sizes = {{2, 4, 8}}, int64[3] flat = {{8, 8, 1}}> {{
+        q = QuantizeLinear (x, s, z)
+        f = {codes[0] or "Identity"} (q)
+        d = DequantizeLinear (f, s, z)
+        b = {between}
+        c = QuantizeLinear (b, t, z)
+        g = {codes[1] or "Identity"} (c)
+        e = DequantizeLinear (g, t, z)
+        y = {behind}
+    }}""")
+    assert len(qgraph.lint(made, "onnxruntime-cpu", select="QG301")) == is_merged
+    x = np.random.default_rng(0).uniform(0, 4, (2, 4, 8)).astype(np.float32)
+    session = onnxruntime.InferenceSession(
+        ir.serde.serialize_model(made).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    right = qgraph.load(made).run({"x": x}, backend="numpy")["y"]
+    assert np.array_equal(session.run(["y"], {"x": x})[0], right) is not is_merged
+
+
 def test_findings_are_sorted_and_the_model_stays_as_it_is() -> None:
     made = model()
     before = ir.serde.serialize_model(made).SerializeToString()

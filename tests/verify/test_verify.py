@@ -101,6 +101,27 @@ def test_a_certificate_may_state_at_least_how_many_inputs_differ(counted, holds)
             verify(document, *models)
 
 
+@pytest.mark.slow
+def test_a_certificate_of_equal_bits_is_proved_again_as_that():
+    """Proved equal in values by one region, and bounded where equal bits are asked for."""
+    text = f"""{HEADER} g (int8[N,2] i) => (float[N,2] y)
+        <float s = {{0.05}}, int8 o = {{0}}, int64[2] k = {{1, 0}}, float t = {{SCALE}},
+         int8 z = {{-128}}> {{
+            a = DequantizeLinear (i, s, o)
+            b = Gather <axis = 1> (a, k)
+            q = QuantizeLinear (b, t, z)
+            d = DequantizeLinear (q, t, z)
+            r = Relu (d)
+            e = Gather <axis = 1> (r, k)
+            f = QuantizeLinear (e, s, o)
+            y = DequantizeLinear (f, s, o)
+        }}"""
+    models = [ir.from_onnx_text(text.replace("SCALE", each)) for each in ("0.25", "0.25000003")]
+    for exact in ("values", "bits"):
+        proof = qgraph.prove(*models, exact=exact, evidence=True)
+        assert verify(json.loads(json_text(proof.to_json())), *models) == proof.verdict
+
+
 def test_a_certificate_of_overflow_to_nan_holds():
     ours = ir.from_onnx_text(
         f"""{HEADER} g (float[N] x) => (float[N] y) <float s = {{0.1}}> {{
