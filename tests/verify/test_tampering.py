@@ -127,9 +127,10 @@ BOUNDED = NO_BOUNDS | {
 }
 HARMLESS = {
     "chain": NO_BOUNDS | {"regions: 1 missing"},  # constants equal in bits are seen to be
-    # in bits, the last region differs too
+    # in bits, the last region differs too; what is not counted is the least number
     "different": NO_BOUNDS
-    | {"regions: 1 missing", "exactness: None", "regions.2.verdict: different"},
+    | {"regions: 1 missing", "exactness: None", "regions.2.verdict: different"}
+    | {"regions.0.counted: the opposite"},
     # none of its initializers can be fed; equal operators need no region; values are less than bits
     "half": NO_BOUNDS | {"keep_inputs: the opposite", "regions: 0 missing", "exactness: values"},
     "residual": NO_BOUNDS | {"keep_inputs: the opposite", "regions: 0 missing"},
@@ -297,6 +298,10 @@ def _conditions(document: dict[str, Any]) -> set[Any]:
     return {(each.kind, each.values) for each in map(Condition.from_json, document["conditions"])}
 
 
+COUNTS = {"differing_inputs", "zero_sign_inputs", "largest_steps"}
+OPEN = {"method", "counted", "differing_channels"}
+
+
 def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
     """Whether a region says what another one says; one channel may stand for all if it is worst."""
     if claims["bound"] and original["bound"] and len(claims["bound"]["channels"]) == 1:
@@ -304,6 +309,15 @@ def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
         original = original | {"bound": original["bound"] | {"channels": worst}}
     if claims["method"] == "congruence":  # only how equality was shown
         original = original | {"method": "congruence"}
+    if claims["verdict"] == "different" and not claims["counted"]:  # at least so many differ
+        known, stated = (dict(each["differing_channels"]) for each in (original, claims))
+        if any(known.get(channel, 0) < number for channel, number in stated.items()):
+            return False
+        if any((original[name] or 0) < (claims[name] or 0) for name in COUNTS):
+            return False
+        claims, original = (
+            {k: v for k, v in each.items() if k not in COUNTS | OPEN} for each in (claims, original)
+        )
     return claims == original
 
 
