@@ -299,7 +299,7 @@ def _conditions(document: dict[str, Any]) -> set[Any]:
 
 
 COUNTS = {"differing_inputs", "zero_sign_inputs", "largest_steps"}
-OPEN = {"method", "counted", "differing_channels"}
+UNCOUNTED = {"method", "counted", "differing_channels"}
 
 
 def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
@@ -316,7 +316,7 @@ def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
         if any((original[name] or 0) < (claims[name] or 0) for name in COUNTS):
             return False
         claims, original = (
-            {k: v for k, v in each.items() if k not in COUNTS | OPEN} for each in (claims, original)
+            {k: v for k, v in each.items() if k not in COUNTS | UNCOUNTED} for each in (claims, original)
         )
     return claims == original
 
