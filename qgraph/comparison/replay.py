@@ -68,7 +68,8 @@ def replay(
         return checked
     level = Exactness.BITS if _wants_bits(certificate) else Exactness.VALUES
     found = _replayed(certificate, checked, (reference, candidate), level)
-    if found.is_refuted and level is Exactness.VALUES:
+    may_be_of_bits = level is Exactness.VALUES and certificate.exactness is not Exactness.VALUES
+    if found.is_refuted and may_be_of_bits:
         # Proofs of equal bits have other regions; no field states the level that was asked for.
         other = _replayed(certificate, checked, (reference, candidate), Exactness.BITS)
         return found if other.is_refuted else other

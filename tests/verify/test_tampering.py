@@ -316,7 +316,8 @@ def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
         if any((original[name] or 0) < (claims[name] or 0) for name in COUNTS):
             return False
         claims, original = (
-            {k: v for k, v in each.items() if k not in COUNTS | UNCOUNTED} for each in (claims, original)
+            {k: v for k, v in each.items() if k not in COUNTS | UNCOUNTED}
+            for each in (claims, original)
         )
     return claims == original
 

@@ -79,8 +79,10 @@ def test_signs_of_zeros_that_are_distinguished_stay():
 
 POOLED = (
     f"{X} {ONE} {{ {PAIR} y = MaxPool <kernel_shape = [2, 2]> (d) }}",
-    f"{X} {ONE} {{ m = MaxPool <kernel_shape = [2, 2]> (x) q = QuantizeLinear(m, s, z) "
-    "y = DequantizeLinear(q, s, z) }",
+    (
+        f"{X} {ONE} {{ m = MaxPool <kernel_shape = [2, 2]> (x) q = QuantizeLinear(m, s, z) "
+        "y = DequantizeLinear(q, s, z) }"
+    ),
 )
 
 
