@@ -134,13 +134,21 @@ HARMLESS = {
     # none of its initializers can be fed; equal operators need no region; values are less than bits
     "half": NO_BOUNDS | {"keep_inputs: the opposite", "regions: 0 missing", "exactness: values"},
     "residual": NO_BOUNDS | {"keep_inputs: the opposite", "regions: 0 missing"},
-    # one row is for all channels; no input differs where a region is proved, whoever counts
-    "bounded": BOUNDED | {"regions.0.bound.channels: 1 missing", "regions.1.counted: the opposite"},
+    # one row is for all channels; no input differs where a region is proved, whoever counts; and
+    # with equal codes, codes are equal in bits, as a proof of bits says
+    "bounded": BOUNDED
+    | {"regions.0.bound.channels: 1 missing", "regions.1.counted: the opposite"}
+    | {"regions.1.exactness: bits"},
     "layers": BOUNDED
     | {f"regions.{number}.counted: the opposite" for number in (0, 2, 3)}
+    | {f"regions.{number}.exactness: bits" for number in (0, 2, 3)}
     | {"regions.1.bound.channels: 0 missing"},
-    "open": BOUNDED | {"regions.0.bound.channels: 0 missing", "regions.1.counted: the opposite"},
-    "kernel": BOUNDED | {"regions.0.bound.channels: 0 missing", "regions.1.counted: the opposite"},
+    "open": BOUNDED
+    | {"regions.0.bound.channels: 0 missing", "regions.1.counted: the opposite"}
+    | {"regions.1.exactness: bits"},
+    "kernel": BOUNDED
+    | {"regions.0.bound.channels: 0 missing", "regions.1.counted: the opposite"}
+    | {"regions.1.exactness: bits"},
 }
 """Changes after which a certificate says no more than before; what is left out has its default."""
 
@@ -309,6 +317,8 @@ def _is_like(claims: dict[str, Any], original: dict[str, Any]) -> bool:
         original = original | {"bound": original["bound"] | {"channels": worst}}
     if claims["method"] == "congruence":  # only how equality was shown
         original = original | {"method": "congruence"}
+    if (claims["verdict"], claims["method"]) == ("proved", "bound"):  # with equal codes
+        original = original | {"exactness": claims["exactness"]}
     if claims["verdict"] == "different" and not claims["counted"]:  # at least so many differ
         known, stated = (dict(each["differing_channels"]) for each in (original, claims))
         if any(known.get(channel, 0) < number for channel, number in stated.items()):
