@@ -198,6 +198,7 @@ def _parameters(node: ir.Node) -> tuple[float, float]:
     """Return the scale and the zero point of a quantizer or decoder with one of each."""
     scale, zero = [*(given(array_of(given(value))) for value in node.inputs[1:]), np.zeros(())][:2]
     require(scale.size == zero.size == 1)
+    require(scale.dtype in (np.float32, np.float16))  # bfloat16 gives other codes again
     return float(scale.item()), float(zero.item())
 
 
