@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnx
+import onnx.parser
+import onnx.shape_inference
 import onnx_ir as ir
 import pytest
 
 import qgraph
+from qgraph.proof.bounds.paired_models import with_limited_codes
 from qgraph.text import json_text
 from tests.verify.checking import verify
 
@@ -182,3 +186,24 @@ def test_a_limit_of_channels_with_several_scales_is_the_widest_of_codes():
     certificate = qgraph.prove(*models, within="1step")
     assert str(certificate.verdict) != "bounded" or certificate.beyond
     assert largest(models) > 20
+
+
+@pytest.mark.parametrize(("kind", "high"), [("FLOAT", 120), ("FLOAT16", 120), ("BFLOAT16", 127)])
+def test_limits_are_joined_only_where_codes_stay(kind, high):
+    """In bfloat16, 0.05 times a code has 8 bits, so that another code may follow."""
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[1,4] x) => (float[1,4] y)
+    <float s = {0.05}, int8 z = {0}, float zero = {0}, float six = {6}> {
+        q = QuantizeLinear (x, s, z) a = DequantizeLinear (q, s, z) r = Relu (a)
+        p = QuantizeLinear (r, s, z) t = DequantizeLinear (p, s, z) y = Clip (t, zero, six)
+    }"""
+    proto, number = onnx.parser.parse_model(text), getattr(onnx.TensorProto, kind)
+    for name, real in ("s", 0.05), ("zero", 0.0), ("six", 6.0):
+        (held,) = (each for each in proto.graph.initializer if each.name == name)
+        held.CopyFrom(onnx.helper.make_tensor(name, number, held.dims, [real]))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = number
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    (limited,) = with_limited_codes([model])
+    first = next(node for node in limited.graph if node.op_type == "Clip")
+    assert first.inputs[0].name == "q"
+    assert int(first.inputs[2].const_value.numpy()) == pytest.approx(high, abs=1)
