@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -146,8 +146,24 @@ def tune() -> None:
     """
     sys.meta_path.insert(0, _LazyFinder)
     gc.set_threshold(_OBJECTS, 50, 50)
-    atexit.register(gc.freeze)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def end(status: int) -> NoReturn:
+    """End this process. Its objects are not freed one by one: the operating system is faster.
+
+    What is registered with ``atexit`` runs, and the standard streams are flushed. With a profiler,
+    a debugger, or threads that still run, Python ends the process as usual.
+    """
+    gc.freeze()
+    is_watched = sys.gettrace() is not None or sys.getprofile() is not None
+    if is_watched or sys.flags.inspect or threading.active_count() > 1:
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()
+    os._exit(status)
 
 
 @contextmanager

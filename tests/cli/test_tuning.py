@@ -1,4 +1,4 @@
-"""A process of the command line loads modules when they are used, and finds the same in them."""
+"""A process of the command line loads modules when they are used, and ends at once."""
 
 from __future__ import annotations
 
@@ -68,3 +68,31 @@ with ThreadPoolExecutor(4) as pool:
     print({each.result() for each in [pool.submit(lambda: slow_module.answer) for _ in range(4)]})
 """
     assert printed(code, tmp_path) == ["{42}"]
+
+
+ENDING = "import atexit; atexit.register(print, 'registered'); print('printed');"
+
+
+def ended(code: str) -> tuple[str, int]:
+    command = [sys.executable, "-c", TUNED + ENDING + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout, done.returncode
+
+
+def test_a_process_ends_with_its_status_when_all_is_printed_and_called():
+    assert ended("tuning.end(3)") == ("printed\nregistered\n", 3)
+    assert ended("sys.stdout = sys.stderr = None; tuning.end(0)")[1] == 0
+
+
+def test_a_process_waits_for_its_threads():
+    late = "import threading; threading.Timer(0.2, print, ['late']).start(); tuning.end(3)"
+    assert ended(late) == ("printed\nlate\nregistered\n", 3)
+
+
+def test_a_profiler_prints_what_it_measured(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(f"{TUNED}{ENDING}tuning.end(3)\n")
+    command = [sys.executable, "-m", "cProfile", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "printed\n" in done.stdout
+    assert "function calls" in done.stdout
