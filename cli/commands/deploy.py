@@ -192,9 +192,11 @@ def _timed(
 ) -> Deployment:
     """Return a deployment with the times of the result, of the network in float, and of the input.
 
-    If the runtime does not accept the input, its quantizers are converted first.
+    If the runtime does not accept the input, its quantizers are converted first. What it does not
+    run at all is noted.
     """
     from qgraph.comparison.bench import Timing, beside_float
+    from qgraph.errors import ExecutionError
     from qgraph.transforms.convert import ConvertDialect, FoldWeights
     from qgraph.transforms.deployment.attempts import float_network
 
@@ -202,5 +204,8 @@ def _timed(
     timing = Timing(deployment.runtime or "", shapes=shapes, options=options)
     converted = reference.clone()
     converted.apply(ConvertDialect(to="qdq"), FoldWeights())
-    times = beside_float(float_network(reference), result, [reference, converted], timing)
+    try:
+        times = beside_float(float_network(reference), result, [reference, converted], timing)
+    except ExecutionError as error:
+        return replace(deployment, notes=[*deployment.notes, f"not timed: {error}"])
     return replace(deployment, measured=times)

@@ -3,7 +3,8 @@
 Facts about the results of If, Loop and Scan hold for every branch and iteration. The graphs of If
 can use outer values. The state of a Loop or a Scan is assumed to keep its initial type and shape.
 If an iteration changes them, only the common facts are assumed, and so on until an iteration keeps
-the assumption. Then it holds in all iterations.
+the assumption. Then it holds in all iterations. Facts about the values of a function hold for all
+its calls.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def infer(model: ir.Model, interface: Interface | None = None) -> dict[ir.Value,
     The element types and the fixed sizes that the model states for its inputs are used: they are
     its interface, unless shapes of inputs are given. Everything else is inferred from them, the
     constants and the operators. Initializers that are also inputs can be fed, so they are not
-    constants. Inputs of functions are unknown.
+    constants. Inputs of functions that nothing calls are unknown.
     """
     return _walked(model, interface).known
 
@@ -68,7 +69,7 @@ def size_limits(model: ir.Model, interface: Interface | None = None) -> dict[str
 
 def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
     facts: dict[ir.Value, Fact] = {}
-    walk = _Walk(facts, frozenset(model.functions), versions_of(model.opset_imports))
+    walk = _Walk(facts, model.functions, versions_of(model.opset_imports))
     shapes = open_interface(model) if interface is None else interface
     facts |= {
         value: Fact(value.dtype, shapes.get(str(value.name)))
@@ -77,7 +78,8 @@ def _walked(model: ir.Model, interface: Interface | None) -> _Walk:
     }
     walk.graph(model.graph)
     for function in model.functions.values():
-        _Walk(facts, walk.functions, versions_of(function.opset_imports)).nodes(function)
+        if function.identifier() not in walk.calls:
+            walk.function(function, [UNKNOWN] * len(function.inputs))
     return walk
 
 
@@ -88,7 +90,7 @@ def infer_nodes(
 
     No node calls a function. Facts about operands are ``known``; constants are listed too.
     """
-    _Walk(known, frozenset(), imports).nodes(nodes)
+    _Walk(known, {}, imports).nodes(nodes)
 
 
 def open_interface(model: ir.Model) -> dict[str, tuple[Dim, ...]]:
@@ -214,9 +216,11 @@ class _Walk:
     """The facts known so far, in one model or function."""
 
     known: dict[ir.Value, Fact]
-    functions: frozenset[ir.OperatorIdentifier]
+    functions: Mapping[ir.OperatorIdentifier, ir.Function]
     imports: Mapping[str, int]
     limits: dict[str, int] = field(default_factory=dict)
+    calls: dict[ir.OperatorIdentifier, list[Fact]] = field(default_factory=dict)
+    """Facts about the inputs of each function that hold for all calls so far."""
 
     def graph(self, graph: ir.Graph) -> None:
         self.known |= {
@@ -225,6 +229,18 @@ class _Walk:
             if value.const_value is not None and not value.is_graph_input()
         }
         self.nodes(graph)
+
+    def function(self, function: ir.Function, operands: Sequence[Fact]) -> list[Fact]:
+        """Infer a function from facts of one more call; return facts about its results."""
+        inputs = [*operands, *[UNKNOWN] * len(function.inputs)][: len(function.inputs)]
+        before = self.calls.get(function.identifier())
+        if before is not None:
+            inputs = [joined(a, b) for a, b in zip(before, inputs, strict=True)]
+        if before is None or list(map(repr, before)) != list(map(repr, inputs)):
+            self.calls[function.identifier()] = inputs
+            self.known.update(zip(function.inputs, inputs, strict=True))
+            replace(self, imports=versions_of(function.opset_imports), limits={}).nodes(function)
+        return [self.known.get(value, UNKNOWN) for value in function.outputs]
 
     def nodes(self, body: Iterable[ir.Node]) -> None:
         for node in body:
@@ -237,9 +253,12 @@ class _Walk:
     def _results(self, node: ir.Node) -> Sequence[Fact]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = self.imports.get(domain)
-        if node.op_identifier() in self.functions or (version is None and not domain):
-            return [UNKNOWN] * len(node.outputs)
         call = self._call(node, version or 1)
+        if (function := self.functions.get(node.op_identifier())) is not None:
+            operands = [call.optional(index) for index in range(len(node.inputs))]
+            return self.function(function, operands)
+        if version is None and not domain:
+            return [UNKNOWN] * len(node.outputs)
         facts: Sequence[Fact] = [UNKNOWN] * len(node.outputs)
         try:
             if not domain and node.op_type == "SequenceAt":

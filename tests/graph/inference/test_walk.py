@@ -82,11 +82,41 @@ def test_without_a_version_of_the_standard_operators_nothing_is_known() -> None:
     assert set(facts(model).values()) == {"?[...]"}
 
 
-def test_an_operator_that_is_a_function_of_the_model_has_no_rule() -> None:
+def test_a_function_of_the_model_stands_above_the_operator_of_its_name() -> None:
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 16]>
-        g (float[2] x) => (float[2] y) { y = Relu (x) }
-        <domain: "", opset_import: ["": 16]> Relu (a) => (b) { b = Unsqueeze (a, a) }""")
-    assert facts(model)["y"] == "?[...]"
+        g (float[2] x) => (int32[2] y) { y = Relu (x) }
+        <domain: "", opset_import: ["": 16]> Relu (a) => (b) { b = Cast <to = 6> (a) }""")
+    assert facts(model) == {"y": "INT32[2]", "b": "INT32[2]"}
+
+
+CALLS = """<ir_version: 10, opset_import: ["": 16, "my": 1]>
+g (float16[2,3] x, float16[5,3] y, float[7] z) => (float16[3,2] p, float16[3,5] q, float[7] r) {
+    p = my.Outer (x)
+    q = my.Outer (y)
+    r = my.Inner (z)
+}
+<domain: "my", opset_import: ["": 16, "my": 1]> Outer (a) => (b) {
+    c = my.Inner (a)
+    b = Transpose <perm = [1, 0]> (c)
+}
+<domain: "my", opset_import: ["": 16]> Inner <k> (d, e) => (f) {
+    h = Identity (e)
+    f = Relu (d)
+}
+<domain: "my", opset_import: ["": 16]> Uncalled (i) => (j) { j = Shape (i) }"""
+
+
+def test_facts_in_a_function_hold_for_all_its_calls() -> None:
+    assert facts(lying(CALLS)) == {
+        "p": "FLOAT16[3, 2]",
+        "q": "FLOAT16[3, ?]",
+        "r": "?[...]",
+        "c": "FLOAT16[?, 3]",
+        "b": "FLOAT16[3, ?]",
+        "h": "?[...]",
+        "f": "?[...]",
+        "j": "INT64[?]",
+    }
 
 
 def test_sequences_are_no_tensors() -> None:
