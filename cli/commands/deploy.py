@@ -207,5 +207,6 @@ def _timed(
     try:
         times = beside_float(float_network(reference), result, [reference, converted], timing)
     except ExecutionError as error:
-        return replace(deployment, notes=[*deployment.notes, f"not timed: {error}"])
+        why = f"not timed; another --shape may help: {error}"
+        return replace(deployment, notes=[*deployment.notes, why])
     return replace(deployment, measured=times)

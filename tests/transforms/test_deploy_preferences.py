@@ -280,6 +280,27 @@ def test_a_result_that_the_target_does_not_load_is_told(tmp_path, capsys):
     assert "next: 'qgraph explain QG601'" in told
 
 
+@pytest.mark.slow
+def test_a_result_that_does_not_run_on_random_inputs_is_written_and_not_timed(tmp_path, capsys):
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[n,2] x) => (float[3,m,2] y)
+        <float s = {0.05}, int8 o = {0}, int8[2,2] v = {1, 2, 3, 4}, int64[3] form = {3, -1, 2}> {
+            q = QuantizeLinear (x, s, o)
+            e = DequantizeLinear (q, s, o)
+            f = DequantizeLinear (v, s, o)
+            m = MatMul (e, f)
+            p = QuantizeLinear (m, s, o)
+            d = DequantizeLinear (p, s, o)
+            y = Reshape (d, form)
+        }""")
+    path, out = tmp_path / "net.onnx", tmp_path / "out.onnx"
+    onnx.save(proto, path)
+    command = ["deploy", str(path), "--target", "onnxruntime-cpu", "-o", str(out), "--measure"]
+    assert main(command) == 0
+    assert out.exists()
+    assert "not timed; another --shape may help: " in " ".join(capsys.readouterr().err.split())
+
+
 def test_what_lint_finds_in_the_result_is_told(tmp_path, capsys):
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         net (float[N,8] x) => (float[N,8] y) <float s = {0.05}, uint8 u = {128}, uint8 z = {90}> {
