@@ -237,7 +237,7 @@ class BoundRuns:
             expected, _ = one.executed(executed)
             delta = step.segment.delta.astype(expected.dtype)
             # Later segments start from codes that both models can have.
-            shared = np.clip(expected, *(end - delta for end in other.rounding.clips))
+            shared = np.clip(expected, *(end - delta for end in other.rounding.executed))
             own[one.node], equal[other.node] = one.feed(shared), other.feed(shared + delta)
             expected = expected + delta
             codes, before = other.executed(there)
@@ -290,7 +290,7 @@ def _points(
 
 def _shares_codes(segment: Segment, points: tuple[QuantizedPoint, QuantizedPoint]) -> bool:
     """Return whether each element has a code that both models can have."""
-    (low, high), (bottom, top) = points[0].rounding.ends, points[1].rounding.clips
+    (low, high), (bottom, top) = points[0].rounding.ends, points[1].rounding.executed
     low, high = low + segment.delta, high + segment.delta
     return bool((np.maximum(low, bottom) <= np.minimum(high, top)).all())
 

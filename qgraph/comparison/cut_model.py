@@ -101,8 +101,8 @@ class QuantizedPoint:
         return before + shift if shift else before
 
     def _limited(self, codes: Float64) -> Array:
-        limited = np.clip(codes, *self.rounding.clips)
-        far = np.max(np.abs(self.rounding.clips))
+        limited = np.clip(codes, *self.rounding.executed)
+        far = np.max(np.abs(self.rounding.executed))
         if np.isnan(limited).any() or not np.isfinite(far):
             limited = np.nan_to_num(limited, copy=False)
             far = np.abs(limited).max(initial=0)
@@ -111,7 +111,7 @@ class QuantizedPoint:
     def feed(self, codes: Array) -> Array:
         """Return the value to feed at the cut for given codes."""
         dtype = None if self.cut.dtype is None else self.cut.dtype.numpy()
-        wanted = np.clip(np.asarray(codes, np.float64), *self.rounding.clips)
+        wanted = np.clip(np.asarray(codes, np.float64), *self.rounding.executed)
         if self.is_coded:
             return (wanted + self.offset).astype(dtype)
         name = self.rounding.event.kind

@@ -258,7 +258,7 @@ def _ends(
     before = [np.clip(point.meant(end), *point.limits) for end in meant]
     low, high = _widened((before[0], before[1]), error, chunk)
     codes = np.ceil(low - 0.5), np.floor(high + 0.5)
-    return np.clip(codes[0], *rounding.clips), np.clip(codes[1], *rounding.clips)
+    return np.clip(codes[0], *rounding.executed), np.clip(codes[1], *rounding.executed)
 
 
 def _widened(meant: _Ends, error: Float64, chunk: int) -> _Ends:

@@ -82,7 +82,7 @@ def adverse_codes(
         reached = first[row] @ (chosen[row] - middle)
         base = np.ravel(sums.offsets[0])[row if sums.offsets[0].size > 1 else 0]
         base += first[row].sum() * middle
-        ends = [np.ravel(end)[row if np.size(end) > 1 else 0] for end in one.clips]
+        ends = [np.ravel(end)[row if np.size(end) > 1 else 0] for end in one.executed]
         # not so far that both are clipped
         room = (ends[1] if reached > 0 else ends[0]) - np.sign(reached) - base
         most = 1.0 if not reached else float(np.clip(room / reached, 0.0, 1.0))

@@ -256,7 +256,9 @@ def rounding_of(kind: str, before: Executed, limits: tuple[Float64, Float64]) ->
     function, bottom, top = unlimited(before.meant)
     clips = np.clip(WHOLE[kind](bottom), *limits), np.clip(WHOLE[kind](top), *limits)
     for limit in (np.asarray(bottom), np.asarray(top)):
-        near = np.minimum(before.error, 2.0**-18 * (np.abs(limit) + function.size))
+        # 64 roundings of float32; one in a type with fewer digits adds its unit to the error
+        share = np.maximum(2.0**-18, 2 * before.relative)
+        near = np.minimum(before.error, share * (np.abs(limit) + function.size))
         near = np.where(np.isfinite(limit), near + np.abs(limit) * 64 * ULP, 0.0)
         is_sure = WHOLE[kind](limit - near) == WHOLE[kind](limit + near)
         need(bool(np.all(is_sure)), "a limit of the data is near a tie")

@@ -39,8 +39,10 @@ class RoundedData:
         low, high: limits to which its result is clipped.
         function: the rounded function; limits of data are part of ``ends`` instead.
         ends: the first and the last code that may occur.
-        clips: the first and the last code within the limits.
+        clips: the first and the last code within the limits, as they are meant.
+        executed: the same, as far apart as they may be executed.
         reach: the first and the last code without limits.
+        uncertainty: how far codes of an executed limit may be apart; 0 for limits of codes.
         codes: the codes as a function.
         origin: the rounding in the model, if these are its moved codes; else None.
     """
@@ -51,7 +53,9 @@ class RoundedData:
     function: Combination
     ends: tuple[Float64, Float64]
     clips: tuple[Float64, Float64]
+    executed: tuple[Float64, Float64]
     reach: tuple[Float64, Float64]
+    uncertainty: float = 0.0
     codes: Combination = field(default_factory=Combination)
     origin: RoundedData | None = None
 
@@ -63,42 +67,51 @@ def rounding_of(codes: Pending) -> RoundedData:
     function = function.plus(Combination.constant(np.asarray(SHIFTS.get(event.kind, 0.0))))
     if event.kind == "Sign":
         ends = codes.low, codes.high
-        return RoundedData(event, *ends, function, ends, ends, ends)
-    first, last = (np.clip(event.rounded(end), codes.low, codes.high) for end in (low, high))
-    clips = np.asarray(first), np.asarray(last)
+        return RoundedData(event, *ends, function, ends, ends, ends, ends)
+
+    def coded(number: Float64) -> Float64:
+        return np.asarray(np.clip(event.rounded(number), codes.low, codes.high))
+
+    near = [[coded(end) for end in _near(event, limit)] for limit in (low, high)]
+    apart = [np.max(event.place(b) - event.place(a), where=a < b, initial=0.0) for a, b in near]
+    executed = near[0][0], near[1][1]
     # What is executed may lie beyond what is meant.
     before = event.before
     reach = _reached(event, (before.low, before.high), before.error)
-    first, last = (np.asarray(np.clip(end, *clips)) for end in reach)
+    first, last = (np.asarray(np.clip(end, *executed)) for end in reach)
     bare = function.range
     off = before.absolute + product(before.relative, np.maximum(*map(np.abs, bare)))
-    far = _reached(event, bare, off)
-    return RoundedData(event, codes.low, codes.high, function, (first, last), clips, far)
+    return RoundedData(
+        event,
+        codes.low,
+        codes.high,
+        function,
+        ends=(first, last),
+        clips=(coded(low), coded(high)),
+        executed=executed,
+        reach=_reached(event, bare, off),
+        uncertainty=float(max(apart)),
+    )
 
 
-def limits_apart(data: RoundedData) -> float:
-    """Return how far the codes of executed limits of data may be from those of the real limits.
+def _near(event: Event, limit: Float64) -> tuple[Float64, Float64]:
+    """Return the smallest and the largest number that a limit of the data may be executed as.
 
     A limit is executed with the error of what follows it, so near a tie it may get another code.
     This is no more than the error of the data, and than 64 roundings of the numbers behind it.
-    Codes that are clipped after the rounding have no such error.
     """
-    event, before = data.event, data.event.before
-    if event.kind == "Sign":
-        return 0.0
-    _, *limits = unlimited(before.meant)
-    behind, size, apart = before.meant, np.zeros(()), 0.0
+    before = event.before
+    behind, size = before.meant, np.zeros(())
     while len(behind.terms) == 1 and behind.terms[0][1].kind == "clip":
         size = size + behind.size
         ((factor, atom),) = behind.terms
         behind = atom.arguments[0].times(factor)
-    for limit in (np.asarray(limit) for limit in limits):
-        rounded = 64 * FLOAT32.unit * (np.abs(limit) + size)
-        off = np.minimum(before.error, rounded) + np.abs(limit) * SLACK
-        codes = (event.rounded(limit + sign * off) for sign in (-1, 1))
-        first, last = (event.place(np.clip(code, data.low, data.high)) for code in codes)
-        apart = max(apart, float(np.max(np.where(np.isfinite(limit), last - first, 0.0))))
-    return apart
+    # each rounding in a type with fewer digits adds its unit to the relative error
+    share = np.maximum(64 * FLOAT32.unit, 2 * before.relative)
+    rounded = share * (np.abs(limit) + size)
+    off = np.minimum(before.error, rounded) + np.abs(limit) * SLACK
+    off = np.where(np.isfinite(limit), off, 0.0)
+    return limit - off, limit + off
 
 
 def _reached(event: Event, ends: tuple[Float64, Float64], off: Float64) -> tuple[Float64, Float64]:
@@ -193,7 +206,7 @@ def unchanged(data: RoundedData) -> Quantity | None:
     ((factor, atom),) = terms
     low, high = atom.low, atom.high
     if program is None:
-        return None if limits_apart(data) else _near_codes(data, factor, atom, function.offset)
+        return None if data.uncertainty else _near_codes(data, factor, atom, function.offset)
     rounded = Finished(program, limited_codes(data, 0.0), (data.low, data.high))
     with np.errstate(all="ignore"):
         first = rounded({whole.key: low for whole in wholes_of(program)}, lambda array: array)

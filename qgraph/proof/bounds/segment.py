@@ -26,7 +26,7 @@ from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import entered
 from qgraph.proof.bounds.executed import Counted, Finished, Pick, compare, program_of
 from qgraph.proof.bounds.quantity import Quantity
-from qgraph.proof.bounds.roundings import RoundedData, limited_codes, limits_apart
+from qgraph.proof.bounds.roundings import RoundedData, limited_codes
 from qgraph.reasons import OVERFLOW, ExplainedReason
 from qgraph.records import dataclass, field
 
@@ -108,8 +108,13 @@ def _operator(value: ir.Value) -> str:
     return "" if node is None else node.op_type
 
 
-_JUMPS = {"Up": 2, "": 2}
+Window = tuple[Float64, Float64]
+
+_JUMPS = {"Up": 2}
 """Number of thresholds in an interval shorter than a step, by kind, if more than one."""
+
+_AROUND = {"Up": 0.5, "Down": 0.5}
+"""By kind, largest distance of a number from one that is rounded to nearest to the same code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,32 +226,36 @@ def _fit(one: RoundedData, other: RoundedData) -> bool:
 
 
 def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
+    event, kinds = one.event, (one.event.kind, other.event.kind)
     # Beyond these values both codes are clipped, each to its own limit.
     bottom = np.minimum(one.ends[0], other.ends[0] - delta)
     top = np.maximum(one.ends[1], other.ends[1] - delta)
-    window = bottom - one.event.spacing(bottom), top + one.event.spacing(top)
+    window = bottom - event.spacing(bottom), top + event.spacing(top)
     shifted = one.function.plus(Combination.constant(delta))
     moved_window = window[0] + delta, window[1] + delta
     ours, theirs, shift = (
-        error_within(one.event.before, window),
+        error_within(event.before, window),
         error_within(other.event.before, moved_window),
         distance(shifted, other.function, moved_window),
     )
-    mantissa = one.event.mantissa
-    if mantissa is not None:
+    if event.mantissa is not None:
         ours, theirs, shift = apart_in_steps(one, other, window)
-    if one.event.kind != other.event.kind:
-        shift = np.maximum(shift, 2.0**-40)
+    if kinds[0] != kinds[1]:
+        # ties, at least, are rounded to other codes
+        shift = np.maximum(shift, 2.0**-40) + sum(_AROUND.get(kind, 0.0) for kind in kinds)
     shift = np.where(np.isnan(shift), np.inf, shift)
     # Both codes lie within these ends, so their limits move them apart most at one of them.
     reach = (
         np.minimum(one.reach[0], other.reach[0] - delta),
         np.maximum(one.reach[1], other.reach[1] - delta),
     )
-    extra = np.maximum(*(_clipped_apart(end, one, other, delta) for end in reach))
-    extra = extra + limits_apart(one) + limits_apart(other)
-    nodes = one.event.node, other.event.node
-    kinds = one.event.kind, other.event.kind
+    extra, widest = (
+        np.maximum(*(_clipped_apart(event.place, end, ends, delta) for end in reach))
+        for ends in ((one.clips, other.clips), (one.executed, other.executed))
+    )
+    off = one.uncertainty, other.uncertainty
+    extra = np.minimum(extra + sum(off), widest + max(off))
+    nodes = event.node, other.event.node
     return Segment(
         *nodes,
         (nodes[0].outputs[0], nodes[1].outputs[0]),
@@ -254,8 +263,8 @@ def _bound(one: RoundedData, other: RoundedData, delta: Float64) -> Segment:
         candidate_error=theirs,
         shift=shift,
         extra=extra,
-        span=one.event.place(one.ends[1]) - one.event.place(one.ends[0]),
-        kind=one.event.kind if kinds[0] == kinds[1] else "",
+        span=event.place(one.ends[1]) - event.place(one.ends[0]),
+        kind=event.kind if kinds[0] == kinds[1] else "",
         roundings=(one, other),
         delta=delta,
     )
@@ -277,15 +286,15 @@ def _places(data: RoundedData, shift: float) -> Callable[[Array, Pick], Array]:
     return lambda values, pick: data.event.place(codes(values, pick))
 
 
-def _clipped_apart(code: Float64, one: RoundedData, other: RoundedData, delta: Float64) -> Float64:
-    step = one.event.place
-    apart = np.abs(
-        step(np.clip(code, *one.clips) + delta) - step(np.clip(code + delta, *other.clips))
-    )
+def _clipped_apart(
+    place: Callable[[Float64], Float64],
+    code: Float64,
+    ends: tuple[Window, Window],
+    delta: Float64,
+) -> Float64:
+    ours, theirs = np.clip(code, *ends[0]) + delta, np.clip(code + delta, *ends[1])
+    apart = np.abs(place(ours) - place(theirs))
     return np.where(np.isnan(apart), 0.0, apart)
-
-
-Window = tuple[Float64, Float64]
 
 
 class Apart(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -309,3 +311,76 @@ def test_roundings_of_two_kinds_are_compared_by_their_thresholds(kind, added, ap
     bound = next(region.bound for region in found.regions if region.bound is not None)
     assert bound.deviation_steps == pytest.approx(apart, abs=1e-3)
     assert bound.max_steps > apart
+
+
+def decoded_after_a_limit(cap: float) -> ir.Model:
+    """Limit numbers, quantize them in steps of 0.1, and quantize what they are decoded to again."""
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x) => (int8[1,2] y)
+        <float low = {{0}}, float high = {{0.35}}, float s = {{0.1}}, uint8 z = {{0}},
+         float cap = {{{cap}}}, int8 v = {{0}}, float t = {{0.01}}> {{
+            c = Clip (x, low, high)
+            q = QuantizeLinear (c, s, z)
+            d = DequantizeLinear (q, s, z)
+            k = Min (d, cap)
+            y = QuantizeLinear (k, t, v)
+        }}""")
+
+
+@pytest.mark.runtime
+def test_codes_reach_as_far_as_a_limit_is_executed():
+    """0.35 / 0.1 is 3.4999999 in real numbers, but 3.5 in float32, which is code 4."""
+    runtime = pytest.importorskip("onnxruntime")
+    models = [decoded_after_a_limit(cap) for cap in (9, 0.3001)]
+    results = []
+    for model in models:
+        data = ir.to_proto(model).SerializeToString()
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {"x": np.full((1, 2), 9, np.float32)})[0].tolist())
+    assert results == [[[40, 40]], [[30, 30]]]
+    found = qgraph.prove(*models, within="1step")
+    ends = [r for r in found.regions if r.reference_value == "y" and r.entries == (("q", "q"),)]
+    assert all(r.bound is None or r.bound.max_steps >= 10 for r in ends)
+    assert all(r.verdict != "proved" for r in ends)
+
+
+MODES = {
+    "ROUND": round,
+    "FLOOR": math.floor,
+    "CEIL": math.ceil,
+    "DOWN": math.trunc,
+    "UP": lambda steps: math.ceil(steps) if steps > 0 else math.floor(steps),
+}
+
+
+def rounded_sums(mode: str, *nodes: str) -> ir.Model:
+    domain = "qonnx.custom_op.general"
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21, "{domain}": 1]>
+        net (int8[1,2] x) => (float[1,1] y)
+        <float s = {{0.1}}, int8 z = {{0}}, float[2,1] w = {{0.3, 0.5}}, float[2,1] v = {{3, 5}},
+         float f = {{0.1}}, float b = {{8}}, float o = {{0}}> {{
+            a = DequantizeLinear (x, s, z)
+            {" ".join(nodes)}
+            y = {domain}.Quant <signed = 1, narrow = 0, rounding_mode = "{mode}">
+                (m, s, o, b)
+        }}""")
+
+
+@pytest.mark.parametrize("modes", [*itertools.combinations(MODES, 2)])
+def test_rounding_modes_differ_far_from_their_thresholds(modes):
+    """Up and Down round numbers between whole ones to other codes, not only numbers near one."""
+    models = (
+        rounded_sums(modes[0], "m = MatMul (a, w)"),
+        rounded_sums(modes[1], "t = MatMul (a, v)", "m = Mul (t, f)"),
+    )
+    sums = [Fraction(3 * i + 5 * j, 10) for i in range(-9, 9) for j in range(-9, 9)]
+    ones, others = ([MODES[mode](steps) for steps in sums] for mode in modes)
+    whole = 0 if modes[0] == "ROUND" else Fraction(1, 2)
+    places = [steps + whole for steps in sums]  # thresholds lie at halves
+    ties = [abs(place - math.floor(place) - Fraction(1, 2)) for place in places]
+    parts = zip(ones, others, ties, strict=True)
+    apart = [(abs(one - other), tie) for one, other, tie in parts if one != other]
+    (region, *_) = qgraph.prove(*models, within="0.05step").regions
+    assert region.bound.max_steps >= max(steps for steps, _ in apart)
+    assert region.bound.tie_distance_steps >= max(tie for _, tie in apart)
+    assert region.bound.deviation_steps > 0.05
