@@ -16,6 +16,7 @@ functions nor the operators. ``tests/ops/test_approximation.py`` compares it wit
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -157,6 +158,8 @@ class Approximation(Generic[F]):
         unit: powers of two of which the executed numbers of data are multiples; None if not known.
         value: the executed numbers of a constant, float64; None for data.
         factors: for a constant: codes, scales and integers whose product is the ideal number.
+        overflow: ideal numbers of at least this magnitude may be executed as infinity, so that
+            their error is not known. Data of known range does not overflow.
     """
 
     meant: F
@@ -167,6 +170,7 @@ class Approximation(Generic[F]):
     unit: Float64 | None = None
     value: Float64 | None = None
     factors: tuple[Float64, Array] | None = None
+    overflow: float = math.inf
 
     @classmethod
     def of_constant(
@@ -251,13 +255,23 @@ def rounded(exact: A, arithmetic: FloatType = FLOAT32, *, times: int = 1) -> A:
         raise Undecidable(OUT_OF_RANGE(f"a result may exceed the range of {arithmetic.name}"))
     if arithmetic.represents(exact.unit, exact.reach):
         return exact
+    overflow = exact.overflow
+    if not finite.all():
+        room = (arithmetic.largest / 2 - exact.absolute) / (1 + exact.relative)
+        overflow = min(overflow, float(np.min(np.maximum(room, 0.0))))
     share = arithmetic.unit * times * (1 + times * arithmetic.unit)
     return replace(
         exact,
         absolute=exact.absolute * (1 + share) + arithmetic.tiny * times,
         relative=exact.relative * (1 + share) + share,
         unit=None,
+        overflow=overflow,
     )
+
+
+def first_overflow(*operands: Approximation[Any]) -> float:
+    """Return the ``overflow`` of a function of operands of which nothing else is known."""
+    return 0.0 if any(math.isfinite(operand.overflow) for operand in operands) else math.inf
 
 
 def sum_of(a: A, b: A, sign: float = 1.0) -> A:
@@ -270,13 +284,38 @@ def sum_of(a: A, b: A, sign: float = 1.0) -> A:
         data, fixed = (a, b) if b.is_constant else (b, a)
         # |data| <= |sum| + |fixed|
         absolute = data.absolute + fixed.absolute + product(data.relative, fixed.largest)
-        return type(a)(meant, low, high, absolute, data.relative, unit)
+        overflow = _beyond(data, fixed)
+        return type(a)(meant, low, high, absolute, data.relative, unit, overflow=overflow)
     for data, other in ((a, b), (b, a)):
         if not np.isfinite(data.error).all() and np.isfinite(other.reach).all():
             # |data| <= |sum| + |other|, so the error is relative to the sum if that is limited
             absolute = data.absolute + other.error + product(data.relative, other.largest)
-            return type(a)(meant, low, high, absolute, data.relative, unit)
-    return type(a)(meant, low, high, a.error + b.error, ZERO, unit)
+            overflow = min(_beyond(data, other), first_overflow(other))
+            return type(a)(meant, low, high, absolute, data.relative, unit, overflow=overflow)
+    overflow = first_overflow(a, b)
+    return type(a)(meant, low, high, a.error + b.error, ZERO, unit, overflow=overflow)
+
+
+def beyond_limits(x: Approximation[Any], low: Float64, high: Float64) -> float:
+    """Return the ``overflow`` of limited data; raise Undecidable if it is within the limits."""
+    ends = np.where(np.isfinite([low, high]), np.abs([low, high]), 0.0)
+    if x.overflow <= float(np.max(ends)):
+        raise Undecidable(OUT_OF_RANGE("a result may overflow before it is limited"))
+    return math.inf if np.isfinite([low, high]).all() else x.overflow
+
+
+def error_up_to(x: Approximation[Any], reach: Float64) -> Float64:
+    """Return the largest error of ideal numbers of a magnitude; infinite if they may overflow."""
+    reach = np.minimum(reach, x.largest)
+    error = x.absolute + product(x.relative, reach)
+    return np.where(reach >= x.overflow, np.inf, error) if math.isfinite(x.overflow) else error
+
+
+def _beyond(data: Approximation[Any], added: Approximation[Any]) -> float:
+    """Return the ``overflow`` of a sum of data that may overflow and of limited numbers."""
+    if math.isinf(data.overflow):
+        return math.inf
+    return max(data.overflow - float(np.max(added.reach)), 0.0)
 
 
 def multiple_of(a: A, factor: Float64, executed: Float64) -> A:
@@ -289,4 +328,7 @@ def multiple_of(a: A, factor: Float64, executed: Float64) -> A:
     lost = np.where(factor == 0, product(apart, a.largest), 0.0)
     relative = a.relative * (1 + share) + share
     unit = None if a.granule is None else a.granule * granules(executed)
-    return type(a)(meant, low, high, product(a.absolute, np.abs(executed)) + lost, relative, unit)
+    absolute, overflow = product(a.absolute, np.abs(executed)) + lost, a.overflow
+    if math.isfinite(overflow):
+        overflow *= float(np.min(np.minimum(np.abs(factor), np.abs(executed))))
+    return type(a)(meant, low, high, absolute, relative, unit, overflow=overflow)

@@ -20,7 +20,7 @@ from qgraph.graph.interface import Interface, Pair, conflict
 from qgraph.graph.scopes import node_name
 from qgraph.graph.slices import reached
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import largest_of, product
+from qgraph.ops.approximation import error_up_to, largest_of
 from qgraph.ops.moved_elements import PRIMES
 from qgraph.text import amount
 from qgraph.verify.ideals import UNKNOWN, Executed, Ideal, TracedRounding, distance
@@ -256,7 +256,7 @@ def of_roundings(one: TracedRounding, other: TracedRounding, bound: Bound) -> Fi
     window, moved = (low - 1, high + 1), (low + delta - 1, high + delta + 1)
     shift = distance(one.function.plus(Ideal.fixed(delta)), other.function, moved)
     ours, theirs = (
-        before.absolute + product(before.relative, np.minimum(largest_of(*ends), before.largest))
+        error_up_to(before, largest_of(*ends))
         for before, ends in ((one.before, window), (other.before, moved))
     )
     apart = [

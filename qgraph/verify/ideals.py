@@ -18,7 +18,13 @@ import numpy as np
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.numerics.values import fingerprint, ratios_of_rows
-from qgraph.ops.approximation import Approximation, granules, largest_of, product
+from qgraph.ops.approximation import (
+    Approximation,
+    beyond_limits,
+    granules,
+    largest_of,
+    product,
+)
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
 from qgraph.records import dataclass, field, replace
@@ -166,6 +172,7 @@ def limited(x: Executed, low: Float64, high: Float64) -> Executed:
         return x
     if x.value is not None:
         return fixed(np.clip(x.value, low, high), np.clip(x.meant.offset, low, high))
+    overflow = beyond_limits(x, low, high)
     ends = np.clip(x.low, low, high), np.clip(x.high, low, high)
     unit = None
     if x.unit is not None:
@@ -173,7 +180,8 @@ def limited(x: Executed, low: Float64, high: Float64) -> Executed:
         unit = np.minimum(x.unit, np.minimum(*own))
     basis = Basis(("limit",), *ends, x.meant, ends=(low, high))
     meant = replace(Ideal.of(basis), depth=x.meant.depth)
-    return replace(x, meant=meant, low=ends[0], high=ends[1], unit=unit)
+    low, high = ends
+    return replace(x, meant=meant, low=low, high=high, unit=unit, overflow=overflow)
 
 
 def sums(data: Ideal, weights: Executed, layout: Taps) -> Ideal:

@@ -192,7 +192,7 @@ def moved(movement: MovedElements, x: Executed) -> Executed:
     meant = _rearranged(x.meant, movement.of, partial(_taken, movement))
     low, high, absolute, relative = map(movement.of, (x.low, x.high, x.absolute, x.relative))
     unit = None if x.unit is None else movement.of(x.unit)
-    return Executed(meant, low, high, absolute, relative, unit)
+    return Executed(meant, low, high, absolute, relative, unit, overflow=x.overflow)
 
 
 def _rearranged(

@@ -72,14 +72,16 @@ class ElementMove:
         absolute, relative = (_widest(np.max, change, each) for each in (x.absolute, x.relative))
         low, high = _widest(np.min, change, x.low), _widest(np.max, change, x.high)
         unit = None if x.unit is None else _widest(np.min, change, x.unit)
-        return Quantity(meant, *self._with_zeros(low, high), absolute, relative, unit)
+        ends, own = self._with_zeros(low, high), x.overflow
+        return Quantity(meant, *ends, absolute, relative, unit, overflow=own)
 
     def as_one(self, x: Quantity) -> Quantity:
         """Return moved data as a single atom, with one range and one error."""
         ends = self._with_zeros(np.asarray(x.low.min()), np.asarray(x.high.max()))
         atom = self.atoms.make("moved as one", self.attributes, (x.meant,), ends)
         unit = None if x.unit is None else np.asarray(x.unit.min())
-        return Quantity(Combination.of(atom), *ends, np.asarray(np.max(x.error)), unit=unit)
+        error = np.asarray(np.max(x.error))
+        return Quantity(Combination.of(atom), *ends, error, unit=unit, overflow=x.overflow)
 
     def _moved(self, atom: Atom) -> Atom:
         """Return an atom of moved elements; two movements of one kind are composed.

@@ -377,7 +377,8 @@ def extreme(atoms: Atoms, name: str, x: Quantity, y: Quantity) -> Quantity:
     absolute, relative = np.maximum(x.absolute, y.absolute), np.maximum(x.relative, y.relative)
     if not (relative < 1).all():
         absolute, relative = np.maximum(x.error, y.error), ZERO
-    return Quantity(Combination.of(atom), low, high, absolute, relative, unit)
+    overflow = min(x.overflow, y.overflow)
+    return Quantity(Combination.of(atom), low, high, absolute, relative, unit, overflow=overflow)
 
 
 def extreme_codes(

@@ -161,6 +161,7 @@ def parts_of(atoms: Atoms, data: RoundedData) -> list[tuple[AxisPart, RoundedDat
             place.part(before.absolute),
             place.part(before.relative),
             None if before.unit is None else place.part(before.unit),
+            overflow=before.overflow,
         )
         limits = place.part(data.low), place.part(data.high)
         rounding = rounding_of(Pending(replace(event, before=own), *limits, ZERO))

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.approximation import ZERO, product, zero
+from qgraph.ops.approximation import ZERO, error_up_to, largest_of, zero
 from qgraph.proof.bounds.combination import Atoms, Combination
 from qgraph.proof.bounds.distances import distance
 from qgraph.proof.bounds.evaluate import entered
@@ -307,8 +307,7 @@ class Apart(NamedTuple):
 
 def error_within(before: Quantity, window: Window) -> Float64:
     """Return the largest error of data whose ideal values lie in a window."""
-    reach = np.minimum(np.maximum(*map(np.abs, window)), before.largest)
-    return before.absolute + product(before.relative, reach)
+    return error_up_to(before, largest_of(*window))
 
 
 def apart_in_steps(one: RoundedData, other: RoundedData, window: Window) -> Apart:

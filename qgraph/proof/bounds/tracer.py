@@ -23,6 +23,8 @@ from qgraph.ops.approximation import (
     SLACK,
     ZERO,
     FloatType,
+    beyond_limits,
+    first_overflow,
     granules,
     largest_of,
     multiple_of,
@@ -180,7 +182,8 @@ class QuantityTracer:
             product(x.largest, y.error) + product(y.largest, x.error) + product(x.error, y.error)
         )
         unit = None if x.unit is None or y.unit is None else x.unit * y.unit
-        return self.rounded(Quantity(meant, low, high, error, ZERO, unit))
+        overflow = first_overflow(x, y)
+        return self.rounded(Quantity(meant, low, high, error, ZERO, unit, overflow=overflow))
 
     def _div(self, a: Any, b: Any) -> Quantity:
         x, y = self.quantity(a), self.quantity(b)
@@ -210,7 +213,8 @@ class QuantityTracer:
         meant = self.atoms.multiple("quotient", (f, g), one / other, (low, high))
         left = (1 - share) / (1 + SLACK)  # of the divisor
         absolute, relative = x.absolute / least / left, (x.relative + share) / left
-        return self.rounded(Quantity(meant, low, high, absolute, relative))
+        overflow = first_overflow(x, y)
+        return self.rounded(Quantity(meant, low, high, absolute, relative, overflow=overflow))
 
     def _abs(self, x: Any) -> Quantity:
         q = self.quantity(x)
@@ -242,6 +246,7 @@ class QuantityTracer:
         """Return data limited to a range, whose limits are numbers of the type of the data."""
         if (x.low >= low).all() and (x.high <= high).all():
             return x
+        overflow = beyond_limits(x, low, high)
         bottom, top = np.clip(x.low, low, high), np.clip(x.high, low, high)
         meant = x.meant
         if len(meant.terms) == 1 and meant.terms[0][1].kind == "clip":
@@ -261,7 +266,8 @@ class QuantityTracer:
         wide = kept > high - low
         absolute = np.where(wide, high - low, x.absolute)
         relative = np.where(wide, 0.0, x.relative)
-        return Quantity(Combination.of(atom), bottom, top, absolute, relative, unit)
+        meant = Combination.of(atom)
+        return Quantity(meant, bottom, top, absolute, relative, unit, overflow=overflow)
 
     def _whole(self, rounding: str, x: Any) -> Operand:
         if isinstance(x, Pending):

@@ -6,6 +6,7 @@ most :data:`FUNCTION_ERROR`, which is a condition of the bound.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import erf, erfc
@@ -15,7 +16,7 @@ import numpy as np
 from qgraph.conditions import CURVES_WITHIN, FUNCTION_ERROR
 from qgraph.graph.schema import MICROSOFT, OpKey
 from qgraph.numerics import Float64
-from qgraph.ops.approximation import SLACK, ZERO, largest_of, multiple_of
+from qgraph.ops.approximation import SLACK, ZERO, first_overflow, largest_of, multiple_of
 from qgraph.proof.bounds.combination import Combination
 from qgraph.proof.bounds.quantity import Operand, Quantity, constant, extreme
 from qgraph.proof.bounds.rule import NodeCall, bound_rule
@@ -147,6 +148,10 @@ CURVES: dict[str, BoundedCurve] = {
 }
 """Functions by name. The rule of Gelu takes its second form from an attribute."""
 
+_FLAT = frozenset({"Sigmoid", "Tanh", "Erf"})
+"""Functions that are constant at either end."""
+_END_OF_SLOPE = 128.0
+
 _POSITIVE = frozenset({"Log", "Sqrt"})
 """Functions of positive numbers only."""
 
@@ -194,7 +199,9 @@ def applied(
         near = np.minimum(largest_of(bottom, top) / 3, 1.0)
         extra = share * (1 + share) * far + curve.absolute * unit * near + curve.roundings * tiny
         absolute = moved + extra
-    result = Quantity(Combination.of(atom), low, high, absolute, relative)
+    is_flat = name in _FLAT and x.overflow > _END_OF_SLOPE
+    overflow = math.inf if is_flat else first_overflow(x)
+    result = Quantity(Combination.of(atom), low, high, absolute, relative, overflow=overflow)
     if (result.reach >= tracer.arithmetic.largest).any():
         raise Undecidable(OUT_OF_RANGE(f"a result of {name} may exceed its range"))
     return result
@@ -218,7 +225,9 @@ def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
     slack = SLACK * largest_of(low, high)
     error = steep * x.error + np.abs(slope.numbers - alpha) * x.largest
     meant = above.meant.plus(negative.meant)
-    return tracer.rounded(Quantity(meant, low - slack, high + slack, error))
+    overflow = min(above.overflow, negative.overflow)
+    ends = low - slack, high + slack
+    return tracer.rounded(Quantity(meant, *ends, error, overflow=overflow))
 
 
 def _hard_sigmoid(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:

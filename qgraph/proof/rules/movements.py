@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.numerics import Array, Float64
-from qgraph.ops.approximation import granules
+from qgraph.ops.approximation import ZERO, granules
 from qgraph.proof.bounds.combination import Combination, placed, places, spread
 from qgraph.proof.bounds.moved_elements import Change, ElementMove, reshaped, widened
 from qgraph.proof.bounds.quantity import Operand, Quantity
@@ -180,7 +180,7 @@ def largest_element(call: NodeCall, x: Quantity) -> Quantity:
     move = _move(call)
     coefficients = [coefficient for coefficient, _ in x.meant.terms]
     if len(coefficients) == 1 and (coefficients[0] > 0).all():
-        x = Quantity(x.meant, x.low, x.high, x.error, unit=x.unit)
+        x = replace(x, absolute=x.error, relative=ZERO, operation=None)
         return replace(move, again=partial(largest_element, call)).of(x)
     return move.as_one(x)
 
@@ -265,7 +265,8 @@ def joined(call: NodeCall, parts: Sequence[Quantity], sizes: Sequence[int], axis
     units = [x.granule for x in parts]
     granules = [unit for unit in units if unit is not None]
     unit = side_by_side(granules, sizes, axis) if len(granules) == len(parts) else None
-    return Quantity(meant, low, high, absolute, relative, unit)
+    overflow = min(x.overflow for x in parts)
+    return Quantity(meant, low, high, absolute, relative, unit, overflow=overflow)
 
 
 def side_by_side(arrays: Sequence[Float64], sizes: Sequence[int], axis: int) -> Float64:

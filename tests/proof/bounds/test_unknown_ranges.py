@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 import qgraph
+from tests.verify.checking import checked
 
 WEIGHTS = np.float32([[0.31, -0.52], [0.17, 0.44]])
 SCALE = np.float32(0.0371)
@@ -59,3 +61,47 @@ def test_other_factors_of_an_input_of_unknown_range_move_codes_up_to_the_limits(
     x, a = np.float32([[85, -85]]), np.zeros((1, 2), np.float32)
     ours, theirs = (qgraph.load(s).run({"x": x, "a": a}, backend="numpy")["y"] for s in sides)
     assert 42 <= np.abs(ours - theirs).max() / SCALE <= bound.max_steps
+
+
+def scaled(up: float, down: float, *more: str, scale: float = 2.0**60) -> ir.Model:
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x) => (uint8[1,2] y)
+        <float s = {{{scale!r}}}, uint8 z = {{0}}, float f = {{{up!r}}}, float g = {{{down!r}}}> {{
+            a = Mul (x, f)
+            {" ".join(more) or "b = Identity (a)"}
+            c = Mul (b, g)
+            [last] y = QuantizeLinear (c, s, z)
+        }}""")
+
+
+OVERFLOWING = {
+    "plain": (),
+    "moved": ("m = Transpose <perm = [1, 0]> (a)", "b = Transpose <perm = [1, 0]> (m)"),
+    "limited": ("b = Relu (a)",),
+}
+
+
+@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_products_that_overflow_are_not_bounded(name):
+    """All numbers above 2**28 become infinite, and code 3 becomes 255."""
+    nodes = OVERFLOWING[name]
+    models = scaled(2.0, 0.5, *nodes), scaled(2.0**100, 2.0**-100, *nodes)
+    x = np.float32([[3 * 2.0**60, 2.0**61]])
+    with np.errstate(over="ignore"):
+        results = [
+            qgraph.load(each).run({"x": x}, backend="numpy")["y"].tolist() for each in models
+        ]
+    assert results == [[[3, 2]], [[255, 255]]]
+    found = qgraph.prove(*models, within="1step")
+    assert all(r.verdict != "bounded" or r.bound.max_steps >= 252 for r in found.regions)
+
+
+def test_a_certificate_is_not_confirmed_for_products_that_overflow():
+    near = scaled(4.0, 0.25), scaled(3.0, 0.3334)
+    document = qgraph.prove(*near, within="1step", evidence=True).to_json()
+    assert document["verdict"] == "bounded"
+    others = scaled(4.0, 0.25), scaled(3 * 2.0**100, 0.3334 * 2.0**-100)
+    assert document["regions"][0]["verdict"] == "bounded"
+    assert str(checked(document, *near).regions[0].status) == "checked"
+    assert str(checked(document, *others).regions[0].status) != "checked"
