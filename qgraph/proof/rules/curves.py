@@ -226,8 +226,8 @@ def bent(tracer: QuantityTracer, x: Quantity, slope: Quantity) -> Quantity:
     error = steep * x.error + np.abs(slope.numbers - alpha) * x.largest
     meant = above.meant.plus(negative.meant)
     overflow = min(above.overflow, negative.overflow)
-    ends = low - slack, high + slack
-    return tracer.rounded(Quantity(meant, *ends, error, overflow=overflow))
+    result = Quantity(meant, low - slack, high + slack, error, overflow=overflow)
+    return tracer.rounded(result)
 
 
 def _hard_sigmoid(tracer: QuantityTracer, x: Quantity, numbers: Numbers) -> Quantity:
