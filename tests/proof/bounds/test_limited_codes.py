@@ -14,7 +14,7 @@ import pytest
 import qgraph
 from qgraph.proof.bounds.paired_models import with_limited_codes
 from qgraph.text import json_text
-from tests.verify.checking import verify
+from tests.verify.checking import checked, verify
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
     net (int8[1,4] i) => (float[1,3] y)
@@ -207,3 +207,72 @@ def test_limits_are_joined_only_where_codes_stay(kind, high):
     first = next(node for node in limited.graph if node.op_type == "Clip")
     assert first.inputs[0].name == "q"
     assert int(first.inputs[2].const_value.numpy()) == pytest.approx(high, abs=1)
+
+
+def decoded_after_a_limit(cap: float) -> ir.Model:
+    """Limit numbers, quantize them in steps of 0.1, and quantize what they are decoded to again."""
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[1,2] x) => (int8[1,2] y)
+        <float low = {{0}}, float high = {{0.35}}, float s = {{0.1}}, uint8 z = {{0}},
+         float cap = {{{cap}}}, int8 v = {{0}}, float t = {{0.01}}> {{
+            c = Clip (x, low, high)
+            q = QuantizeLinear (c, s, z)
+            d = DequantizeLinear (q, s, z)
+            k = Min (d, cap)
+            y = QuantizeLinear (k, t, v)
+        }}""")
+
+
+@pytest.mark.runtime
+def test_codes_reach_as_far_as_a_limit_is_executed():
+    """0.35 / 0.1 is 3.4999999 in real numbers, but 3.5 in float32, which is code 4."""
+    runtime = pytest.importorskip("onnxruntime")
+    models = [decoded_after_a_limit(cap) for cap in (9, 0.3001)]
+    results = []
+    for model in models:
+        data = ir.to_proto(model).SerializeToString()
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {"x": np.full((1, 2), 9, np.float32)})[0].tolist())
+    assert results == [[[40, 40]], [[30, 30]]]
+    found = qgraph.prove(*models, within="1step")
+    ends = [r for r in found.regions if r.reference_value == "y" and r.entries == (("q", "q"),)]
+    assert all(r.bound is None or r.bound.max_steps >= 10 for r in ends)
+    assert all(r.verdict != "proved" for r in ends)
+
+
+def decoded_in_float16(*cap: float) -> ir.Model:
+    """Limit numbers to 2.549, and quantize them in steps of 0.1307, then in steps of a quarter."""
+    low, high, s, t, c = (
+        int(np.float16(number).view(np.uint16))
+        for number in (0, 2.549, 0.1307, 0.1307 / 4, *cap, 9)[:5]
+    )
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float16[1,2] x) => (uint8[1,2] y)
+        <float16 low = {{{low}}}, float16 high = {{{high}}}, float16 s = {{{s}}}, uint8 z = {{0}},
+         float16 cap = {{{c}}}, float16 t = {{{t}}}> {{
+            c = Clip (x, low, high)
+            q = QuantizeLinear (c, s, z)
+            d = DequantizeLinear (q, s, z)
+            k = Clip (d, low, cap)
+            y = QuantizeLinear (k, t, z)
+        }}""")
+
+
+def test_limits_are_executed_with_the_digits_of_their_type():
+    """The limit is 19.496 steps in real numbers, and 19.5 in float16, which is code 20."""
+    high, step = np.float16(2.549), np.float16(0.1307)
+    assert float(high) / float(step) < 19.497
+    assert high / step == 19.5
+    models = decoded_in_float16(), decoded_in_float16(19 * float(step))
+    x = np.full((1, 2), 9, np.float16)
+    ours, theirs = (
+        qgraph.load(each).run({"x": x}, backend="numpy")["y"].astype(int) for each in models
+    )
+    assert np.abs(ours - theirs).max() == 4
+    document = qgraph.prove(*models, within="4step", evidence=True).to_json()
+    (region,) = [r for r in document["regions"] if r["entries"] == [["q", "q"]]]
+    assert region["bound"]["max_steps"] >= 4
+    stated = {"deviation_steps": 0.4, "ideal_shift": 0.1, "tie_distance_steps": 0.3}
+    region["bound"] |= {**stated, "max_steps": 1, "levels": 1.0, "channels": []}
+    found = checked(document, *models).regions[document["regions"].index(region)]
+    assert str(found.status) != "checked"
