@@ -79,6 +79,7 @@ def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
     scale = None if of_data is None or w.scale is None else of_data * w.scale.reshape(-1)
     behind = _behind(node, reader)
     group, sizes = node.attributes.get_int("group", 1) or 1, reader.sizes(inputs[1])
+    form = _group(group, sizes)
     description = QuantizedLayer(
         node_name(node),
         node.op_type,
@@ -86,12 +87,13 @@ def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
         weights,
         behind.y,
         _bias(_summand(node, reader), scale, reader),
-        _group(group, sizes),
+        form,
         ranks[0],
         _attributes(node),
         behind.operators,
         behind.consumers,
         behind.is_graph_output,
+        one_filter=form == "depthwise" and sizes is not None and sizes[0] == group,
     )
     return FoundLayer(node, description, behind.nodes)
 

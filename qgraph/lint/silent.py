@@ -202,6 +202,8 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
         x, w = layer.description.x, layer.description.w
         if x.codes not in _EIGHT_BITS or w.codes != "INT8" or not w.is_constant:
             continue
+        if layer.description.one_filter:  # these kernels add no pairs
+            continue
         weights = facts.decoder_of(layer.node.inputs[1])
         counts = None if weights is None else facts.counts(weights)
         if weights is None or counts is None:

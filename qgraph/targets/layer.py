@@ -135,6 +135,7 @@ class QuantizedLayer:
     Attributes:
         y: quantizer of its result; None without one.
         group: ``dense``, ``grouped`` or ``depthwise``.
+        one_filter: whether it is depthwise, and each channel has one filter.
         rank: of the data; None if it is not known.
         attributes: numbers among its attributes, with defaults.
         behind: operators between it and the quantizer of its result.
@@ -154,6 +155,7 @@ class QuantizedLayer:
     behind: tuple[BehindLayer, ...] = ()
     consumers: int = 1
     is_graph_output: bool = False
+    one_filter: bool = False
 
 
 ANY = "any"

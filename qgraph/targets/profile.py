@@ -157,6 +157,7 @@ class SaturatingProducts:
         source: where it comes from.
         instead: type of weights that the same kernels multiply exactly; None if there is none.
         operators: operators without kernels of their own that become such products.
+        exact: groups of convolutions that add no pairs, if each channel has one filter.
     """
 
     x: Names
@@ -166,6 +167,7 @@ class SaturatingProducts:
     source: Names
     instead: str | None = None
     operators: Names = ()
+    exact: Names = ()
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,43 @@ def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_intege
     assert len(np.unique(exact)) > 1
 
 
+@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.runtime
+@pytest.mark.parametrize("filters", [1, 2])
+@pytest.mark.parametrize("target", ["openvino-cpu", "onnxruntime-cpu"])
+def test_depthwise_convolutions_are_exact_where_each_channel_has_one_filter(
+    target, filters, tmp_path
+):
+    """Both runtimes add no pairs then; with two filters for each channel, they do."""
+    many = 4 * filters
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,4,6,6] x) => (float[1,{many},4,4] y)
+        <float s = {{0.05}}, uint8 z = {{0}}, float t = {{0.01}}, int8 o = {{0}},
+         float u = {{1}}> {{
+            q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+            v = DequantizeLinear (w, t, o)  [conv] c = Conv <group = 4> (d, v)
+            n = QuantizeLinear (c, u, z)    y = DequantizeLinear (n, u, z)
+        }}""")
+    codes = np.random.default_rng(0).integers(107, 128, (many, 1, 3, 3)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    name = f"{target}@x86-64-no-vnni"
+    found = list(qgraph.lint(proto, name, select="QG312"))
+    assert len(found) == filters - 1
+    kept = qgraph.deploy(proto, f"{target}@x86-64").to_json()["conditions"][-1]
+    assert ("products of 1 layer saturate" in kept) == (filters == 2)
+    model = qgraph.load(proto)
+    (layer,) = qgraph.deploy(model, name).layers
+    assert (layer.reason_id == "QG239") == (filters == 2 and target == "openvino-cpu")
+    (kind,) = {v.dtype.name for v in model.ir.graph.initializers.values() if v.shape.rank() == 4}
+    others = {"onnxruntime-cpu": "UINT8", "openvino-cpu": "INT16"}
+    assert kind == ("INT8" if filters == 1 else others[target])
+    model.save(tmp_path / "out.onnx")
+    x = np.full((1, 4, 6, 6), 12.75, np.float32)
+    exact = np.rint(255 * codes.astype(float).sum((1, 2, 3)) * 0.05 * 0.01)
+    steps = in_runtime(tmp_path / "out.onnx", x, TARGETS[target]) - exact.reshape(1, many, 1, 1)
+    assert np.abs(steps).max() <= 1
+
+
 @pytest.mark.parametrize(("scale", "is_finite"), [("3e36", False), ("2e36", True)])
 def test_a_product_is_left_where_its_operand_may_be_infinite(scale, is_finite):
     """The lowest code times 3e36 is -inf, which a Max with the lowest number would change."""
@@ -262,6 +299,29 @@ def test_quantizers_stay_where_every_layer_is_left_in_float():
     assert str(result.certificate.verdict) == "proved"
     assert len(list(model.nodes("FakeQuantize"))) == 2
     assert not result.saturating
+
+
+@pytest.mark.cases(fast=0, slow=1)
+def test_layers_without_a_kernel_are_not_said_to_be_cut_off():
+    """ONNX Runtime has no kernel with a Sigmoid before the quantizer, on any processor."""
+    proto = onnx.parser.parse_model("""<ir_version: 8,
+         opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[1,2,6,6] x) => (float[1,2,4,4] y)
+        <float l = {-1.27}, float h = {1.27}, float g = {-0.3}, float k = {12.9},
+         float r = {0}, float e = {1}> {
+            v = org.openvinotoolkit.FakeQuantize <levels = 255> (f, l, h, l, h)
+            d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, g, k, g, k)
+            [conv] m = Conv (d, v)     a = Sigmoid (m)
+            y = org.openvinotoolkit.FakeQuantize <levels = 256> (a, r, e, r, e)
+        }""")
+    real = np.random.default_rng(0).uniform(1.07, 1.27, (2, 2, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(real, "f"))
+    reasons = []
+    for processor in ("x86-64", "x86-64-no-vnni"):
+        (layer,) = qgraph.deploy(proto, f"onnxruntime-cpu@{processor}").layers
+        assert layer.kernel is None
+        reasons.append(layer.reason_id)
+    assert reasons == ["QG217", "QG217"]
 
 
 @pytest.mark.slow

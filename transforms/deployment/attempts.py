@@ -148,6 +148,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
         layer
         for layer in layers_of(model)
         if layer.description.x.codes in rule.x and layer.description.w.codes in rule.w
+        if not (layer.description.one_filter and layer.description.group in rule.exact)
     ]
     if not layers:
         return
