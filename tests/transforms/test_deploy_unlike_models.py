@@ -197,3 +197,37 @@ def test_quantizers_in_functions_are_around_layers(tmp_path: Path) -> None:
     found = qgraph.deploy(model, "onnxruntime-cpu")
     assert [(each.node, each.before) for each in found.layers] == [("product", "QLinearMatMul")]
     assert [node.op_type for node in model.nodes()][:4] == ["F", "D", "MatMul", "F"]
+
+
+@pytest.mark.parametrize(
+    ("target", "is_taken"), [("openvino-cpu", False), ("onnxruntime-cpu", True)]
+)
+def test_functions_become_their_nodes_where_the_target_takes_none(
+    target: str, is_taken: bool, tmp_path: Path
+) -> None:
+    """All layers run in integers already, but OpenVINO does not load the input."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "local": 1]>
+        net (float[1,2] x) => (float[1,2] y)
+        <float s = {0.05}, uint8 z = {0}, int8 o = {0}, int8[2,2] w = {1, 2, 3, 4}> {
+            q = QuantizeLinear (x, s, z)    d = DequantizeLinear (q, s, z)
+            v = DequantizeLinear (w, s, o)  m = local.F (d, v)
+            n = QuantizeLinear (m, s, z)    y = DequantizeLinear (n, s, z)
+        }
+        <domain: "local", opset_import: ["": 17]>
+        F (a, b) => (r) { [product] r = MatMul (a, b) }""")
+    model = qgraph.load(proto)
+    found = qgraph.deploy(model, target)
+    (layer,) = found.layers
+    assert layer.kernel is not None
+    assert (layer.before is not None) == is_taken
+    assert any("place of their calls" in note for note in found.notes) != is_taken
+    assert bool(model.to_proto().functions) == is_taken
+    if target == "openvino-cpu":
+        openvino = pytest.importorskip("openvino")
+        model.save(tmp_path / "out.onnx")
+        core = openvino.Core()
+        with pytest.raises(RuntimeError, match="No conversion rule"):
+            core.read_model(proto.SerializeToString(), b"")
+        compiled = core.compile_model(str(tmp_path / "out.onnx"), "CPU")
+        # 0.05 * (20, 40) times 0.05 * ((1, 2), (3, 4))
+        assert compiled(np.float32([[1, 2]]))[0].ravel() == pytest.approx([0.35, 0.5])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy.typing as npt
@@ -15,21 +14,16 @@ from qgraph.comparison.check import Inputs
 from qgraph.effort import require_time
 from qgraph.errors import (
     EquivalenceError,
-    ModelError,
     OptionError,
-    UnsupportedError,
     meant,
     member,
     require,
     shown,
 )
-from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import all_nodes, check_names, inline_functions
 from qgraph.lint.engine import LintFinding, chosen_rules, findings_of
 from qgraph.lint.facts import ModelFacts
 from qgraph.lint.rule import LintLevel
 from qgraph.model import Model, Source, load
-from qgraph.ops.operator import is_defined
 from qgraph.reporting.deploy_view import NOT_LOADED
 from qgraph.reports import SiteStatus
 from qgraph.storage.archive import Arrays
@@ -37,6 +31,7 @@ from qgraph.targets.engine import runtimes_of
 from qgraph.targets.layer import Loads
 from qgraph.targets.profile import Profile
 from qgraph.targets.reader import profile_of
+from qgraph.targets.rules import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import escaped, selects
 from qgraph.transforms.deployment.attempts import (
@@ -64,6 +59,7 @@ from qgraph.transforms.deployment.forms import (
     marked_slower,
     misread_biases,
     packed,
+    without_calls,
 )
 from qgraph.transforms.deployment.listing import TargetRuntime, listed, paired_layers, unmet_of
 from qgraph.transforms.deployment.pipeline import steps_for
@@ -137,7 +133,7 @@ def deploy(
     profile = for_this_processor(named)
     runtime = TargetRuntime(profile)
     source_identity = model.identity()
-    reference = _without_calls(model)
+    reference = without_calls(model)
     data = Inputs.of(inputs)
     if labels is not None and data.feeds is None:
         raise OptionError("Labels are given without inputs, expected both. Add the inputs.")
@@ -173,7 +169,10 @@ def deploy(
         chosen = preferred(attempt, reference, profile, request, preference, shapes)
         if chosen.attempt.failing:
             chosen = Preferred(attempt, {})
-    left = {**attempt.unmet, **_renamed(chosen.left, reference, attempt.model)}
+    # What has no kernel for another reason would not be cut off.
+    own = unmet_of(attempt.model, profile) if attempt.is_changed else {}
+    reasons = {n: own.get(n, r) if r.id == SATURATES.id else r for n, r in chosen.left.items()}
+    left = {**_renamed(reasons, reference, attempt.model), **attempt.unmet}
     attempt = chosen.attempt
     certificate = replace(attempt.certificate, reference=source_identity)
     deployment = listed(reference, attempt, runtime, left, certificate)
@@ -199,6 +198,12 @@ def deploy(
             "quantized layers are left in float, expected none. Change the model there, or omit "
             "--require-all (require_all=True in Python)."
         )
+    # A target may take the nodes of functions, and no calls.
+    is_inlined = _refusals(model, profile) > _refusals(reference, profile)
+    if is_inlined:
+        layers = [replace(layer, before=None) for layer in deployment.layers]
+        deployment = replace(deployment, layers=layers)
+        notes.append(f"functions are written in place of their calls, which {profile.name} refuses")
     has_data = data.feeds is not None or data.random is not None
     deployment = replace(
         deployment,
@@ -210,26 +215,10 @@ def deploy(
         saturating=list(saturating(attempt.model, profile)),
     )
     require_time("The layers were rewritten, but their kernels and findings were not read")
-    if attempt.is_changed:
+    if attempt.is_changed or is_inlined:
         _sign(attempt.model, profile, source_identity)
         model.replace(attempt.model)
     return deployment
-
-
-def _without_calls(model: Model) -> Model:
-    """Return a copy with the nodes of functions in place of calls, as runtimes execute them.
-
-    Functions of operators with a definition stay, and all functions if one cannot be inlined.
-    """
-    copy = model.clone()
-    defined = {OpKey.of(node) for node in all_nodes(copy.ir) if is_defined(node)}
-    with suppress(UnsupportedError, ModelError):
-        inline_functions(
-            copy.ir, lambda function: OpKey(function.domain, function.name) not in defined
-        )
-        check_names(copy.ir)
-        return copy
-    return model.clone()
 
 
 def _is_improvable(model: Model, runtime: TargetRuntime) -> bool:

@@ -10,16 +10,17 @@ The numbers are the same in all forms::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
 
-from qgraph.errors import Choice
+from qgraph.errors import Choice, ModelError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.schema import LINEAR_DOMAINS, code_type
-from qgraph.graph.scopes import producer_of
+from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
+from qgraph.graph.scopes import all_nodes, check_names, inline_functions, producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_roundings import (
     rounded_clips,
@@ -31,6 +32,7 @@ from qgraph.inventory.openvino_traps import row_sums_of
 from qgraph.lint.engine import chosen_rules, findings_of
 from qgraph.lint.facts import ModelFacts
 from qgraph.model import Model
+from qgraph.ops.operator import is_defined
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import ExplainedReason, id_of
@@ -321,3 +323,19 @@ def misread_biases(model: Model, profile: Profile) -> dict[str, ExplainedReason]
 def _is_int32(rule: BiasRule) -> bool:
     """Return whether a kernel adds int32 codes in the unit of the products."""
     return rule.scale in ("product", "ignored") and "INT32" in (rule.types or ())
+
+
+def without_calls(model: Model) -> Model:
+    """Return a copy with the nodes of functions in place of calls, as runtimes execute them.
+
+    Functions of operators with a definition stay, and all functions if one cannot be inlined.
+    """
+    copy = model.clone()
+    defined = {OpKey.of(node) for node in all_nodes(copy.ir) if is_defined(node)}
+    with suppress(UnsupportedError, ModelError):
+        inline_functions(
+            copy.ir, lambda function: OpKey(function.domain, function.name) not in defined
+        )
+        check_names(copy.ir)
+        return copy
+    return model.clone()
