@@ -12,11 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim
-from qgraph.graph.scopes import producer_of
+from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.layers import product_role
 from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
+from qgraph.ops.integer.products import SIGNATURES
 from qgraph.quantizers.movement import unmoved
 from qgraph.records import dataclass
 from qgraph.targets.layer import LAYERS, ProductAxis
@@ -367,3 +368,20 @@ def meet_ties(ratios: list[float]) -> bool:
     parts = math.lcm(*(f.denominator for f in near))
     wholes = [f.numerator * parts // f.denominator for f in near]
     return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0
+
+
+def wide_operators(facts: ModelFacts, largest: int) -> Iterator[tuple[ir.Node, int]]:
+    """Yield operators on codes with INT8 weights beyond a number, and the largest of them.
+
+    Those that add no pairs are left out: ConvInteger, and depthwise convolutions with one filter
+    for each channel.
+    """
+    for key, signature in SIGNATURES.items():
+        for node in facts.in_domain(key.name, key.domain) if key.name != "ConvInteger" else ():
+            weights = facts.constant(input_of(node, signature.inputs.index("b")))
+            if weights is None or weights.dtype != np.int8:
+                continue
+            groups = node.attributes.get_int("group", 1) or 1
+            most = int(np.abs(weights.astype(np.int16)).max(initial=0))
+            if most > largest and (groups == 1 or weights.shape[:2] != (groups, 1)):
+                yield node, most

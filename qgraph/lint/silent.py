@@ -25,6 +25,7 @@ from qgraph.lint.layers import (
     pairs_around,
     quantizer_after,
     rounded_biases,
+    wide_operators,
 )
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.movement import unmoved
@@ -200,7 +201,7 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
     level = WARNING if facts.target is not None and facts.target.saturating else None
     for layer in facts.layers:
         x, w = layer.description.x, layer.description.w
-        if x.codes not in _EIGHT_BITS or w.codes != "INT8" or not w.is_constant:
+        if x.codes not in (*_EIGHT_BITS, "INT4") or w.codes != "INT8" or not w.is_constant:
             continue
         if layer.description.one_filter:  # these kernels add no pairs
             continue
@@ -223,6 +224,9 @@ def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
         )
         figures = {"channels": listed(many), "count": int(many.size), "largest": counts.high}
         yield Found((layer.node, weights.node), text, figures, level)
+    for node, most in wide_operators(facts, _BOTH // 2):
+        text = f"weights reach {most}, beyond -64..64: two neighbours can exceed 16 bits"
+        yield Found((node,), text, {"largest": most}, level)
 
 
 @rule("QG313", "narrow-float", INFO, targets=_OPENVINO, needs_target=True)

@@ -158,6 +158,8 @@ class SaturatingProducts:
         instead: type of weights that the same kernels multiply exactly; None if there is none.
         operators: operators without kernels of their own that become such products.
         exact: groups of convolutions that add no pairs, if each channel has one filter.
+        halved: operators that round half of each weight where data stay INT8, as they do with an
+            operator between QuantizeLinear and DequantizeLinear.
     """
 
     x: Names
@@ -168,6 +170,7 @@ class SaturatingProducts:
     instead: str | None = None
     operators: Names = ()
     exact: Names = ()
+    halved: Names = ()
 
 
 @dataclass(frozen=True)

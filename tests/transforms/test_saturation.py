@@ -207,6 +207,108 @@ def test_depthwise_convolutions_are_exact_where_each_channel_has_one_filter(
     assert np.abs(steps).max() <= 1
 
 
+OPERATORS = {
+    "QLinearMatMul": "n = QLinearMatMul (q, s, z, w, t, o, u, z)",
+    "QGemm": 'n = com.microsoft.QGemm (q, s, z, w, t, o, "", u, z)',
+    "MatMulInteger": """i = MatMulInteger (q, w, z, o)  f = Cast <to = 1> (i)  p = Mul (s, t)
+        m = Mul (f, p)                  n = QuantizeLinear (m, u, z)""",
+}
+"""Operators on codes of 8 bits in place of a layer between quantizers."""
+
+
+@pytest.mark.cases(fast=1, slow=4)
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    ("target", "operator"),
+    [("onnxruntime-cpu", name) for name in OPERATORS] + [("openvino-cpu", "QLinearMatMul")],
+)
+def test_operators_on_codes_are_cut_off_too(target, operator, tmp_path):
+    proto = network(127)
+    text = TEXT.replace('"": 17', '"": 17, "com.microsoft": 1')
+    body = (
+        f"{{ q = QuantizeLinear (x, s, z) {OPERATORS[operator]} y = DequantizeLinear (n, u, z) }}"
+    )
+    weights = proto.graph.initializer[-1]
+    proto = onnx.parser.parse_model(text.partition("{\n")[0] + body)
+    proto.graph.initializer.append(weights)
+    kept = qgraph.deploy(proto, f"{target}@x86-64").to_json()["conditions"][-1]
+    assert "products of 1 layer saturate" in kept
+    name = f"{target}@x86-64-no-vnni"
+    assert [str(each.severity) for each in qgraph.lint(proto, name, select="QG312")] == ["warning"]
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, name)
+    assert not result.saturating
+    assert not list(qgraph.lint(model, name, select="QG312"))
+    (layer,) = result.layers
+    assert (layer.kernel is not None) == (target == "onnxruntime-cpu")
+    model.save(tmp_path / "out.onnx")
+    x = np.random.default_rng(1).uniform(6, 13, (5, 64)).astype(np.float32)
+    codes = np.clip(np.rint(x / np.float32(0.05)), 0, 255)
+    exact = codes @ onnx.numpy_helper.to_array(weights).astype(float) * (0.05 * 0.01 / 4)
+    steps = in_runtime(tmp_path / "out.onnx", x, TARGETS[target]) / 4 - np.rint(exact)
+    assert np.abs(steps).max() <= 1
+
+
+@pytest.mark.cases(fast=0, slow=2)
+@pytest.mark.runtime
+@pytest.mark.parametrize(("low", "high", "is_integer"), [(-8, 7, False), (0, 15, True)])
+def test_data_of_four_bits_are_cut_off_if_they_are_signed(low, high, is_integer, tmp_path):
+    """OpenVINO adds 128 to signed codes: 135 * 127 * 2 exceeds 16 bits."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 8,
+         opset_import: ["": 17, "org.openvinotoolkit": 1]>
+        net (float[1,64] x) => (float[1,8] y)
+        <float t = {{0.01}}, int8 o = {{0}}, float g = {{{low / 10}}}, float k = {{{high / 10}}}> {{
+            v = DequantizeLinear (w, t, o)
+            d = org.openvinotoolkit.FakeQuantize <levels = 16> (x, g, k, g, k)
+            y = MatMul (d, v)
+        }}""")
+    weights = np.full((64, 8), 127, np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = qgraph.load(proto)
+    (layer,) = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni").layers
+    assert (layer.kernel is not None) == is_integer
+    model.save(tmp_path / "out.onnx")
+    found = in_runtime(tmp_path / "out.onnx", np.full((1, 64), 9, np.float32), "openvino")
+    assert found == pytest.approx(np.full((1, 8), 64 * high / 10 * 1.27), rel=1e-5)
+
+
+@pytest.mark.cases(fast=1, slow=1)
+@pytest.mark.runtime
+@pytest.mark.parametrize(
+    "between", ["c = Clip (q, a, b)", "c = MaxPool <kernel_shape = [1, 1]> (q)"]
+)
+def test_odd_weights_are_not_halved(between, tmp_path):
+    """OpenVINO makes 2 of half of 3, and 0 of half of 1, in convolutions of signed codes."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,4,6,6] x) => (float[1,8,4,4] y)
+        <float s = {{1}}, int8 z = {{0}}, int8 a = {{-8}}, int8 b = {{7}}, float t = {{1}}> {{
+            q = QuantizeLinear (x, s, z)    {between}    d = DequantizeLinear (c, s, z)
+            v = DequantizeLinear (w, t, z)  y = Conv (d, v)
+        }}""")
+    codes = np.tile(np.int8([1, 3, 5, -7]).reshape(1, 4, 1, 1), (8, 1, 3, 3))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = qgraph.load(proto)
+    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert [layer.kernel is not None for layer in result.layers] == [True]
+    assert not result.saturating
+    model.save(tmp_path / "out.onnx")
+    x = np.broadcast_to(np.float32([5, 4, -3, 2]).reshape(1, 4, 1, 1), (1, 4, 6, 6))
+    found = in_runtime(tmp_path / "out.onnx", np.ascontiguousarray(x), "openvino")
+    assert found == pytest.approx(9 * (5 + 12 - 15 - 14), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_product_with_a_bias_keeps_its_kernel_if_no_weight_is_negative():
+    """Their codes are the same as UINT8, with zero point 0, which QGemm needs as an input."""
+    proto = network(127)
+    proto.graph.node[3].op_type = "Gemm"
+    for name in ("x86-64", "x86-64-no-vnni"):
+        model = qgraph.load(proto)
+        (layer,) = qgraph.deploy(model, f"onnxruntime-cpu@{name}").layers
+        assert layer.kernel == "QGemm"
+    assert weight_types(model) == {"UINT8"}
+
+
 @pytest.mark.parametrize(("scale", "is_finite"), [("3e36", False), ("2e36", True)])
 def test_a_product_is_left_where_its_operand_may_be_infinite(scale, is_finite):
     """The lowest code times 3e36 is -inf, which a Max with the lowest number would change."""

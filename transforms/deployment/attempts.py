@@ -13,17 +13,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution import demonstration
+from qgraph.graph.constants import constant_tensor
+from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant, remove_unused
 from qgraph.inventory.description import descriptions
 from qgraph.inventory.executed import saturates
 from qgraph.inventory.layers import FoundLayer, quantized_einsums
 from qgraph.model import Model
+from qgraph.ops.integer.products import SIGNATURES
 from qgraph.proof.bounds.regions import certified
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
@@ -37,8 +41,9 @@ from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.rules import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
+from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.deployment.forms import Left, decode_weights, layers_of
+from qgraph.transforms.deployment.forms import Left, decode_weights, in_pairs, layers_of
 from qgraph.transforms.deployment.pipeline import (
     as_pairs,
     conversion_for,
@@ -71,10 +76,15 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     reasons = {}
     for rule in profile.saturating:
         beyond: dict[ir.Node, str] = {}
-        for layer in _wide(model, rule, profile):
+        for layer in (*_wide(model, rule, profile), *_operators(model, rule, profile)):
             is_constant = layer.description.w.is_constant
             beyond[layer.node] = "weights are" if is_constant else "second operand can be"
         beyond |= dict.fromkeys(_einsums(model, rule), "operands can be")
+        for layer in _halved(model, rule):
+            reasons[label(layer.node)] = SATURATES(
+                f"half of each weight is rounded: {profile.processor} has no VNNI, and its data "
+                "are INT8 codes with an operator between QuantizeLinear and DequantizeLinear"
+            )
         for node, what in beyond.items():
             reasons[label(node)] = SATURATES(
                 f"sums of its products exceed 16 bits: {profile.processor} has no VNNI, and its "
@@ -87,6 +97,8 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
     """Return the passes that store codes so that no sum saturates; nothing if none is needed."""
     steps: list[Transform] = []
     for rule in profile.saturating:
+        if any(True for _ in _halved(model, rule)):
+            steps.append(ShiftZeroPoints(activations=CodeSign.UINT8, weights=CodeSign.KEEP))
         if rule.instead is None:
             continue
         to = CodeTarget(rule.instead.lower())
@@ -94,6 +106,9 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
         nodes = [escaped(label(each.node)) for each in wide if each.description.w.is_constant]
         if nodes:
             steps.append(Repack(to=to, scales=False, activations=False, nodes="|".join(nodes)))
+            # a zero point of 0 is left out, which products with a bias need
+            if any(each.node.op_type != "Conv" for each in wide):
+                steps.append(CanonicalOperators(forms=CanonicalForm.POINTS))
         if len(nodes) < len(wide):
             steps.append(ShiftZeroPoints(activations=CodeSign(str(to)), weights=CodeSign.KEEP))
     return steps
@@ -128,7 +143,9 @@ def always_cut_off(model: Model, profile: Profile) -> set[ir.Node]:
 def condition(model: Model, profile: Profile) -> str | None:
     """Return on which processors sums of a model are wrong; None if on none."""
     for rule in profile.saturation:
-        count = sum(1 for _ in _wide(model, rule, profile)) + len(_einsums(model, rule))
+        layers = *_wide(model, rule, profile), *_operators(model, rule, profile)
+        nodes = {each.node for each in (*layers, *_halved(model, rule))}
+        count = len(nodes) + len(_einsums(model, rule))
         others = " and ".join(rule.processors)
         text = f"sums of products of {counted(count, 'layer')} saturate, and results are wrong"
         if count and rule in profile.saturating:
@@ -174,6 +191,26 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
             yield layer
 
 
+def _halved(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
+    """Yield the layers whose odd weights are rounded to even ones."""
+    for layer in layers_of(model):
+        x = layer.description.x
+        if layer.node.op_type in rule.halved and x.codes == "INT8" and not x.is_direct:
+            decode = producer_of(unmoved(layer.node.inputs[1]), "DequantizeLinear")
+            codes = None if decode is None else constant_tensor(decode.inputs[0])
+            if codes is None or (codes.numpy().astype(np.int16) % 2).any():
+                yield layer
+
+
+def _operators(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[FoundLayer]:
+    """Yield the operators on codes beyond the safe range, as layers between quantizers."""
+    exact = OpKey("", "ConvInteger")  # adds no pairs
+    if any(OpKey.of(node) in SIGNATURES and OpKey.of(node) != exact for node in model.nodes()):
+        own = {label(each.node) for each in layers_of(model)}
+        wide = _wide(in_pairs(model), rule, profile)
+        yield from (each for each in wide if label(each.node) not in own)
+
+
 def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
     """Return each Einsum that becomes such a product, unless its last operand is narrow."""
     nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
@@ -186,6 +223,12 @@ def unstored(model: Model, profile: Profile) -> bool:
     rules = [rule for rule in profile.saturating if rule.instead is not None]
     decodes = {stored.decode for stored in stored_codes(model)} if rules else set()
     return any(_unstored(list(_wide(model, rule, profile)), decodes) for rule in rules)
+
+
+def cuts_off_operators(model: Model, profile: Profile) -> bool:
+    """Return whether sums of operators on codes may saturate, which layers would not."""
+    found = (_operators(model, rule, profile) for rule in profile.saturating)
+    return any(True for operators in found for _ in operators)
 
 
 def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:

@@ -39,6 +39,7 @@ from qgraph.transforms.deployment.attempts import (
     always_cut_off,
     condition,
     converted,
+    cuts_off_operators,
     for_this_processor,
     not_shown,
     order_of,
@@ -228,6 +229,7 @@ def _is_improvable(model: Model, runtime: TargetRuntime) -> bool:
         marked_slower(model, profile)
         or failing(model, profile)
         or unstored(model, profile)
+        or cuts_off_operators(model, profile)
         or _misread(model, profile)
         or runtime.refuses(model)
     )
@@ -291,6 +293,7 @@ def _gaining(
         ]
         is_idle = left[1] >= left[0] and slower[1] >= slower[0]
         is_idle = is_idle and misread[1] >= misread[0] and not unstored(reference, profile)
+        is_idle = is_idle and not cuts_off_operators(reference, profile)
         if _worse(before, after) or is_idle:
             note = attempt.obstacle or "no form has more layers in integer kernels"
             return _instead_of(
