@@ -16,7 +16,9 @@ from qgraph.targets.profile import Evidence, Profile
 from qgraph.targets.reader import add_target, profile_of, profiles, target_names
 from tests.targets import schema
 
-TABLES = ("load", "kernel", "codes", "storage", "trap", "sums", "slower", "option")
+TABLES = (
+    *("load", "kernel", "codes", "storage", "trap", "saturation", "sums", "slower", "option"),
+)
 
 CHIP = """\
 name = "mychip"
