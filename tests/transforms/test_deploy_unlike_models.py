@@ -142,7 +142,9 @@ def test_results_are_within_the_bounds_of_the_input(name: str, target: str) -> N
     model = qgraph.load(proto)
     expected = model.run({"x": x}, backend="numpy")
     found = qgraph.deploy(model, target)
-    assert sum(layer.kernel is not None for layer in found.layers) == layers
+    # Without VNNI, products of data stay in float.
+    taken = [each for each in found.layers if each.kernel is not None or each.reason_id == "QG239"]
+    assert len(taken) == layers
     stated = [each.bound.max_steps for each in found.layers if each.bound is not None]
     steps = max(stated, default=int((name, target) in EXECUTED))
     results = run(model.to_proto(), target, x)
