@@ -90,7 +90,10 @@ def as_read(node: Any) -> Any:
     if type(node) in _PLAIN:
         return node
     if isinstance(node, dict):
-        return {as_read(key): as_read(value) for key, value in node.items()}
+        return {
+            as_read(key): value if type(value) in _PLAIN else as_read(value)
+            for key, value in node.items()
+        }
     if isinstance(node, list | tuple):
         return [as_read(value) for value in node]
     if isinstance(node, float):

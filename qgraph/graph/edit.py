@@ -86,6 +86,8 @@ class Draft:
     @property
     def opset(self) -> int:
         """The lowest opset that has all operators, types and forms drafted."""
+        if self.copied:
+            return self._needs
         lowest = max([self._needs, *map(first_opset, self.nodes)])
         if self.half is not ir.DataType.BFLOAT16:
             return lowest
@@ -186,13 +188,11 @@ class Draft:
 
         Both share constants and nodes. The nodes are copied when the new draft is committed.
         """
-        parts = self.copied or [(node, node.inputs) for node in self.nodes]
-        known = {None, self.x, *self.constants, *(node.outputs[0] for node in self.nodes)}
-        used = chain([self.y], *(inputs for _, inputs in parts))
-        if not self._is_general or not known.issuperset(used):
+        if not (self.copied or self._is_general):
             return None
         draft = copy(self)
-        draft.region, draft.entry, draft.copied = region, region.entry, parts
+        draft.region, draft.entry, draft._needs = region, region.entry, self.opset
+        draft.copied = self.copied or [(node, node.inputs) for node in self.nodes]
         return draft
 
     def with_scale(self, region: Region, scale: Array) -> Draft | None:
@@ -227,10 +227,12 @@ class Draft:
 
     @property
     def _is_general(self) -> bool:
-        """Whether nothing but values that it uses may bind it to its region."""
+        """Whether nothing binds it to its region."""
         is_stated = self.promise is not None or self.size_summary is not None
         is_plain = all(len(node.outputs) == 1 for node in self.nodes)
-        return is_plain and not (is_stated or self.others or self.tensors)
+        known = {None, self.x, *self.constants, *(node.outputs[0] for node in self.nodes)}
+        is_closed = known.issuperset(chain([self.y], *(node.inputs for node in self.nodes)))
+        return is_plain and is_closed and not (is_stated or self.others or self.tensors)
 
     def discard(self) -> None:
         """Discard the draft: remove its uses of values of the graph, and its arrays."""
@@ -281,9 +283,10 @@ class Editor:
         """Reserve and return ``name``, with a number appended if it is in use."""
         if not self._has_learned:
             self._learn()
-        unique = unused(name, self._names)
-        self._names.add(unique)
-        return unique
+        if name in self._names:
+            name = unused(name, self._names)
+        self._names.add(name)
+        return name
 
     def replace(self, draft: Draft, *, sweep: bool = True) -> None:
         """Commit ``draft``: insert its nodes, replace the output, remove unused nodes.
@@ -301,12 +304,12 @@ class Editor:
 
     def replace_all(self, drafts: Iterable[Draft]) -> None:
         """Carry out all ``drafts``, in order, as :meth:`replace` does one."""
-        # Constants are visited once, at the end: listing the users of a shared constant takes long.
-        constants: dict[ir.Value, None] = {}
+        replaced: list[ir.Node] = []
         for draft in drafts:
             self._put(draft)
-            constants.update(dict.fromkeys(remove_unused(reversed(draft.region.nodes))))
-        for value in constants:
+            replaced += reversed(draft.region.nodes)
+        # Constants are visited once, at the end: listing the users of a shared constant takes long.
+        for value in dict.fromkeys(remove_unused(replaced)):
             remove_constant(value)
 
     def _put(self, draft: Draft) -> None:
@@ -322,13 +325,13 @@ class Editor:
             x = node.inputs[index] or region.x
         values: dict[ir.Value | None, ir.Value] = {draft.x: x}
         functions = self._model.functions
-        own = draft.constants.keys() | draft.tensors.keys()
         put: list[ir.Node] = []
         for node, inputs in draft.copied or [(node, node.inputs) for node in draft.nodes]:
+            operands: list[ir.Value | None] = []
             for value in inputs:
-                if value in own and value not in values:
+                if value not in values and (value in draft.constants or value in draft.tensors):
                     values[value] = self._settled(draft, value, anchor, graph, stem)
-            operands = [values.get(value, value) for value in inputs]
+                operands.append(values.get(value, value))
             op_type = node.op_type
             name = self.fresh(f"{stem}_{op_type}")
             if draft.copied:
@@ -395,6 +398,8 @@ class Editor:
         name = old.name
         old.name = self.fresh(f"{name}_replaced")
         new.name, new.type, new.shape, new.doc_string = name, old.type, old.shape, old.doc_string
-        new.metadata_props.update(old.metadata_props)
-        new.meta.update(old.meta)
+        if old.metadata_props:
+            new.metadata_props.update(old.metadata_props)
+        if old.meta:
+            new.meta.update(old.meta)
         old.replace_all_uses_with(new, replace_graph_outputs=True)

@@ -13,6 +13,7 @@ from itertools import chain
 import onnx_ir as ir
 
 from qgraph.errors import ModelError, UnsupportedError, where
+from qgraph.records import by_key
 
 Scope = ChainMap[str, ir.Value]
 
@@ -134,19 +135,27 @@ def producer_of(value: ir.Value | None, *names: str) -> ir.Node | None:
 def remove_unused(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     """Remove unused ``nodes``, and the nodes that only they used; return the used constants."""
     constants: list[ir.Value] = []
+    removed: dict[ir.Node, None] = {}
     pending = deque(nodes)
     while pending:
         node = pending.popleft()
-        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+        is_gone = node.graph is None or node in removed
+        if is_gone or any(o.uses() or o.is_graph_output() for o in node.outputs):
             continue
-        inputs = [value for value in node.inputs if value is not None]
-        node.graph.remove(node, safe=True)
-        for value in inputs:
+        removed[node] = None
+        for index, value in enumerate(node.inputs):
+            if value is None:
+                continue
+            node.replace_input_with(index, None)
             producer = value.producer()
             if producer is None or producer.op_type == "Constant":
                 constants.append(value)
             else:
                 pending.append(producer)
+    # At once: each call of remove lists the outputs of the graph.
+    for graph, unused_nodes in by_key((node.graph, node) for node in removed).items():
+        if graph is not None:
+            graph.remove(unused_nodes)
     return constants
 
 
@@ -224,9 +233,9 @@ def _check_body(body: Body, outer: Scope) -> None:
     nodes = list(body)
     stored = body.initializers.values() if isinstance(body, ir.Graph) else ()
     for value in chain(body.inputs, stored, [value for node in nodes for value in node.outputs]):
-        if value.name and names.setdefault(value.name, value) is not value:
+        if (name := value.name) and names.setdefault(name, value) is not value:
             raise ModelError(
-                f"In {owner} the name {value.name!r} is given to two values, expected one. "
+                f"In {owner} the name {name!r} is given to two values, expected one. "
                 "Rename one of them, or export the model again."
             )
     for node in nodes:

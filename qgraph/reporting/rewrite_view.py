@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -215,7 +216,11 @@ def _form(site: Site) -> Cell:
     """Return the new form of a site in short."""
     if site["spelling"] is None:
         return Cell(_unspelled(site))
-    whole_form = str(site["spelling"])
+    return _shortened(str(site["spelling"]))
+
+
+@functools.lru_cache
+def _shortened(whole_form: str) -> Cell:
     parts = [_SHORT.get(part, part) for part in whole_form.split("+")]
     if len(parts) > _PARTS:
         parts[_PARTS - 1 :] = [f"{len(parts) - _PARTS + 1} more"]
@@ -320,7 +325,6 @@ def _factor(before: int, after: int) -> str:
 def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
     for site in sites:
         op = operator(site["op"])
-        properties = {name: site[name] for name in ("op", "pass", "spelling", "exactness")}
         issues = []
         if site["outcome"] == "refused":
             text = f"{op} was left unchanged: {_reason(site)}"
@@ -338,6 +342,7 @@ def _findings(sites: Sequence[Site]) -> Iterator[Issue]:
             text = f"{lost} of {of} values of {stored['tensor']!r} changed."
             issues.append(("weight-changed", text))
         for rule, text in issues:
+            properties = {name: site[name] for name in ("op", "pass", "spelling", "exactness")}
             yield Issue(rule, text, str(site["node"]), "node", "input", properties)
 
 

@@ -5,7 +5,9 @@ Reading a large graph takes long because of its many nodes, most of which are al
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container
+from itertools import count
 
 import onnx
 
@@ -35,15 +37,14 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
         return False
     given = stored.union([each.name for each in graph.input])
     defined = {"", *given}
+    number = len(defined)
     kept: dict[object, onnx.NodeProto] = {}
     for node in graph.node:
         inputs, names = node.input[:], node.output[:]  # in half of the time of list()
         if not defined.issuperset(inputs):
             return False
-        number = len(defined) + len(names) - names.count("")
+        number += len(names) - names.count("")
         defined.update(names)
-        if len(defined) < number:
-            return False
         if node.op_type == "Constant":
             form: object = len(kept)
             attributes = tuple([(each.name, each.t.data_type) for each in node.attribute])
@@ -55,6 +56,8 @@ def keep_one_of_each_form(proto: onnx.ModelProto) -> bool:
             if any(each.HasField("g") or each.graphs for each in node.attribute):
                 return False
             kept[form] = node
+    if len(defined) < number:
+        return False
     defined.remove("")
     if not defined.issuperset(each.name for each in graph.output):
         return False
@@ -99,7 +102,7 @@ class _Types(dict[str, int]):
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__({"": -1})  # absent; None if nothing is stated
-        self._numbers: dict[object, int] = {}
+        self._numbers: defaultdict[object, int] = defaultdict(count().__next__)
         for info in (*graph.value_info, *graph.input, *graph.output):
             self.state(info.name, info.type.SerializeToString())
         for tensor in graph.initializer:
@@ -107,8 +110,7 @@ class _Types(dict[str, int]):
 
     def state(self, name: str, what: object) -> None:
         """Add a statement about a value."""
-        known = self.get(name), what
-        self[name] = self._numbers.setdefault(known, len(self._numbers))
+        self[name] = self._numbers[self.get(name), what]
 
 
 def _form(node: onnx.NodeProto) -> object:

@@ -59,8 +59,9 @@ def parts_marked(model: Model, report: Report) -> Iterator[Callable[[], None]]:
     def lowered() -> None:
         nonlocal first
         mark({site.node for site in report.sites[first:]} - before)
+        if len(report.sites) > first:
+            new.update(_labels(model) - before)
         first = len(report.sites)
-        new.update(_labels(model) - before)
 
     yield lowered
     mark(new)
@@ -117,8 +118,9 @@ def lower_decompressed(model: Model, opset: int | None, report: Report) -> None:
     for weight, draft in decisions:
         node, form = weight.nodes[-1], draft.spelling
         report.sites.append(entry(node, SiteStatus.CHANGED, spelling=form, verdict=STORED))
-    editor.replace_all([draft for _, draft in decisions])
-    raise_ir_version(model.ir)
+    if decisions:
+        editor.replace_all([draft for _, draft in decisions])
+        raise_ir_version(model.ir)
 
 
 def note_joined(model: Model, report: Report, *, constants: bool = False) -> None:
