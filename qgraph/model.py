@@ -180,14 +180,13 @@ class Model(Displayed):
         """
         has_domains = any("::" in each for each in operators)
         for owner in owners(self.ir):
-            for node in list(nodes_of(owner)):
-                name = node.op_type
-                if (
-                    not operators
-                    or name in operators
-                    or (has_domains and f"{node.domain}::{name}" in operators)
-                ):
-                    yield node
+            yield from [
+                node
+                for node in nodes_of(owner)
+                if not operators
+                or node.op_type in operators
+                or (has_domains and f"{node.domain}::{node.op_type}" in operators)
+            ]
 
     def constant(self, value: onnx_ir.Value | None) -> npt.NDArray[Any] | None:
         """Return the constant of ``value``; see :func:`qgraph.graph.constants.constant`."""

@@ -294,16 +294,13 @@ def selects(patterns: str, name: str) -> bool:
     They have ``*`` and ``?``, and are joined by ``|``. If all begin with ``!``, they select every
     other name.
     """
-    fits = functools.partial(fnmatchcase, name)
-    wanted, unwanted = (any(map(fits, listed)) for listed in _divided(patterns))
-    return wanted and not unwanted
-
-
-@functools.lru_cache
-def _divided(patterns: str) -> tuple[list[str], list[str]]:
+    if patterns == "*":
+        return True
     listed = re.split(r"\s*\|(?!\])\s*", patterns.strip())
     wanted = [pattern for pattern in listed if not pattern.startswith("!")] or ["*"]
-    return wanted, [pattern[1:] for pattern in listed if pattern.startswith("!")]
+    unwanted = [pattern[1:] for pattern in listed if pattern.startswith("!")]
+    fits = functools.partial(fnmatchcase, name)
+    return any(map(fits, wanted)) and not any(map(fits, unwanted))
 
 
 def escaped(name: str) -> str:

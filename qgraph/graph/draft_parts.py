@@ -30,6 +30,12 @@ class Region:
         return all(node.graph is not None for node in self.nodes)
 
     @property
+    def types(self) -> tuple[object, ...]:
+        """Types of its input and output, and the shape of its input."""
+        shape = None if self.x.shape is None else self.x.shape.dims
+        return self.x.dtype, self.y.dtype, shape
+
+    @property
     def entry(self) -> tuple[ir.Node, int] | None:
         """Node and operand index at which its input is read."""
         entries = ((n, i) for n in self.nodes for i, v in enumerate(n.inputs) if v is self.x)

@@ -52,7 +52,7 @@ class Draft:
         size_summary: sizes before and after of the constant that the draft stores.
         open: the constants that depend on an open scale.
         template: the draft with an open scale from which it was made, and the ``scale`` filled in.
-        copied: nodes of an equal draft with their inputs, to copy at :meth:`commit`.
+        copied: nodes of an equal draft, whose opset it needs, with inputs; :meth:`commit` copies.
     """
 
     def __init__(self, editor: Editor, region: Region) -> None:
@@ -86,9 +86,7 @@ class Draft:
     @property
     def opset(self) -> int:
         """The lowest opset that has all operators, types and forms drafted."""
-        if self.copied:
-            return self._needs
-        lowest = max([self._needs, *map(first_opset, self.nodes)])
+        lowest = max([self._needs, *map(first_opset, () if self.copied else self.nodes)])
         if self.half is not ir.DataType.BFLOAT16:
             return lowest
         rounds = any(node.op_type == "Round" for node in self.nodes)
@@ -318,13 +316,11 @@ class Editor:
         if graph is None:
             raise ValueError(f"{anchor.op_type} {anchor.name!r} belongs to no graph")
         stem = region.y.name or "quantized"
-        x = draft.x
+        values: dict[ir.Value | None, ir.Value] = {draft.x: draft.x}
         if draft.entry is not None:
             # Read now: an earlier edit may have put another value in the place of region.x.
             node, index = draft.entry
-            x = node.inputs[index] or region.x
-        values: dict[ir.Value | None, ir.Value] = {draft.x: x}
-        functions = self._model.functions
+            values[draft.x] = node.inputs[index] or region.x
         put: list[ir.Node] = []
         for node, inputs in draft.copied or [(node, node.inputs) for node in draft.nodes]:
             operands: list[ir.Value | None] = []
@@ -347,7 +343,7 @@ class Editor:
                 node.name = name
                 for output in node.outputs:
                     output.name = self.fresh(f"{stem}_{op_type.lower()}")
-            if functions:
+            if self._model.functions:
                 keep_from_functions(node, self._model)
                 graph.insert_before(anchor, node)
             else:
@@ -398,8 +394,7 @@ class Editor:
         name = old.name
         old.name = self.fresh(f"{name}_replaced")
         new.name, new.type, new.shape, new.doc_string = name, old.type, old.shape, old.doc_string
-        if old.metadata_props:
-            new.metadata_props.update(old.metadata_props)
+        new.metadata_props.update(old.metadata_props)
         if old.meta:
             new.meta.update(old.meta)
         old.replace_all_uses_with(new, replace_graph_outputs=True)

@@ -265,9 +265,8 @@ def opened(site: Site, forms: Forms) -> Hashable:
         return None
     arrays = (meaning.zero_point, meaning.lo, meaning.hi)
     others = [(array.shape, array.tobytes()) for array in arrays]
-    types = site.x.dtype, site.y.dtype, str(site.x.shape)
     kind = site.dialect, meaning.rounding, meaning.recipe
-    return nodes, site.shape, types, kind, *others
+    return nodes, site.shape, site.types, kind, *others
 
 
 def spelled_once(

@@ -183,8 +183,7 @@ def _form(site: Site, forms: Forms) -> object | None:
     if type(site) is not Site or site.weight is not None or site.x.dtype is None:
         return None
     nodes = forms.of_region(site.nodes, site.x, site.y) if site.form is None else site.form
-    types = site.x.dtype, site.y.dtype, str(site.x.shape)
-    key = id(site.meaning), id(site.repeats), site.dialect, site.shape, types, nodes
+    key = id(site.meaning), id(site.repeats), site.dialect, site.shape, site.types, nodes
     return None if nodes is None else key
 
 
@@ -234,7 +233,8 @@ class _Offer:
         if self.decision is None and decision is not None and decision.draft is not None:
             draft = decision.draft.again(self.site)
             if draft is not None:
-                self.decision = replace(decision, site=self.site, draft=draft)
+                verdict, reason, figures = decision.verdict, decision.reason, decision.figures
+                self.decision = Decision(self.site, draft, verdict, reason, figures)
 
     def refusal(self, exact: Exactness, limit: int) -> Decision:
         """Return the refusal of a site for which no draft is left."""

@@ -342,6 +342,8 @@ def _shape(stated: ir.Shape | None, fact: Fact) -> ir.Shape | None:
     """Return an inferred shape; an open size keeps the name that the file states for it."""
     if fact.shape is None:
         return None
+    if stated is not None and stated.dims == fact.shape:
+        return stated
     names: list[int | ir.SymbolicDim] = [ir.SymbolicDim(None)] * len(fact.shape)
     if stated is not None and len(stated) == len(fact.shape):
         names = list(stated.dims)

@@ -254,7 +254,7 @@ def scale_of(node: ir.Node) -> tuple[ir.Value | None, Array | None]:
     if operator is None or "scale" not in operator.schema.inputs:
         return None, None
     scale = operator.schema.values(node)[operator.schema.inputs.index("scale")]
-    is_again = sum(value is scale for value in node.inputs) > 1
+    is_again = node.inputs.count(scale) > 1
     return (None, None) if scale is None or is_again else (scale, array_of(scale))
 
 
