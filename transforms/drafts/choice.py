@@ -19,7 +19,7 @@ from qgraph.quantizers.compare import Comparer, Spell, spelled_once
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import unhealthy
 from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReason, explained
-from qgraph.records import dataclass, field, replace
+from qgraph.records import dataclass, field
 from qgraph.reports import Report, SiteReport, SiteStatus, operator_name
 
 SAME = Verdict(Exactness.BITS, Method.CONGRUENCE)
