@@ -13,6 +13,7 @@ follow have no bound either, for the same reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from qgraph.proof.bounds.executed import Counted, Finished, Pick, compare, progr
 from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import RoundedData, limited_codes
 from qgraph.reasons import OVERFLOW, ExplainedReason
-from qgraph.records import dataclass, field
+from qgraph.records import dataclass, field, replace
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,14 +341,33 @@ def _ranges(mantissa: int, last: float) -> Iterator[tuple[float, float]]:
         yield bottom, top
 
 
-def size_of(segment: Segment) -> tuple[int, float]:
+def size_of(segment: Segment, *, ideal: bool = False) -> tuple[int, float]:
     """Return the largest difference of the codes of a segment, and the largest distance."""
-    return segment.steps(), float(np.max(segment.deviation + segment.extra))
+    far = segment.from_ideal if ideal else segment.deviation
+    return segment.steps(ideal=ideal), float(np.max(far + segment.extra))
 
 
-def worst_of_each_pair(segments: list[Segment]) -> list[Segment]:
-    """Return the worst segment of each pair of ends; several parts of codes may share a pair."""
-    worst: dict[Hashable, Segment] = {}
+def one_of_each_pair(segments: list[Segment], *, ideal: bool) -> list[Segment]:
+    """Return one segment for each pair of ends; several parts of codes may share a pair.
+
+    So do the two roundings of a Trunc. ``ideal`` is as in :meth:`Segment.steps`.
+    """
+    known: dict[Hashable, Segment] = {}
     for segment in segments:
-        worst[segment.values] = max(worst.get(segment.values, segment), segment, key=size_of)
-    return list(worst.values())
+        first = known.get(segment.values)
+        known[segment.values] = segment if first is None else _both(first, segment, ideal=ideal)
+    return list(known.values())
+
+
+def _both(first: Segment, second: Segment, *, ideal: bool) -> Segment:
+    """Return the worst of two segments; or both as one, if they are the two halves of one."""
+    worst = max(first, second, key=partial(size_of, ideal=ideal))
+    if first.roundings is None or second.roundings is None:
+        return worst
+    codes, rounded = first.roundings[0].codes.leaves, second.roundings[1].function
+    slopes = [np.max(np.abs(c)) * atom.slope for c, atom in rounded.terms if codes & atom.leaves]
+    moved = sum(slopes) * first.steps(ideal=ideal)
+    is_more = bool(second.steps(ideal=ideal)) or sum(slopes) > 1
+    if not (moved and is_more and np.isfinite(first.deviation).all()):
+        return worst
+    return replace(second, shift=second.shift + moved, counted=None)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.bound import Bounding
+from qgraph.bound import Against, Bounding
 from qgraph.conditions import EQUAL_OPERATORS, Condition
 from qgraph.graph.interface import Pair, interface
 from qgraph.numerics import Float64
@@ -41,9 +41,9 @@ from qgraph.proof.bounds.segment import (
     UnboundedResults,
     compared,
     counted_pair,
+    one_of_each_pair,
     overflow_of,
     size_of,
-    worst_of_each_pair,
 )
 from qgraph.reasons import (
     AT_RUN_TIME,
@@ -100,6 +100,7 @@ class Pairing:
         self._open: dict[Atom, Segment] = {}
         self._forced: dict[Hashable, Float64] = {}
         self._make_ends, self._shown = ends, 0
+        self._is_ideal = request.against == Against.IDEAL
         self._ends: Ends | None = None
         self._unbounded = UnboundedResults(self._atoms)
         evaluation = partial(
@@ -130,7 +131,7 @@ class Pairing:
             self.candidate.run()
             if not self._renumber():
                 break
-        self.segments = worst_of_each_pair(self.segments)
+        self.segments = one_of_each_pair(self.segments, ideal=self._is_ideal)
         for pair, end in zip(self.outputs, ends, strict=True):
             other = self._end(self.candidate, pair[1], self._of_candidate)
             self.segments.append(self._output(pair, end, other))

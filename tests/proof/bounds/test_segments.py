@@ -353,3 +353,34 @@ def test_rounding_modes_differ_far_from_their_thresholds(modes):
     assert region.bound.max_steps >= max(steps for steps, _ in apart)
     assert region.bound.tie_distance_steps >= max(tie for _, tie in apart)
     assert region.bound.deviation_steps > 0.05
+
+
+def truncated(factor: float, scale: float) -> ir.Model:
+    return ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 2]>
+        net (uint8[N] x) => (float[N] y)
+        <float s = {{0.05}}, uint8 z = {{0}}, float step = {{0.1}}, float none = {{0}},
+         float f = {{{factor!r}}}, float g = {{{1 / factor!r}}}, float bits = {{8}},
+         float wide = {{{scale!r}}}> {{
+            d = DequantizeLinear (x, s, z) a = Mul (d, f) b = Mul (a, g)
+            y = qonnx.custom_op.general.Trunc <signed = 0, rounding_mode = "FLOOR">
+                (b, step, none, bits, wide, bits)
+        }}""")
+
+
+@pytest.mark.parametrize(
+    ("scales", "apart"), [((0.8, 1.6), 9), ((0.025, 0.025), 4), ((0.8, 0.8), 1)]
+)
+def test_codes_that_are_truncated_differ_by_what_both_roundings_move(scales, apart):
+    """By 1.3 and back, 255 halves of a step are less than 127.5, and rounded to 127, not to 128."""
+    sides = [truncated(*side) for side in zip((1.0, 1.3), scales, strict=True)]
+    x = np.arange(256, dtype=np.uint8)
+    codes = []
+    for factor, wide in zip((1.0, 1.3), scales, strict=True):
+        data = x * np.float32(0.05) * np.float32(factor) * np.float32(1 / factor)
+        whole = np.rint(data / np.float32(0.1))
+        codes.append(np.floor(np.minimum(whole / np.float32(wide / 0.1), 255)))
+    assert np.abs(codes[0] - codes[1]).max() == apart
+    found = qgraph.prove(*sides, within="1step")
+    (bound,) = [r.bound for r in found.regions if r.bound is not None and not r.bound.absolute]
+    assert apart <= bound.max_steps <= apart + 1
