@@ -298,10 +298,10 @@ def sum_of(a: A, b: A, sign: float = 1.0) -> A:
 
 def beyond_limits(x: Approximation[Any], low: Float64, high: Float64) -> float:
     """Return the ``overflow`` of limited data; raise Undecidable if it is within the limits."""
-    ends = np.where(np.isfinite([low, high]), np.abs([low, high]), 0.0)
-    if x.overflow <= float(np.max(ends)):
+    ends = np.broadcast_arrays(np.abs(low), np.abs(high))
+    if x.overflow <= np.max(ends, where=np.isfinite(ends), initial=0.0):
         raise Undecidable(OUT_OF_RANGE("a result may overflow before it is limited"))
-    return math.inf if np.isfinite([low, high]).all() else x.overflow
+    return math.inf if np.isfinite(ends).all() else x.overflow
 
 
 def error_up_to(x: Approximation[Any], reach: Float64) -> Float64:

@@ -105,3 +105,18 @@ def test_a_certificate_is_not_confirmed_for_products_that_overflow():
     assert document["regions"][0]["verdict"] == "bounded"
     assert str(checked(document, *near).regions[0].status) == "checked"
     assert str(checked(document, *others).regions[0].status) != "checked"
+
+
+@pytest.mark.parametrize("limit", ["Max (d, low)", "Min (low, d)"])
+def test_data_with_a_limit_for_each_channel_are_bounded(limit):
+    text = """<ir_version: 10, opset_import: ["": 21]> net (float[N,2] x) => (float[N,2] y)
+        <float s = {0.05}, uint8 z = {0}, float[2] low = {0.3, 0.7}, float f = {FACTOR}> {
+            q = QuantizeLinear (x, s, z) e = DequantizeLinear (q, s, z) d = Mul (e, f)
+            m = LIMIT p = QuantizeLinear (m, s, z) y = DequantizeLinear (p, s, z)
+        }"""
+    models = [
+        ir.from_onnx_text(text.replace("LIMIT", limit).replace("FACTOR", factor))
+        for factor in ("1.3", "1.3001")
+    ]
+    found = qgraph.prove(*models, within="1step")
+    assert found.verdict == "bounded"
