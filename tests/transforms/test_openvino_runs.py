@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from qgraph import deploy
 from qgraph.inventory.executed import saturates
 from qgraph.model import Model, load
 from qgraph.numerics.formats import IntFormat
@@ -183,3 +185,30 @@ def test_what_came_from_a_fake_quantize_and_goes_back_is_one(core, tmp_path, to)
     expected = original.run({"x0": quantizer.x}, backend="numpy")["y0"]
     assert np.abs(found - expected).max() <= 0.25
     assert np.count_nonzero(found != expected) < 0.1 * found.size
+
+
+@pytest.mark.slow
+@pytest.mark.runtime
+@pytest.mark.parametrize(("kind", "zero", "low"), [("uint4", 8, 0), ("int4", 3, -8)])
+def test_products_get_data_of_eight_bits(core, tmp_path, kind, zero, low):
+    """For INT4 and UINT4 codes, OpenVINO 2026.4 writes beyond its memory, and is aborted later."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[5,64] x) => (float[5,8] y)
+        <float s = {{0.1}}, {kind} z = {{{zero}}}, float t = {{0.01}}, int8 o = {{0}}> {{
+            q = QuantizeLinear (x, s, z)     d = DequantizeLinear (q, s, z)
+            v = DequantizeLinear (w, t, o)   [product] y = MatMul (d, v)
+        }}""")
+    weights = np.random.default_rng(0).integers(-60, 61, (64, 8)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model, path = load(proto), tmp_path / "out.onnx"
+    result = deploy(model, "openvino-cpu")
+    assert [layer.kernel for layer in result.layers] == ["FullyConnected i8"]
+    assert str(result.certificate.verdict) == "proved"
+    for node in model.nodes("DequantizeLinear"):
+        assert node.inputs[0].dtype.bitwidth == 8
+    model.save(path)
+    x = np.random.default_rng(1).uniform(-2, 2, (5, 64)).astype(np.float32)
+    codes = np.clip(np.rint(x / np.float32(0.1)) + zero, low, low + 15)
+    exact = (codes - zero) @ weights.astype(float) * 0.001
+    (found,) = run(core, path, {"x": x}, as_written=False)
+    np.testing.assert_allclose(found, exact, atol=1e-4)

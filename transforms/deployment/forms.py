@@ -40,12 +40,20 @@ from qgraph.reports import Report, SiteStatus
 from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
 from qgraph.targets.layer import LAYERS, BiasRule, QuantizedLayer
 from qgraph.targets.profile import Profile
-from qgraph.targets.rules import BIAS_SCALE, BIAS_TYPE, PACKED, SLOWER
+from qgraph.targets.rules import BIAS_SCALE, BIAS_TYPE, NO_KERNEL, PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
-from qgraph.transforms.deployment.pipeline import HIGHEST_OPSET, as_pairs, misreads_row_sums
+from qgraph.transforms.convert import ConvertDialect
+from qgraph.transforms.deployment.pipeline import (
+    BEFORE_NARROW_CODES,
+    HIGHEST_OPSET,
+    as_pairs,
+    limits,
+    misreads_row_sums,
+)
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.fold_constants import FoldConstants
 from qgraph.transforms.integers.shifted_chains import code_chains
+from qgraph.transforms.merge_activation import MergeActivation
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.recoding import CodeTarget, Repack
 from qgraph.transforms.runtime_faults import FloatProducts, FloatSoftmax
@@ -157,7 +165,8 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers that a target accepts although they fail at run time, with the reason."""
-    reasons: dict[str, ExplainedReason] = {}
+    text = "codes of 4 bits that the runtime writes beyond their memory, and no form has 8 bits"
+    reasons = {label(layer.node): NO_KERNEL(text) for layer in narrow_products(model, profile)}
     if not any(kernel.fails for kernel in profile.kernel):
         return reasons
     for layer in layers_of(model):
@@ -206,6 +215,33 @@ def twice_rounded(model: Model, profile: Profile) -> list[str]:
         str(site.y.name)
         for site in data
         if any(n.op_type == "QuantizeLinear" and code_type(n) in _FLOAT8 for n in site.nodes)
+    ]
+
+
+def narrow_products(model: Model, profile: Profile) -> list[FoundLayer]:
+    """Return matrix products of data of 4 bits, for which a target writes beyond its memory."""
+    if not any(trap.id == "narrow-data-of-products" for trap in profile.trap):
+        return []
+    return [
+        layer
+        for layer in layers_of(model)
+        if layer.node.op_type in ("Gemm", "MatMul")
+        and layer.description.x.codes in ("INT4", "UINT4")
+        and layer.description.w.codes in ("INT8", "UINT8")
+        and "QuantizeLinear" in layer.description.x.written
+    ]
+
+
+def wider_codes(model: Model, profile: Profile) -> list[Transform]:
+    """Return the passes that store such data in 8 bits; nothing if none is needed."""
+    data = [unmoved(each.node.inputs[0]) for each in narrow_products(model, profile)]
+    values = "|".join(dict.fromkeys(escaped(str(value.name)) for value in data if value))
+    if not values:
+        return []
+    return [
+        ConvertDialect(to="qonnx", values=values),
+        ConvertDialect(to="qdq", values=values, opset=BEFORE_NARROW_CODES),
+        MergeActivation(form=limits(profile)),
     ]
 
 

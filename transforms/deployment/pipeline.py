@@ -173,7 +173,7 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
 
 
 _CLIPPED = "QuantizeLinear+Clip+DequantizeLinear"
-_BEFORE_NARROW_CODES = 20
+BEFORE_NARROW_CODES = 20
 """The last opset without 4-bit codes, in which signed codes can be moved across all operators."""
 
 _NONE = frozenset({ZeroPoint.NONE, ZeroPoint.ZERO})
@@ -241,7 +241,7 @@ def highest_opset(profile: Profile, default: int) -> int:
     opsets, rows = profile.versions.opsets, kernels(profile)
     is_narrow = any("INT4" in name for k in rows for rule in k.types for name in rule.w)
     if rows and not (is_narrow or takes_zero_points(profile, weights=False)):
-        default = _BEFORE_NARROW_CODES
+        default = BEFORE_NARROW_CODES
     return default if opsets is None else min(default, opsets[1])
 
 

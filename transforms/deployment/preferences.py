@@ -50,6 +50,7 @@ from qgraph.transforms.deployment.forms import (
     misread_biases,
     packed,
     twice_rounded,
+    wider_codes,
 )
 from qgraph.transforms.deployment.pipeline import (
     copies_unsigned_pairs,
@@ -103,6 +104,7 @@ def preferred(
         OptionError: times are requested for a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
+    attempt = _with(wider_codes(attempt.model, profile), attempt)
     steps = unsaturated(attempt.model, profile) + float_softmax(attempt.model, profile)
     attempt = _with(steps, attempt)
     biases = misread_biases(attempt.model, profile)
@@ -112,8 +114,7 @@ def preferred(
         attempt = _with([KeepRoundings()], attempt)
     if results := twice_rounded(attempt.model, profile):
         values = "|".join(map(escaped, results))
-        forms = [ConvertDialect(to=name, values=values) for name in ("qonnx", "onnx")]
-        plain = _with(forms, attempt)
+        plain = _with([ConvertDialect(to=to, values=values) for to in ("qonnx", "onnx")], attempt)
         attempt = attempt if any(plain.model.nodes("FloatQuant")) else plain
     if copies_unsigned_pairs(profile) and any(map(_is_copied, attempt.model.nodes())):
         attempt = _with([CanonicalOperators(forms=CanonicalForm.POINTS)], attempt)
@@ -138,7 +139,7 @@ def preferred(
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     tuning = tune(attempt.model, Timing(profile.executed, shapes=shapes, options=options))
     measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
-    faults = saturating, is_unrounded, twice_rounded, float_softmax
+    faults = saturating, is_unrounded, twice_rounded, float_softmax, wider_codes
     is_right = not any(each(reference, profile) for each in faults)
     return _fastest(measured, reference, request, may_stay=is_right)
 
