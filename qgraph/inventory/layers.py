@@ -13,7 +13,14 @@ import onnx_ir as ir
 from qgraph.graph.constants import clip_limits, constant_expression
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import Facts
-from qgraph.graph.scopes import all_nodes, input_of, node_name, nodes_of, owners
+from qgraph.graph.scopes import (
+    all_nodes,
+    input_of,
+    node_name,
+    nodes_of,
+    owners,
+    producer_of,
+)
 from qgraph.inventory.operands import OperandReader, is_decode
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
@@ -246,3 +253,22 @@ def quantized_einsums(model: ir.Model, read_sites: Sequence[Site] | None = None)
         for node in nodes
         if all(value is not None and unmoved(value) in coded for value in node.inputs)
     ]
+
+
+def scaled_products(model: ir.Model, through: Sequence[str]) -> list[ir.Node]:
+    """Return each layer of quantized data behind operators, through which scales may be moved.
+
+    Such operators, as ``through`` lists them, have constants besides the data.
+    """
+    found = []
+    for node in all_nodes(model) if through else ():
+        if node.op_type in LAYERS and not node.domain:
+            value = data = unmoved(node.inputs[0])
+            while (before := producer_of(value, *through)) is not None:
+                others = [each for each in before.inputs if constant_expression(each) is None]
+                if before.domain or len(others) != 1:
+                    break
+                value = unmoved(others[0])
+            if value is not data and producer_of(value, "DequantizeLinear", "FakeQuantize"):
+                found.append(node)
+    return found

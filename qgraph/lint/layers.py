@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.dimensions import Dim
+from qgraph.graph.schema import MICROSOFT
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.layers import product_role
 from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts
@@ -26,6 +27,9 @@ _MOST_LISTED = 8
 _MOST_PARTS = 64
 _MATRIX = 2
 """Axes of a matrix."""
+_QUANTIZING = {"DynamicQuantizeLSTM": (1, 2), "DynamicQuantizeMatMul": (1,), "QAttention": (1,)}
+"""Operators of ONNX Runtime that quantize data themselves, and the indices of their weights."""
+
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
 
 
@@ -376,12 +380,20 @@ def wide_operators(facts: ModelFacts, largest: int) -> Iterator[tuple[ir.Node, i
     Those that add no pairs are left out: ConvInteger, and depthwise convolutions with one filter
     for each channel.
     """
+    taken: list[tuple[ir.Node, Array]] = []
     for key, signature in SIGNATURES.items():
         for node in facts.in_domain(key.name, key.domain) if key.name != "ConvInteger" else ():
             weights = facts.constant(input_of(node, signature.inputs.index("b")))
-            if weights is None or weights.dtype != np.int8:
-                continue
             groups = node.attributes.get_int("group", 1) or 1
-            most = int(np.abs(weights.astype(np.int16)).max(initial=0))
-            if most > largest and (groups == 1 or weights.shape[:2] != (groups, 1)):
-                yield node, most
+            if weights is not None and (groups == 1 or weights.shape[:2] != (groups, 1)):
+                taken.append((node, weights))
+    for name, indices in _QUANTIZING.items():
+        for node in facts.in_domain(name, MICROSOFT):
+            arrays = (facts.constant(input_of(node, index)) for index in indices)
+            taken += [(node, weights) for weights in arrays if weights is not None]
+    most = dict[ir.Node, int]()
+    for node, weights in taken:
+        if weights.dtype == np.int8:
+            peak = int(np.abs(weights.astype(np.int16)).max(initial=0))
+            most[node] = max(peak, most.get(node, 0))
+    yield from ((node, peak) for node, peak in most.items() if peak > largest)

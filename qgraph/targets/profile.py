@@ -160,6 +160,8 @@ class SaturatingProducts:
         exact: groups of convolutions that add no pairs, if each channel has one filter.
         halved: operators that round half of each weight where data stay INT8, as they do with an
             operator between QuantizeLinear and DequantizeLinear.
+        through: operators between DequantizeLinear and a product that is computed on codes
+            nevertheless, since the runtime moves scales behind it.
     """
 
     x: Names
@@ -171,6 +173,7 @@ class SaturatingProducts:
     operators: Names = ()
     exact: Names = ()
     halved: Names = ()
+    through: Names = ()
 
 
 @dataclass(frozen=True)

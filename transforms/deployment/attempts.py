@@ -23,14 +23,16 @@ from qgraph.execution import demonstration
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant, remove_unused
-from qgraph.inventory.description import descriptions
 from qgraph.inventory.executed import saturates
-from qgraph.inventory.layers import FoundLayer, quantized_einsums
+from qgraph.inventory.layers import FoundLayer, quantized_einsums, scaled_products
+from qgraph.lint.facts import ModelFacts
+from qgraph.lint.layers import wide_operators
 from qgraph.model import Model
 from qgraph.ops.integer.products import SIGNATURES
 from qgraph.proof.bounds.regions import certified
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
+from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import ExplainedReason
 from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteStatus
@@ -43,6 +45,7 @@ from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
+from qgraph.transforms.deployment import forms
 from qgraph.transforms.deployment.forms import Left, decode_weights, in_pairs, layers_of
 from qgraph.transforms.deployment.pipeline import (
     as_pairs,
@@ -79,7 +82,7 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         for layer in (*_wide(model, rule, profile), *_operators(model, rule, profile)):
             is_constant = layer.description.w.is_constant
             beyond[layer.node] = "weights are" if is_constant else "second operand can be"
-        beyond |= dict.fromkeys(_einsums(model, rule), "operands can be")
+        beyond |= dict.fromkeys(_unlisted(model, rule), "operands can be")
         for layer in _halved(model, rule):
             reasons[label(layer.node)] = SATURATES(
                 f"half of each weight is rounded: {profile.processor} has no VNNI, and its data "
@@ -114,27 +117,13 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
     return steps
 
 
-def _narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
-    """Return the results of quantizers whose used codes are in the safe range, from real zero.
-
-    The largest safe number is a power of two: 64 for codes from -64 to 63.
-    """
-    bits = largest.bit_length()
-    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
-    return {
-        each.y
-        for each in descriptions(model)
-        if each.y is not None and each.description.format in safe
-    }
-
-
 def always_cut_off(model: Model, profile: Profile) -> set[ir.Node]:
     """Return the layers that saturate on the processor of a profile, however they are written."""
     return {
         layer.node
         for rule in profile.saturating
         if rule.instead is None
-        for narrow in [_narrow_values(model.ir, rule.largest)]
+        for narrow in [forms.narrow_values(model.ir, rule.largest)]
         for layer in _wide(model, rule, profile)
         if unmoved(layer.node.inputs[1]) not in narrow
     }
@@ -145,7 +134,7 @@ def condition(model: Model, profile: Profile) -> str | None:
     for rule in profile.saturation:
         layers = *_wide(model, rule, profile), *_operators(model, rule, profile)
         nodes = {each.node for each in (*layers, *_halved(model, rule))}
-        count = len(nodes) + len(_einsums(model, rule))
+        count = len(nodes) + len(_unlisted(model, rule))
         others = " and ".join(rule.processors)
         text = f"sums of products of {counted(count, 'layer')} saturate, and results are wrong"
         if count and rule in profile.saturating:
@@ -169,16 +158,12 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
     ]
     if not layers:
         return
-    spans = {
-        stored.decode: stored.source.survey()
-        for stored in stored_codes(model)
-        if stored.stream.kind in rule.w
-    }
+    spans = _spans(model, rule)
     narrow = {d for d, span in spans.items() if max(-span.low, span.high) <= rule.largest}
     is_stored = all(layer.description.w.is_constant for layer in layers)
     others = set[ir.Value]()
     if not is_stored or _unstored(layers, spans):
-        others = _narrow_values(model.ir, rule.largest)
+        others = forms.narrow_values(model.ir, rule.largest)
     for layer in layers:
         weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
         is_narrow = producer_of(weights) in narrow or weights in others
@@ -189,6 +174,12 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
         # codes are multiplied as they are stored, before zero points are subtracted
         elif not (is_narrow and operand.zero in _WITHOUT):
             yield layer
+
+
+def _spans(model: Model, rule: SaturatingProducts) -> dict[ir.Node | None, NumberRange]:
+    """Return the ranges of stored codes of the types of weights, by their DequantizeLinear."""
+    stored = (each for each in stored_codes(model) if each.stream.kind in rule.w)
+    return {each.decode: each.source.survey() for each in stored}
 
 
 def _halved(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
@@ -211,11 +202,17 @@ def _operators(model: Model, rule: SaturatingProducts, profile: Profile) -> Iter
         yield from (each for each in wide if label(each.node) not in own)
 
 
-def _einsums(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
-    """Return each Einsum that becomes such a product, unless its last operand is narrow."""
+def _unlisted(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
+    """Return the operators without kernels that become such products, unless these are narrow."""
     nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
-    narrow = _narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
-    return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow]
+    narrow = forms.narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
+    known = wide_operators(ModelFacts(model.ir), rule.largest)
+    others = [node for node, _ in known if node.op_type in rule.operators]
+    scaled = scaled_products(model.ir, rule.through)
+    spans = _spans(model, rule) if scaled else {}
+    wide = {each for each, span in spans.items() if max(-span.low, span.high) > rule.largest}
+    others += [node for node in scaled if producer_of(unmoved(node.inputs[1])) in wide]
+    return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow] + others
 
 
 def unstored(model: Model, profile: Profile) -> bool:

@@ -21,6 +21,7 @@ from qgraph.errors import Choice, ModelError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
 from qgraph.graph.scopes import all_nodes, check_names, inline_functions, producer_of
+from qgraph.inventory.description import descriptions
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_roundings import (
     rounded_clips,
@@ -97,6 +98,20 @@ def in_pairs(model: Model) -> Model:
     plain = model.clone()
     plain.apply(as_pairs())
     return plain
+
+
+def narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
+    """Return the results of quantizers whose used codes are in the safe range, from real zero.
+
+    The largest safe number is a power of two: 64 for codes from -64 to 63.
+    """
+    bits = largest.bit_length()
+    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
+    return {
+        each.y
+        for each in descriptions(model)
+        if each.y is not None and each.description.format in safe
+    }
 
 
 class Preference(Choice):
