@@ -176,7 +176,7 @@ def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[
             yield layer
 
 
-def _spans(model: Model, rule: SaturatingProducts) -> dict[ir.Node | None, NumberRange]:
+def _spans(model: Model, rule: SaturatingProducts) -> dict[ir.Node, NumberRange]:
     """Return the ranges of stored codes of the types of weights, by their DequantizeLinear."""
     stored = (each for each in stored_codes(model) if each.stream.kind in rule.w)
     return {each.decode: each.source.survey() for each in stored}
