@@ -21,6 +21,7 @@ from qgraph.graph.opset.versions import ceiling
 from qgraph.inventory.layers import quantized_layers
 from qgraph.inventory.openvino_roundings import (
     rounded_clips,
+    rounded_means,
     stripped_decoders,
     stripped_fake_quantizes,
     unrounded_sums,
@@ -333,10 +334,12 @@ class KeepRoundings(Transform):
     3. A FakeQuantize with 65536 levels is split, as ``split-fake-quantize`` does.
     4. ``Clip(DequantizeLinear(c)) -> Clip(LeakyRelu<alpha=1>(DequantizeLinear(c)))`` for limits
        between two codes; likewise Min and Max in a row.
+    5. ``AveragePool(x) -> AveragePool(LeakyRelu<alpha=1>(x))`` for decoded ``x``, if a Clip,
+       LeakyRelu, Neg or PRelu lies between the pool and the next quantizer.
 
     None of this changes a value. Without the first one, OpenVINO clamps the result of the
     convolution, but rounds only the sum. Without the next two, it removes the quantizer. Without
-    the last one, it rounds the limits to codes.
+    the last ones, it rounds the limits and the means to codes.
     """
 
     def apply(self, model: Model, report: Report) -> None:
@@ -350,6 +353,8 @@ class KeepRoundings(Transform):
                 wrap_operand(node, 0, write, editor, report)
         for node, index, _ in list(rounded_clips(model.ir.graph)):
             wrap_operand(node, index, _relu, editor, report)
+        for node, _ in list(rounded_means(model.ir.graph)):
+            wrap_operand(node, 0, _relu, editor, report)
         fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
         if fakes:
             SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)

@@ -1,4 +1,4 @@
-"""Find where OpenVINO drops or changes roundings: before sums, of 16 bits, and of limits.
+"""Find where OpenVINO drops, changes or adds roundings: of sums, 16 bits, limits, and means.
 
 A convolution adds the other operand of an Add or Sub, and computes the quantizers before and after
 the sum, too. The first quantizer then only clamps, unless an operator precedes it that is not
@@ -20,6 +20,13 @@ codes may be moved in between::
     Clip(DequantizeLinear(c, 0.3), -1, 1)                    yes: -0.9, 0.9
     Clip(DequantizeLinear(c, 0.3), 0)                        no: real zero is a code
     Clip(Conv(x), -1, 1)                                     no
+
+The mean of codes becomes a code if an operator before the next quantizer is computed on codes, too.
+Otherwise that quantizer rounds the mean itself::
+
+    Q(Clip(AveragePool(DequantizeLinear(c))))                yes; also LeakyRelu, Neg, PRelu
+    Q(Relu(AveragePool(DequantizeLinear(c))))                no
+    Q(Clip(AveragePool(LeakyRelu(DequantizeLinear(c)))))     no
 """
 
 from __future__ import annotations
@@ -51,6 +58,9 @@ _LINEAR = frozenset(
     {"Add", "BatchNormalization", "Div", "Identity", "Mul", "Neg", "Reshape", "Sub"}
 )
 """Operators that become part of the quantizer after them."""
+_ON_CODES = frozenset({"Clip", "LeakyRelu", "Neg", "PRelu"})
+"""Operators behind a mean that are computed on its codes."""
+_PASSED = frozenset({"Identity", "Relu", "Reshape", "Transpose"})
 _BEFORE = _CLAMPS | _LINEAR
 _AFTER = _BEFORE | {"Abs", "Elu", "Gelu", "HardSwish", "LeakyRelu", "PRelu", "Sigmoid", "Tanh"}
 """Operators between the sum and its quantizer that the convolution computes, too."""
@@ -94,6 +104,22 @@ def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.N
             continue
         if any(limit and ends[0] < limit < ends[1] for limit in limits):
             yield node, list(node.inputs).index(data), decoder
+
+
+def rounded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Yield each AveragePool of codes whose mean is rounded to a code, and the operator behind."""
+    for node in nodes:
+        source = producer_of(unmoved(node.inputs[0])) if node.op_type == "AveragePool" else None
+        if source is None or source.op_type not in (_DECODER, "FakeQuantize"):
+            continue
+        readers = list(node.outputs[0].consumers())
+        while readers:
+            reader = readers.pop()
+            if reader.op_type in _ON_CODES:
+                yield node, reader
+                break
+            if reader.op_type in _PASSED:
+                readers += reader.outputs[0].consumers()
 
 
 def _limits(node: ir.Node) -> tuple[ir.Node, tuple[float, ...]]:

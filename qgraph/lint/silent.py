@@ -122,20 +122,23 @@ def data_gets_quantized(facts: ModelFacts) -> Iterator[Found]:
         yield Found((node, weights.node), text, figures)
 
 
-@rule("QG306", "average-rounds", WARNING, targets=_OPENVINO)
+@rule("QG306", "average-rounds", WARNING, fix=_KEEPS, targets=_OPENVINO)
 def average_rounds(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO rounds the mean of an AveragePool without a quantizer to codes."""
+    """OpenVINO rounds the mean of an AveragePool to codes before it is quantized."""
+    behind = dict(roundings.rounded_means(facts.of("AveragePool")))
     for node in facts.of("AveragePool"):
         source = unmoved(node.inputs[0])
         site = None if source is None else facts.site_ending.get(source)
         if site is None or not isinstance(site.quantizer, Affine | Ranged | Truncating):
             continue
-        if facts.quantizer_behind(node.outputs[0]) is not None:
-            continue
-        layer = next((n for n in after_moves(facts, node) if n.op_type in LAYERS), None)
-        if layer is not None and facts.is_quantized(layer.inputs[1]):
-            text = f"the mean is rounded to codes before {layer.op_type}: up to half a step"
-            yield Found((node, layer), text, {"error_steps": 0.5})
+        reader = behind.get(node)
+        if reader is None and facts.quantizer_behind(node.outputs[0]) is None:
+            reader = next((n for n in after_moves(facts, node) if n.op_type in LAYERS), None)
+            if reader is not None and not facts.is_quantized(reader.inputs[1]):
+                continue
+        if reader is not None:
+            text = f"the mean is rounded to codes before {reader.op_type}: up to half a step"
+            yield Found((node, reader), text, {"error_steps": 0.5}, is_fixable=node in behind)
 
 
 @rule("QG307", "residual-not-rounded", WARNING, fix=_KEEPS, targets=_OPENVINO)

@@ -25,6 +25,7 @@ from qgraph.inventory.description import descriptions
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_roundings import (
     rounded_clips,
+    rounded_means,
     stripped_decoders,
     stripped_fake_quantizes,
     unrounded_sums,
@@ -214,6 +215,7 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
             *stripped_fake_quantizes(nodes),
         ),
         "limits-between-codes": lambda: rounded_clips(nodes),
+        "average-pool": lambda: rounded_means(nodes),
     }
     return any(any(find()) for name, find in found.items() if name in traps)
 
