@@ -94,9 +94,9 @@ def test_installing_claims_no_name_but_qgraph(project: dict[str, Any]) -> None:
     assert {name.split(".")[0] for name in packages} == {"qgraph"}
 
 
-def test_console_script_is_the_main_function() -> None:
+def test_console_script_is_the_program() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="qgraph")
-    assert script.value == "qgraph.cli.main:main"
+    assert script.value == "qgraph.cli.main:program"
     assert callable(script.load())
 
 

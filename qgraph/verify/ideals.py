@@ -18,13 +18,7 @@ import numpy as np
 from qgraph.errors import UnsupportedError
 from qgraph.numerics import Float64
 from qgraph.numerics.values import fingerprint, ratios_of_rows
-from qgraph.ops.approximation import (
-    Approximation,
-    beyond_limits,
-    granules,
-    largest_of,
-    product,
-)
+from qgraph.ops.approximation import Approximation, beyond_limits, granules, largest_of, product
 from qgraph.ops.moved_elements import MovedElements
 from qgraph.ops.sums_of_products import Taps, ends_of_sums
 from qgraph.records import dataclass, field, replace

@@ -111,12 +111,12 @@ def model(body: str, zero: np.generic) -> onnx.ModelProto:
     )
     random, f = np.random.default_rng(1), np.float32
     arrays = {
-        "s": f(0.03), "t": f(0.001), "u": f(0.02137), "r": f(0.03119), "half": f(0.5),
+        "s": f(0.03), "t": f(0.002), "u": f(0.02137), "r": f(0.03119), "half": f(0.5),
         "wlow": f(-3), "whigh": f(652.35),
         "low": f(-1.013), "high": f(1.5), "top": f(4.1), "four": f(4), "zero": f(0), "z": zero,
         "b": random.normal(size=64),
-        "w": random.integers(-127, 128, (64, 64, 1, 1)).astype(np.int8),
-        "v": random.integers(-127, 128, (64, 64, 1, 1)).astype(np.int8),
+        "w": random.integers(-64, 64, (64, 64, 1, 1)).astype(np.int8),
+        "v": random.integers(-64, 64, (64, 64, 1, 1)).astype(np.int8),
         "wf": random.normal(size=(64, 64, 1, 1)) / 10, "sc": np.geomspace(0.01, 0.05, 64),
         "zc": np.full(64, zero),
     }  # fmt: skip
