@@ -124,7 +124,8 @@ def test_a_command_does_not_load_sympy() -> None:
     program = f"""
 import sys
 sys.argv = ["qgraph", "info", {str(example)!r}]
-from qgraph.cli.main import main
+from qgraph.cli.main import main, tune
+tune()
 assert main() == 0
 print("sympy.core" in sys.modules)
 import importlib.util, onnx_ir

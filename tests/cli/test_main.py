@@ -84,7 +84,7 @@ def test_what_needs_no_model_loads_no_model_library(arguments):
 @pytest.mark.slow
 def test_libraries_for_few_functions_stay_unloaded():
     code = (
-        "import sys; from qgraph.cli.main import main; main();"
+        "import sys; from qgraph.cli.main import main, tune; tune(); main();"
         "print(sorted({'networkx.algorithms', 'sympy.core'} & set(sys.modules)))"
     )
     model = Path(__file__).parents[2] / "examples/digits_brevitas.onnx"
@@ -105,7 +105,7 @@ def test_a_conversion_loads_only_what_its_model_needs(tmp_path):
         "qgraph.transforms.lowered_operators"
     )
     code = (
-        "import sys; from qgraph.cli.main import main; main();"
+        "import sys; from qgraph.cli.main import main, tune; tune(); main();"
         f"print(sorted(set({unused.split()}) & set(sys.modules)))"
     )
     arguments = ["convert", model, "-o", tmp_path / "out.onnx", "--to", "qdq"]
