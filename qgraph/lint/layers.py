@@ -391,7 +391,7 @@ def wide_operators(facts: ModelFacts, largest: int) -> Iterator[tuple[ir.Node, i
         for node in facts.in_domain(name, MICROSOFT):
             arrays = (facts.constant(input_of(node, index)) for index in indices)
             taken += [(node, weights) for weights in arrays if weights is not None]
-    most = dict[ir.Node, int]()
+    most: dict[ir.Node, int] = {}
     for node, weights in taken:
         if weights.dtype == np.int8:
             peak = int(np.abs(weights.astype(np.int16)).max(initial=0))

@@ -151,6 +151,7 @@ CURVES: dict[str, BoundedCurve] = {
 _FLAT = frozenset({"Sigmoid", "Tanh", "Erf"})
 """Functions that are constant at either end."""
 _END_OF_SLOPE = 128.0
+"""Magnitude of data from which they are constant in all float types."""
 
 _POSITIVE = frozenset({"Log", "Sqrt"})
 """Functions of positive numbers only."""
