@@ -23,7 +23,7 @@ from qgraph.execution.executor import Executor
 
 NAN, INF = float("nan"), float("inf")
 REFUSES = "refuses"
-SEEN = {"onnx": "1.23.2", "onnxruntime": "1.31.1"}
+SEEN = {"onnx": "1.23.2", "onnxruntime": "1.32.0"}
 F = np.float32
 
 
@@ -107,7 +107,6 @@ DIFFERENCES = [
         ml_dtypes.int2,
         [1, 1],
         opset=25,
-        runtime=[-2, -2],
         reference=[-2, -2],
     ),
     quantize(
@@ -116,7 +115,6 @@ DIFFERENCES = [
         ml_dtypes.uint2,
         [3, 3],
         opset=25,
-        runtime=[0, 0],
         reference=[0, 0],
     ),
     quantize(
@@ -124,7 +122,6 @@ DIFFERENCES = [
         [2147483648] * 3,
         ml_dtypes.int4,
         [7, 7, 7],
-        runtime=[7, 7, -8],
         reference=[-8] * 3,
     ),
     quantize(
@@ -133,7 +130,6 @@ DIFFERENCES = [
         np.int8,
         [127] * 12,
         scale=[[1, 1, 1], [2, 2, 2]],
-        runtime=[-128] * 12,
         reference=[-128] * 12,
         attributes={"axis": 0, "block_size": 2},
     ),
@@ -144,9 +140,6 @@ DIFFERENCES = [
         [242],
         scale=np.asarray(0.1, np.float16),
         runtime=[243],
-    ),
-    quantize(
-        "float16 by a float32 scale", HALF, np.int16, [242], scale=0.1, opset=23, runtime=REFUSES
     ),
     quantize(
         "int32 data",
