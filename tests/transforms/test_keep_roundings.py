@@ -111,7 +111,7 @@ def model(body: str, zero: np.generic) -> onnx.ModelProto:
     )
     random, f = np.random.default_rng(1), np.float32
     arrays = {
-        "s": f(0.03), "t": f(0.002), "u": f(0.02137), "r": f(0.03119), "half": f(0.5),
+        "s": f(0.03), "t": f(0.00201), "u": f(0.02137), "r": f(0.03119), "half": f(0.5),
         "wlow": f(-3), "whigh": f(652.35),
         "low": f(-1.013), "high": f(1.5), "top": f(4.1), "four": f(4), "zero": f(0), "z": zero,
         "b": random.normal(size=64),
