@@ -203,7 +203,7 @@ input_options = options.gathered(
 
 probes_option = options.number_option(
     "--probes",
-    "Also run inputs next to up to N thresholds of each quantizer (30 runs each) [0].",
+    "Also run inputs next to up to N thresholds of each quantizer; each threshold takes up to 30 runs [0].",
     least=0,
 )
 

@@ -286,11 +286,11 @@ class Certificate(Displayed):
     def _raise_if_beyond(self) -> None:
         for region in self.beyond:
             bound = region.bound
-            far = "" if bound is None else f"by up to {bound.max_steps} steps"
+            far = "" if bound is None else f" by up to {bound.max_steps} steps"
             limits = ", ".join(map(str, self.bounding.limits)) or "none given"
             raise EquivalenceError(
                 f"{place_of(region.reference_nodes)} -> {place_of(region.candidate_nodes)}: "
-                f"results may differ {far}, expected bounds within the limits ({limits}). Set a "
+                f"results may differ{far}, expected bounds within the limits ({limits}). Set a "
                 "limit with within='1step'.",
                 report=self,
             )

@@ -191,15 +191,15 @@ FUNCTION_ERROR = 2.0**-20
 """Largest error of an approximated function, absolute and relative."""
 CURVES_WITHIN = _condition(
     "curves-within",
-    f"Sigmoid, Tanh, Erf, Exp and their like are computed within {FUNCTION_ERROR:.1g} of the "
-    "function, absolute and relative",
+    "Sigmoid, Tanh, Erf, Exp and similar functions are computed within 2**-20 of the function, "
+    "absolute and relative",
 )
 VARIANCE_OF_DIFFERENCES = _condition(
     "variance-of-differences",
     "normalizations compute the variance as the mean of the squared differences from the mean",
 )
 LARGEST_FIRST = _condition(
-    "largest-first", "Softmax and its like subtract the largest element first"
+    "largest-first", "Softmax and similar functions subtract the largest element first"
 )
 GIVEN_CODES = _condition(
     "given-codes",
@@ -209,12 +209,14 @@ GIVEN_CODES = _condition(
 ANY_ORDER = _condition(
     "any-order",
     "sums are added in any order, with or without fused operations, but one term at a time: "
-    "no Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate",
+    "no Winograd, FFT or Strassen convolutions, no TF32 or bfloat16 for float32, no 8-bit products "
+    "that saturate",
 )
 IN_CHUNKS = _kind(
     "in-chunks",
     "sums are added in chunks of at most {} terms in sequence, and the chunks in sequence: no "
-    "Winograd, FFT or Strassen convolutions, no TF32, no 8-bit products that saturate",
+    "Winograd, FFT or Strassen convolutions, no TF32 or bfloat16 for float32, no 8-bit products "
+    "that saturate",
 )
 ACCUMULATED = _condition("accumulated", "sums of 16-bit types are added in float32")
 NO_SPECIALS = _condition(

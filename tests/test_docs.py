@@ -305,6 +305,23 @@ def test_every_command_has_a_section_and_an_example():
     assert used == set(names)
 
 
+def test_every_option_is_on_some_page():
+    pages = (page.read_text() for page in (*DOCS.glob("*.md"), ROOT / "README.md"))
+    told = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", "\n".join(pages)))
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        for option in cli.get_command(context, name).get_params(context):
+            if isinstance(option, click.Option):
+                assert told & set(option.opts), f"{name} {option.opts}"
+
+
+def test_every_condition_is_told():
+    from qgraph import conditions
+
+    text = (DOCS / "proof.md").read_text()
+    assert [kind for kind in conditions._KINDS if f"`{kind}`" not in text] == []
+
+
 def test_every_exit_status_is_told():
     from qgraph.cli import output as entry
     from qgraph.cli.commands.prove import STATUS
@@ -336,17 +353,25 @@ def test_every_field_of_every_report_is_told(folder, capsys):
     assert main(["convert", "digits_nncf.onnx", *to, "--report", "convert.json"]) == 0
     assert main(["check", *pair, "--probes", "1", "--report", "check.json"]) == 1
     assert main(["prove", *pair, "--certificate", "prove.json"]) == 1
-    capsys.readouterr()
-    assert main(["diff", *pair, "--json"]) == 0
-    documents = [json.loads(capsys.readouterr().out)]
+    documents = []
+    for arguments in (
+        ["diff", *pair],
+        ["info", "near.onnx"],
+        ["run", "near.onnx", "--stats"],
+        ["prove", *pair, "--verify", "prove.json"],
+    ):
+        capsys.readouterr()
+        assert main([*arguments, "--json"]) in (0, 1)
+        documents.append(json.loads(capsys.readouterr().out))
     documents += [json.loads(Path(f"{n}.json").read_text()) for n in ("convert", "check", "prove")]
     text = BLOCK.sub("", (DOCS / "reports.md").read_text())
     told = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
     skip = frozenset({"figures", "quantiles_abs", "results", "rewrite"})
+    skip |= {"opsets", "operators", "dialects", "unsupported"}
     extra = {"count", "channel", "scale_low", "scale_high"}  # told in words
     for document in documents:
         missing = keys(document, skip) - told - extra
-        assert not missing, document["command"]
+        assert not missing, document.get("command", "info")
 
 
 def test_pictures_are_whole():

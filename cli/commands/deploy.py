@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     metavar="TARGET",
     shell_complete=options.offering("targets"),
     help="Name of a profile, see 'qgraph targets', or a path such as ./mychip.toml. "
-    "NAME@PROCESSOR names one of its processors [this one, if its runtime is installed].",
+    "NAME@PROCESSOR selects a processor [that of this machine, if the runtime is installed].",
 )
 @within_option(
     "Maximum distance of a segment from MODEL in real numbers: 1step, 0.05step, 0.1%, or for "
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @options.repeated(
     "--keep",
     metavar="PATTERN",
-    text="Merge no factors and no biases into these layers: names, with * and ?. Repeatable.",
+    text="Names of layers, with * and ?, into which no factors and biases are merged. Repeatable.",
     shell_complete=options.offering("nodes"),
 )
 @options.word_option(
@@ -104,12 +104,13 @@ def command(
     """Rewrite MODEL so that TARGET runs it in integers.
 
     Quantized layers are written in a form that integer kernels of TARGET accept. Every rewrite is
-    proved equal, or bounded: given equal codes at the start of a segment, the executed codes at its
-    end are within the limit of MODEL computed in real numbers. A rewrite whose bound exceeds the
-    limit is not done. Each layer is listed with its kernel, or with the reason why it has none.
+    proved equal, or bounded: given equal codes at the start of a segment, the codes at its end
+    differ from those of MODEL, computed in real numbers, by at most the limit. A rewrite whose
+    bound exceeds the limit is not done. Each layer is listed with its kernel, or with the reason
+    why it has none.
 
-    Exit status: 0 written, even if layers stay in float; 1 if --require-all is given and a layer
-    stays in float; 4 if --timeout is reached; then nothing is written.
+    Exit status: 0 written, even if layers stay in float. Nothing is written with 1 (--require-all
+    is given and a layer stays in float, or --inputs violate a bound) and 4 (--timeout is reached).
     """
     from qgraph.bound import Bounding
     from qgraph.comparison.check import Inputs

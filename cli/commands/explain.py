@@ -22,7 +22,7 @@ def command(talk: Talk, reason_id: str | None) -> None:
     """Explain the id of a rule or of a reason, or list all ids.
 
     Each refused site in a report, each undecided region in a certificate and each finding of lint
-    has an id. QG001 to QG050 are refusals, QG051 to QG070 undecided comparisons, QG071 to QG099
+    has an id. QG000 to QG050 are refusals, QG051 to QG070 undecided comparisons, QG071 to QG099
     parts of certificates that are not checked. QG201 to QG299 are conditions of kernels that a
     layer does not meet. All others are rules of 'qgraph lint'; the name of a rule, such as
     bias-scale, is also accepted.

@@ -48,7 +48,7 @@ def command(
     Without --labels, a row counts as correct if its largest output has the same index as in
     REFERENCE.
 
-    Exit status: 0 good; 4 if --timeout is reached. The result, if any, then covers the batches that
+    Exit status: 0 success; 4 if --timeout is reached. The result, if any, then covers the batches that
     were run; --batch N makes batches smaller.
     """
     from qgraph.comparison.why.why import why

@@ -158,7 +158,7 @@ def input_shapes(
         several = len(open_inputs) > 1
         raise OptionError(
             f"Input{'s' if several else ''} {', '.join(map(describe, open_inputs))} "
-            f"{'have' if several else 'has'} no fixed shape, only a batch dimension is guessed. "
+            f"{'have' if several else 'has'} no fixed shape; only the batch size has a default. "
             f"Give {' '.join(options)} with numbers for {numbers_for}; in Python, "
             f"shapes={{{open_inputs[0].name!r}: ({', '.join(rest[0])})}}."
         )

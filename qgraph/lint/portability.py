@@ -209,7 +209,7 @@ def quantizers_in_branches(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG616", "ir-version-too-low", WARNING)
 def ir_version_too_low(facts: ModelFacts) -> Iterator[Found]:
-    """The IR version is older than the opset."""
+    """The IR version is older than a type of the codes."""
     version = facts.original.ir_version or 0
     needed = next((ir_ for opset, ir_ in _IR_OF_OPSET.items() if facts.opset >= opset), 0)
     used = {coder.kind for coder in facts.coders}

@@ -265,11 +265,11 @@ SILENCE = (
 
 
 def fix_of(rule: LintRule) -> str:
-    """Return a sentence about the pass that fixes the findings of a rule."""
+    """Return a sentence about what ``--fix`` does about the findings of a rule."""
     if rule.fix is None:
-        return "No pass fixes it."
+        return "--fix does not change it."
     how = "equal" if rule.fix.is_proved else rule.fix.exactness
-    return f"Fixed by {rule.fix.name} ({how})."
+    return f"--fix applies {rule.fix.name} ({how})."
 
 
 @functools.cache

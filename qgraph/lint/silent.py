@@ -200,7 +200,7 @@ def scale_of_batch(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG312", "pairs-saturate", INFO, targets=("onnxruntime-cpu", "openvino-cpu"))
 def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
-    """Sums of UINT8 times INT8 saturate on processors without VNNI."""
+    """Sums of products of 8-bit codes saturate on processors without VNNI."""
     level = WARNING if facts.target is not None and facts.target.saturating else None
     for layer in facts.layers:
         x, w = layer.description.x, layer.description.w

@@ -97,7 +97,7 @@ def kernel_of(
     for kernel in kernels:
         if kernel.exists is Loads.NO:
             return NoKernel((rules.NO_KERNEL(kernel.reason),), kernel)
-    text = f"whether {profile.name} has an integer kernel for {layer.op} is not recorded"
+    text = f"the profile of {profile.name} does not say whether it has a kernel for {layer.op}"
     return NoKernel((rules.NOT_RECORDED(text),), is_certain=False)
 
 

@@ -147,7 +147,7 @@ NOT_CODES = _condition(
 )  # fmt: skip
 SATURATES = _condition(
     239, "products-saturate",
-    "The processor adds two neighbouring products in 16 bits, and larger sums are cut off, so that "
+    "The processor adds two neighbouring products in 16 bits, where larger sums saturate, so "
     "results of the integer kernel are wrong.",
     "Quantize weights to 7 bits, or run the model on a processor with VNNI and name it: "
     "--target NAME@x86-64.",

@@ -85,7 +85,7 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         beyond |= dict.fromkeys(_unlisted(model, rule), "operands can be")
         for layer in _halved(model, rule):
             reasons[label(layer.node)] = SATURATES(
-                f"half of each weight is rounded: {profile.processor} has no VNNI, and its data "
+                f"its weights are halved and rounded: {profile.processor} has no VNNI, and its data "
                 "are INT8 codes with an operator between QuantizeLinear and DequantizeLinear"
             )
         for node, what in beyond.items():

@@ -335,7 +335,7 @@ def accuracy(
     Raises:
         OptionError: labels and outputs do not fit.
         ExecutionError: a model cannot be run on the inputs.
-        EquivalenceError: a bound is violated, which is an error of qgraph.
+        EquivalenceError: a bound is violated.
     """
     feeds = inputs.feeds or {}
     rows = [np.shape(array)[0] for array in feeds.values() if np.ndim(array)]
@@ -348,8 +348,9 @@ def accuracy(
     for segment in result.bounds.segments:
         if segment.violated:
             raise EquivalenceError(
-                f"{segment.candidate or segment.reference!r}: {segment.violated}. This is an error "
-                "of qgraph: please report the model and the inputs, and do not deploy the result.",
+                f"{segment.candidate or segment.reference!r}: {segment.violated}. "
+                "The bound is wrong, or the runtime violates one of its conditions: please report "
+                "the model and the inputs, and do not deploy the result.",
                 result,
             )
     samples = max(rows, default=result.batches)

@@ -221,7 +221,7 @@ def _chain(encode: ir.Node) -> CodeChain:
             else:
                 obstacle = obstacle or USED_ELSEWHERE(
                     f"its codes are also used by {use.node.op_type}, which needs them as they are; "
-                    "write that with -p lower-integer-operators first"
+                    "apply -p lower-integer-operators first"
                 )
     encoders, movers, decoders = (tuple(nodes) for nodes in members.values())
     clips = (node for node in movers if node.op_type == "Clip")

@@ -38,7 +38,8 @@ Encoding = tuple[Array, Array]
 _REAL = ir.DataType.FLOAT
 _OPSET, _OPSET_OF_NEGATIVE_INDICES, _OPSET_OF_PADS, _OPSET_OF_AXES = 10, 11, 11, 13
 _AS_REALS = (
-    "-p lower-integer-operators{form=qdq,exact=near}, or convert --exact near, writes real numbers"
+    "-p lower-integer-operators{form=qdq,exact=near}, or convert --exact near, writes a float "
+    "operator between DequantizeLinear and QuantizeLinear"
 )
 
 _RUNS = "; ONNX Runtime computes the node, also with --backend numpy"
@@ -97,7 +98,7 @@ def _activation(node: ir.Node, reals: bool) -> Lowered:
 def _softmax(node: ir.Node, reals: bool) -> Lowered:
     x, encoding = _read(node)
     if not reals:
-        reason = f"it sums powers from a table in float32, one after the other; {_AS_REALS}"
+        reason = f"it sums powers from a table in float32, in sequence; {_AS_REALS}"
         return no_operator(node, reason)
     step = encoding[0]
     whole = np.float32(1) / step

@@ -139,8 +139,9 @@ def bfp_quantize_dequantize(draft: Draft, node: ir.Node) -> Operand:
         raise ValueError(
             f"bfp_method = {method!r}, block_size = {size}, sub_block_size = {part}, bit_width = "
             f"{bits + 9}, {variants[0]} = {get(variants[0], 0)}, {variants[1]} = "
-            f"{get(variants[1], 0)}; expected to_bfp, or to_bfp_prime with whole parts, 10 to 32 "
-            "bits, and 0 twice. Export the model again with these"
+            f"{get(variants[1], 0)}; expected to_bfp, or to_bfp_prime with a sub_block_size that "
+            "divides block_size, a bit_width of 10 to 32, and 0 for the last two. Export the model "
+            "again with these"
         )
     if prime:
         most = (1 << get("sub_block_shift_bits", 1)) - 1

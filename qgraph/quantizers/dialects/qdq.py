@@ -107,7 +107,7 @@ def _way_out(*others: ir.Node | None) -> str:
 
     if others and all(node is not None and is_on_codes(node) for node in others):
         return (
-            "; write that with -p lower-integer-operators first, with {form=qdq,exact=near} if it "
+            "; apply -p lower-integer-operators first, with {form=qdq,exact=near} if that operator "
             "has no exact form"
         )
     return "; leave it if codes are meant there, or add the other node of the pair"

@@ -243,7 +243,7 @@ def product_and_sum() -> str:
     plain = model(folded, b=codes(256).astype(np.int32), p=F(0.03) * F(3e-4), **named)
     return (
         "A last layer of 256 x 256 took "
-        f"{against(odd, plain, 'the time as Gemm with an int32 bias')}."
+        f"{against(odd, plain, 'the time of a Gemm with an int32 bias')}."
     )
 
 
