@@ -203,7 +203,8 @@ input_options = options.gathered(
 
 probes_option = options.number_option(
     "--probes",
-    "Also run inputs next to up to N thresholds of each quantizer; each threshold takes up to 30 runs [0].",
+    "Also run inputs next to up to N thresholds of each quantizer; each threshold takes up to 30 "
+    "runs [0].",
     least=0,
 )
 

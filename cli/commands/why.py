@@ -48,8 +48,8 @@ def command(
     Without --labels, a row counts as correct if its largest output has the same index as in
     REFERENCE.
 
-    Exit status: 0 success; 4 if --timeout is reached. The result, if any, then covers the batches that
-    were run; --batch N makes batches smaller.
+    Exit status: 0 success; 4 if --timeout is reached. The result, if any, then covers the batches
+    that were run; --batch N makes batches smaller.
     """
     from qgraph.comparison.why.why import why
     from qgraph.model import load

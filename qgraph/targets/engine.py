@@ -106,7 +106,10 @@ def _answers(
 ) -> Iterator[Answer]:
     if kernel.processors:
         listed = ", ".join(kernel.processors)
-        yield processor in kernel.processors, rules.PROCESSOR(f"{kernel.id} is known of {listed}")
+        yield (
+            processor in kernel.processors,
+            rules.PROCESSOR(f"{kernel.id} is listed for {listed} only"),
+        )
     yield from _form(layer, kernel)
     yield from _types(layer, kernel)
     yield from _operand("data", layer.x, kernel.x, profile)

@@ -254,11 +254,11 @@ ONNX Runtime, QKeras or others. Five tools looked at the model with the fault an
 - its `quant_pre_process`, which infers shapes symbolically and optimizes;
 - its `check_onnx_model_mobile_usability`, whose whole report was compared.
 
-A tool has found a fault if it says anything that it does not say without the fault. This favours the
-report about usability, which counts nodes and partitions: it changes with most new nodes, and names
-none of these faults. Models that a tool does not accept at all, such as QONNX and FakeQuantize in
-ONNX Runtime, do not count for it; "-" means that it accepts none. The other tools have other
-purposes: the table shows which faults a file that passes them may still have.
+A tool has found a fault if it says anything that it does not say without the fault. This favours
+the report about usability, which counts nodes and partitions: it changes with most new nodes, and
+names none of these faults. Models that a tool does not accept at all, such as QONNX and
+FakeQuantize in ONNX Runtime, do not count for it; "-" means that it accepts none. The other tools
+have other purposes: the table shows which faults a file that passes them may still have.
 
 In the models as they are, without a target, lint reports three errors: QG604 in `TFC_1W2A`,
 `kwsmlp_w3a3` and `qkeras_jettagging`, which use a domain that they do not import. Each was checked

@@ -85,8 +85,8 @@ def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
         beyond |= dict.fromkeys(_unlisted(model, rule), "operands can be")
         for layer in _halved(model, rule):
             reasons[label(layer.node)] = SATURATES(
-                f"its weights are halved and rounded: {profile.processor} has no VNNI, and its data "
-                "are INT8 codes with an operator between QuantizeLinear and DequantizeLinear"
+                f"its weights are halved and rounded: {profile.processor} has no VNNI, and its "
+                "data are INT8 codes with an operator between QuantizeLinear and DequantizeLinear"
             )
         for node, what in beyond.items():
             reasons[label(node)] = SATURATES(

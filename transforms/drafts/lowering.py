@@ -35,7 +35,8 @@ _IN_SUMS = (
 
 
 _NO_FORM = NO_OPERATOR(
-    "no pass writes this operator in standard operators; ONNX Runtime computes it, also with --backend numpy"
+    "no pass writes this operator in standard operators; ONNX Runtime computes it, also with "
+    "--backend numpy"
 )
 _OF_CONSTANTS = NO_OPERATOR("its data are constant: apply -p fold-constants before")
 
