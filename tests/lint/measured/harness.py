@@ -373,13 +373,13 @@ def readers(proto: onnx.ModelProto) -> str:
         [name for name, is_taken in takes.items() if is_taken is each] for each in (True, False)
     )
     if not no:
-        return f"{joined(yes)} take the example without a message."
+        return f"{joined(yes)} accept the example without a message."
     if not yes:
         return f"{joined(no)} refuse the example."
     plural = "s" if len(no) == 1 else ""
     return (
         f"{joined(no)} refuse{plural} the example, {joined(yes)} "
-        f"take{'s' if len(yes) == 1 else ''} it."
+        f"accept{'s' if len(yes) == 1 else ''} it."
     )
 
 
