@@ -219,7 +219,7 @@ def table_options(*more: str) -> Callable[[F], F]:
                 "--format",
                 "form",
                 type=Word(words),
-                help=f"What to print: {', '.join(words)} [table].",
+                help="Output format [table].",
                 **hidden,
             ),
         ):

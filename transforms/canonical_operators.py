@@ -69,7 +69,12 @@ class CanonicalOperators(Transform):
     Rules 3 to 5 keep every bit. The others keep the exact sums; their rounding may differ.
     """
 
-    forms: CanonicalForm = option(CanonicalForm.ALL, help="which of the rules to apply")
+    forms: CanonicalForm = option(
+        CanonicalForm.ALL,
+        help="gemm: Gemm for MatMul and Add; pool: GlobalAveragePool for ReduceMean; flatten: "
+        "Reshape for Flatten; points: zero points of 0; factors: before data movement; channels: "
+        "a fourth one of zeros, which is not part of all",
+    )
 
     def apply(self, model: Model, report: Report) -> None:
         """Apply each rule to each node that it matches."""

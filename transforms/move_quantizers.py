@@ -57,8 +57,10 @@ class MoveQuantizers(Transform):
     6. ``operators`` limits the rules to some operators; rule 3 is that of QuantizeLinear.
     """
 
-    units: bool = option(False, help="encode and decode again behind data movement")
-    dedicated: bool = option(False, help="copy each DequantizeLinear for each operator behind it")
+    units: bool = option(
+        False, help="quantize and dequantize again after data movement, instead of moving it"
+    )
+    dedicated: bool = option(False, help="give each operator its own copy of a DequantizeLinear")
     operators: str = option("*", help="patterns of operators, such as Pad|Resize")
 
     def apply(self, model: Model, report: Report) -> None:

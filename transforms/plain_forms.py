@@ -84,7 +84,7 @@ class PlainPairs(Transform):
         PairDialect.QDQ, help="qdq: QuantizeLinear and DequantizeLinear; qonnx: Quant"
     )
     zero_points: bool = option(
-        True, help="whether a Quant of data may have a zero point; if not, data are limited before"
+        True, help="whether a Quant of data may have a zero point; if not, data are clipped first"
     )
     values: str = option(
         "*", help="patterns of names of the results of quantizers to rewrite, separated by |"

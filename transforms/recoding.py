@@ -195,8 +195,8 @@ class ShiftZeroPoints(Transform):
     activations: CodeSign = option(CodeSign.UINT8, help="type of the codes of data")
     weights: CodeSign = option(CodeSign.INT8, help="type of stored codes")
     symmetric: bool = option(True, help="shift codes of data with zero point 0 too")
-    products: bool = option(False, help="make first factors of products of data int8")
-    centre: bool = option(False, help="make zero points of data 0 where codes fit")
+    products: bool = option(False, help="store first operands of products of activations as int8")
+    centre: bool = option(False, help="make zero points of data 0 if the codes fit")
 
     def apply(self, model: Model, report: Report) -> None:
         """Shift the codes of data, then those of weights."""

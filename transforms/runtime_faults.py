@@ -61,7 +61,7 @@ class FloatProducts(Transform):
     """
 
     nodes: str = option("*", help="names of operators, such as *attention*|!*MatMul_1")
-    data: bool = option(False, help="whether layers with weights get a Max before their data")
+    data: bool = option(False, help="also insert a Max before the data of layers with weights")
 
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before the second operand of each product, and report it."""

@@ -49,7 +49,7 @@ _INTEGERS_SINCE = 12
 
 @transform("split-leaky-relu", bounded=True)
 class SplitLeakyRelu(Transform):
-    """Leave no LeakyRelu between a layer of codes and the quantizer of its result.
+    """Replace LeakyRelu between a layer of codes and its quantizer by a Max of codes.
 
     For Conv, ConvTranspose, Gemm and MatMul of decoded data and weights, ``f`` = LeakyRelu or PRelu
     with slopes ``a`` above 0, up to 1, and no other readers of what lies between,

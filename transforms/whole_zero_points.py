@@ -54,7 +54,7 @@ class WholeZeroPoints(Transform):
     before and after it cannot absorb them, as ``move-channel-scales`` needs.
     """
 
-    nodes: str = option("*", help="names of the layers behind, such as *conv*|!conv1")
+    nodes: str = option("*", help="names of the layers that read the data, such as *conv*|!conv1")
     opset: int | None = opset_option()
 
     def apply(self, model: Model, report: Report) -> None:

@@ -184,16 +184,19 @@ lint_options = options.gathered(
         "--select",
         metavar="IDS",
         text="Apply only these rules, separated by commas: ids such as QG112, prefixes such as "
-        "QG4, or names.",
+        "QG4, names, or families such as speed.",
         shell_complete=options.offering("rules"),
     ),
     options.repeated(
-        "--ignore", metavar="IDS", text="Not these rules.", shell_complete=options.offering("rules")
+        "--ignore",
+        metavar="IDS",
+        text="Leave out these rules, named as in --select.",
+        shell_complete=options.offering("rules"),
     ),
     options.word_option(
         "--fail-on",
         LEVELS,
-        "Minimum severity for exit status 1: error, warning, info or never [warning].",
+        "Minimum severity for exit status 1 [warning].",
         None,
     ),
     options.file_option("--baseline", text="Ignore the findings in FILE."),
