@@ -353,9 +353,9 @@ def _run_step(step: ir.passes.PassBase, model: ir.Model, report: Report) -> ir.M
                 raise
             raise cause from cause.__cause__
         raise QGraphError(
-            f"Pass {name} could not handle the model ({unexpected(cause)}), expected a new one. "
-            "The model is as it was; leave the pass out. If onnx.checker accepts the model, report "
-            "this to the authors of the pass, with the model."
+            f"Pass {name} could not handle the model ({unexpected(cause)}), which is unchanged. "
+            "Leave the pass out. If onnx.checker accepts the model, report this to the authors of "
+            "the pass, with the model."
         ) from error
     part = getattr(result, "report", None)
     if isinstance(part, Report):

@@ -116,7 +116,8 @@ def reduce(
         raise UndecidedError(
             f"The outputs are equal on the {report.batches} "
             f"{'batch' if report.batches == 1 else 'batches'} of inputs, expected a difference to "
-            "reduce. Give inputs that show one, more random ones by random, or probes.",
+            "reduce. Give inputs that show one, or try more: random=N, probes=N (--random, "
+            "--probes).",
             report=report,
         )
     return _Reducer(models[0], models[1], report, backend).reduce()

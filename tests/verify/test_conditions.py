@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,12 @@ OF_PROVER = {
     *("bias-last", "zeros-rewritten"),
 }
 """Conditions on which only regions rest that the checker leaves to the prover without them."""
+
+
+def test_the_stated_error_of_functions_is_not_more_than_that_of_bounds() -> None:
+    (number,) = re.findall(r"within (\S+) of", conditions.CURVES_WITHIN)
+    base, _, power = number.partition("**")
+    assert float(base) ** float(power or 1) <= conditions.FUNCTION_ERROR
 
 
 def name_of(kind: ConditionKind | Condition) -> str:

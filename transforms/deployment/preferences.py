@@ -134,7 +134,7 @@ def preferred(
         return Preferred(_leaving(attempt, left), failed | left)
     if profile.executed is None:
         raise OptionError(
-            f"{profile.name} cannot be run here, so that no times can be taken. Leave --tune out."
+            f"{profile.name} cannot be run here, so no times can be measured. Leave --tune out."
         )
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     tuning = tune(attempt.model, Timing(profile.executed, shapes=shapes, options=options))

@@ -57,7 +57,7 @@ def im2_col(draft: Draft, node: ir.Node) -> Operand:
         raise ValueError(
             f"its data has shape {list(sizes)}, its kernel_size, stride, dilations and pad_amount "
             f"are {list(kernel)}, {list(strides)}, {list(dilations)}, {list(pads)}; expected "
-            "[N, H, W, C], three times two numbers, and four"
+            "[N, H, W, C], two numbers for each of the first three, and four pads"
         )
     x, dtype = operand(node, 0), dtype_of(node, 0)
     if any(pads):

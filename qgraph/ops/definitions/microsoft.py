@@ -221,8 +221,8 @@ def q_attention(draft: Draft, node: ir.Node) -> Operand:
         )
     if input_of(node, 8) is not None or len(node.outputs) > 1 or get("do_rotary", 0) != 0:
         raise ValueError(
-            "it has a past, a present or rotary positions, which its definition here leaves out. "
-            "Run it in ONNX Runtime, or export the model without"
+            "it has a past, a present or rotary positions, which qgraph does not define. Run it in "
+            "ONNX Runtime, or export the model without them"
         )
     size = width // (3 * heads)
     zeros = [input_of(node, index) for index in (6, 7)]

@@ -300,8 +300,8 @@ def _code_type(node: ir.Node, dtype: ir.DataType) -> tuple[ir.DataType, int]:
     """Return the type of the codes, and the axis of the scales."""
     if dtype is ir.DataType.FLOAT16:
         raise ValueError(
-            "its zero point is FLOAT16, for which Quark's kernel for processors ignores the scale "
-            "and that for graphics cards does not; expected codes or BFLOAT16. Write a Cast"
+            "its zero point is FLOAT16, for which Quark's kernel for CPUs ignores the scale and "
+            "that for GPUs does not; expected codes or BFLOAT16. Write a Cast"
         )
     if dtype not in (*_WIDE, ir.DataType.BFLOAT16) and dtype.name not in QDQ_SINCE:
         raise ValueError(f"its zero point is {dtype.name}, expected integers or BFLOAT16. Cast it")
