@@ -45,8 +45,8 @@ def read(path: Path, reference: Path, candidate: Path) -> Certificate:
             raise ModelError(f"{path}: states no hash of its {name}. Prove the files again.")
         if stated.sha256 != sha256(model):
             raise EquivalenceError(
-                f"{path}: names a {name} with the SHA-256 {stated.sha256[:12]}..., which {model} "
-                "does not have. Give the models that were proved; save a model in memory before it "
+                f"{path}: names a {name} with the SHA-256 {stated.sha256[:12]}..., but {model} is "
+                "another file. Give the models that were proved; save a model in memory before it "
                 "is proved."
             )
     return certificate
