@@ -12,7 +12,7 @@ from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.scopes import graphs_of, producer_of
 from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts, nodes_of_site
-from qgraph.lint.rule import Found, LintLevel, rule
+from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.ops.dispatch import evaluate
 from qgraph.quantizers.dialects.dialect import Refusal
@@ -30,7 +30,12 @@ _ELEMENTWISE = frozenset(
 )
 
 
-@rule("QG701", "double-quantizer", WARNING)
+@rule(
+    "QG701",
+    "double-quantizer",
+    WARNING,
+    fix=LintFix("move-quantizers{operators=QuantizeLinear}", "values"),
+)
 def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
     """Two equal quantizers follow each other."""
     for encoder in facts.encoders:
@@ -47,7 +52,7 @@ def double_quantizer(facts: ModelFacts) -> Iterator[Found]:
             continue
         if _same_parameters(site.nodes, earlier_site.nodes) and site.weight is None:
             nodes = nodes_of_site(site, earlier_site.root)
-            yield Found(nodes, "the second quantizer changes nothing")
+            yield Found(nodes, "the second quantizer changes nothing", is_fixable=False)
 
 
 @rule("QG702", "duplicate-quantizer", INFO)
@@ -180,7 +185,7 @@ def unused_import(facts: ModelFacts) -> Iterator[Found]:
             yield Found((), f"{domain} is imported, and no node is of it", {"domain": domain})
 
 
-@rule("QG712", "computed-parameters", WARNING)
+@rule("QG712", "computed-parameters", WARNING, fix=LintFix("fold-constants", "bits"))
 def computed_parameters(facts: ModelFacts) -> Iterator[Found]:
     """The scale or zero point of a quantizer is computed when the model runs."""
     for node in [*(coder.node for coder in facts.coders), *facts.of_qonnx()]:

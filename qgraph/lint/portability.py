@@ -132,17 +132,17 @@ def vendor_pairs(facts: ModelFacts) -> Iterator[Found]:
         yield Found(tuple(nodes), text, {"nodes": len(nodes)})
 
 
-@rule("QG610", "no-zero-point", INFO)
+@rule("QG610", "no-zero-point", INFO, fix=LintFix("canonical-operators{forms=points}", "bits"))
 def no_zero_point(facts: ModelFacts) -> Iterator[Found]:
     """A QuantizeLinear or DequantizeLinear states no zero point."""
     for decoder in facts.decoders:
         reads = {n.op_type for n in facts.readers(decoder.node.outputs[0])}
         if not decoder.has_zero and decoder.kind in ("INT8", "UINT8") and "Gemm" in reads:
-            text = "ONNX Runtime takes a Gemm with a stated zero point only, also if it is 0"
+            text = "ONNX Runtime has an integer Gemm only with a zero point, even if it is 0"
             yield Found((decoder.node,), text)
     for encoder in facts.encoders:
         if not encoder.has_zero and encoder.kind == "INT8":
-            text = "INT8 by output_dtype: ONNX Runtime leaves the layer behind in float"
+            text = "INT8 by output_dtype: ONNX Runtime leaves the layer after it in float"
             yield Found((encoder.node,), text)
 
 

@@ -84,7 +84,13 @@ def float_bias(facts: ModelFacts) -> Iterator[Found]:
             yield Found((bias.node,), text, figures)
 
 
-@rule("QG304", "bias-scale-ignored", ERROR, needs_target=True)
+@rule(
+    "QG304",
+    "bias-scale-ignored",
+    ERROR,
+    fix=LintFix("quantize-bias", "bounded"),
+    needs_target=True,
+)
 def bias_scale_ignored(facts: ModelFacts) -> Iterator[Found]:
     """The kernel of the target adds the bias at another scale than the model declares."""
     for layer, answer in facts.answers:
