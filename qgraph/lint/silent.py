@@ -36,7 +36,7 @@ from qgraph.targets.layer import LAYERS
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
-_KEEPS = LintFix("keep-roundings", "values")
+_ANEW, _KEEPS = LintFix("quantize-bias", "bounded"), LintFix("keep-roundings", "values")
 _AS_FLOATS = LintFix("float-softmax", "bits")
 _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
@@ -68,7 +68,7 @@ def float_weights(facts: ModelFacts) -> Iterator[Found]:
         yield Found((node,), text, {"step": step, "elements": int(weights.size)})
 
 
-@rule("QG303", "float-bias", INFO, fix=LintFix("quantize-bias", "bounded"), targets=_ORT)
+@rule("QG303", "float-bias", INFO, fix=_ANEW, targets=_ORT)
 def float_bias(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime rounds a float bias between quantizers to int32."""
     for bias in rounded_biases(facts):
@@ -84,13 +84,7 @@ def float_bias(facts: ModelFacts) -> Iterator[Found]:
             yield Found((bias.node,), text, figures)
 
 
-@rule(
-    "QG304",
-    "bias-scale-ignored",
-    ERROR,
-    fix=LintFix("quantize-bias", "bounded"),
-    needs_target=True,
-)
+@rule("QG304", "bias-scale-ignored", ERROR, fix=_ANEW, needs_target=True)
 def bias_scale_ignored(facts: ModelFacts) -> Iterator[Found]:
     """The kernel of the target adds the bias at another scale than the model declares."""
     for layer, answer in facts.answers:
