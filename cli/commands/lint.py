@@ -193,12 +193,7 @@ lint_options = options.gathered(
         text="Leave out these rules, named as in --select.",
         shell_complete=options.offering("rules"),
     ),
-    options.word_option(
-        "--fail-on",
-        LEVELS,
-        "Minimum severity for exit status 1 [warning].",
-        None,
-    ),
+    options.word_option("--fail-on", LEVELS, "Minimum severity for exit status 1 [warning].", None),
     options.file_option("--baseline", text="Ignore the findings in FILE."),
     options.file_option(
         "--write-baseline",
