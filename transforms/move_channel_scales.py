@@ -169,14 +169,14 @@ class _Move:
         layer = WeightedSum.of(node, self._known, self._facts)
         if layer is None or layer.data != index:
             raise Stuck(
-                f"{title(node)} behind it has no constant weights to multiply; quantize its data "
+                f"{title(node)} after it has no constant weights to multiply; quantize its data "
                 "per tensor"
             )
         factor = compact(layer.input_factor(1 / self._factors))
         weights = layer.weights_value
         if layer.is_along_sums(factor) and constant_expression(weights) is None:
             raise Stuck(
-                f"{title(node)} behind it adds channels up, and its quantized weights have no "
+                f"{title(node)} after it adds channels up, and its quantized weights have no "
                 "scale for each of them"
             )
         draft = self._editor.draft(Region(self._pair[-1].outputs[0], node.outputs[0], (node,)))

@@ -138,7 +138,7 @@ class _Pair(OfDraft):
         layers = _layers_behind(site, known, facts)
         channels = layers[0].inputs
         if any(layer.inputs != channels for layer in layers):
-            raise Stuck("the layers behind it have their channels on different axes")
+            raise Stuck("the layers after it have their channels on different axes")
         wide, points = (
             channels.spread(array, site.root) for array in (numbers.scale, numbers.zero_point)
         )
@@ -155,7 +155,7 @@ class _Pair(OfDraft):
             for layer in layers:
                 factor = compact(layer.input_factor(wide))
                 if layer.is_along_sums(factor) and constant_expression(layer.weights_value) is None:
-                    raise Stuck(f"{title(layer.node)} behind it adds channels of several scales up")
+                    raise Stuck(f"{title(layer.node)} after it adds channels of several scales up")
             scaling(x, nodes[0], (1 / wide).reshape(-1, *[1] * (channels.rank - 2)), facts)
         draft = editor.draft(Region(x, site.y, nodes))
         draft.needs(AXIS_SINCE if scale.size > 1 else QDQ_SINCE[_KIND])
@@ -219,7 +219,7 @@ def _layers_behind(site: Site, known: KnownValues, facts: Facts) -> list[Weighte
     for use in site.y.uses():
         layer = WeightedSum.of(use.node, known, facts)
         if layer is None or layer.data != use.idx or not layer.weights:
-            raise Stuck(f"{title(use.node)} behind it has no bias to take in an offset")
+            raise Stuck(f"{title(use.node)} after it has no bias to take in an offset")
         if layer.dtype is not ir.DataType.FLOAT:
             raise Stuck(UNSUPPORTED_TYPE(f"its result is {layer.dtype.name}; {TO_FLOAT32}"))
         layers.append(layer)

@@ -102,7 +102,7 @@ def wrapped_quantizer(facts: ModelFacts) -> Iterator[Found]:
         if site.weight is None and QUANTIZE in names and DECODE in names:
             extra = [name for name in names if name in ("Div", "Mul", "Round", "Add", "Sub")]
             if extra:
-                text = f"runtimes do not see its codes behind {' and '.join(extra)}"
+                text = f"other operators hide its codes from runtimes: {' and '.join(extra)}"
                 yield Found(nodes_of_site(site), text, {"operators": extra})
 
 
@@ -165,7 +165,7 @@ def result_not_quantized(facts: ModelFacts) -> Iterator[Found]:
     """The result of a quantized Conv is not quantized."""
     for layer in facts.layers:
         if layer.description.y is None and layer.node.op_type == "Conv":
-            text = "no quantizer to integers behind the Conv: ONNX Runtime runs it in float"
+            text = "no quantizer to integers after the Conv: ONNX Runtime runs it in float"
             yield Found((layer.node,), text)
 
 

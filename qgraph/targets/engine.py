@@ -241,19 +241,19 @@ def _result(layer: QuantizedLayer, kernel: KernelRule, profile: Profile) -> Iter
         and each.op not in rule.first
         and not (each.is_redundant and _in(each.op, rule.redundant))
     ]
-    text = f"no quantizer behind {layer.op}"
+    text = f"no quantizer after {layer.op}"
     if layer.y is None:
         holds = None if output.quantizer is None else output.quantizer != "required"
         yield holds, rules.NO_QUANTIZER(text)
     elif output.quantizer == "none" and not counted:
-        yield False, rules.QUANTIZED(f"a quantizer directly behind {layer.op}")
+        yield False, rules.QUANTIZED(f"a quantizer directly after {layer.op}")
     if rule.first:
         wanted = " or ".join(rule.first)
         is_first = bool(layer.behind) and layer.behind[0].op in rule.first
-        yield is_first, rules.BEHIND(f"no {wanted} directly behind {layer.op}")
+        yield is_first, rules.BEHIND(f"no {wanted} directly after {layer.op}")
     others = [each.op for each in layer.behind if each.op not in rule.first]
     if others and others[0] in rule.never:
-        yield False, rules.BEHIND(f"{others[0]} directly behind {layer.op}")
+        yield False, rules.BEHIND(f"{others[0]} directly after {layer.op}")
     for each in counted if layer.y is not None else ():
         holds = None if rule.operators is None else _in(each.op, rule.operators)
         yield holds, rules.BEHIND(f"{each.op} between {layer.op} and its quantizer")

@@ -161,7 +161,7 @@ def test_a_layer_whose_weights_become_floats_keeps_its_reason():
     assert any("of weights of 1 layer in float became floats" in note for note in found.notes)
     (last,) = [node for node in model.nodes("Conv") if node.name == "last"]
     assert np.array_equal(last.inputs[1].const_value.numpy(), codes * np.float32(0.01))
-    assert (layer.node, layer.reason) == ("last", "no quantizer behind Conv")
+    assert (layer.node, layer.reason) == ("last", "no quantizer after Conv")
 
 
 def four_bits(network: Path) -> Path:

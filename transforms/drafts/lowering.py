@@ -130,7 +130,7 @@ def note_joined(model: Model, report: Report, *, constants: bool = False) -> Non
     Decoding ``constants`` before they move takes more memory.
     """
     if number := join_pairs(model.ir, constants=constants):
-        report.notes.append(f"data movement was moved behind {number} DequantizeLinear")
+        report.notes.append(f"data movement was moved after {number} DequantizeLinear")
 
 
 def _lower_sums(model: Model, exact: Exactness, report: Report) -> None:

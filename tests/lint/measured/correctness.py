@@ -94,7 +94,7 @@ def negative_scale() -> str:
         counts.append((differ(result, right), differ(openvino(proto, feeds), right)))
     return (
         f"Results of {LAYER} that differed from those without optimizations: negative scale of the "
-        f"data, ONNX Runtime {counts[0][0]}, OpenVINO {counts[0][1]}; of the result behind a Relu, "
+        f"data, ONNX Runtime {counts[0][0]}, OpenVINO {counts[0][1]}; of the result after a Relu, "
         f"{counts[1][0]} and {counts[1][1]}."
     )
 

@@ -49,7 +49,7 @@ def dead() -> str:
     y = np.maximum(x + np.where(np.arange(64) < 8, -10, 0), 0)
     same = np.count_nonzero((y == y[0]).all(axis=0))
     return (
-        f"Computed: with a bias of -10 in 8 of 64 channels, {same} of 64 are 0 behind "
+        f"Computed: with a bias of -10 in 8 of 64 channels, {same} of 64 are 0 after "
         "a Relu for all of 1,000 rows."
     )
 

@@ -31,7 +31,7 @@ THIS = "A" + LAYER[1:]
 def double_quantizer() -> str:
     odd = layer(middle="m = QuantizeLinear (f, u, v) g = DequantizeLinear (m, u, v)")
     return (
-        f"{THIS} with two equal quantizers behind took {slower(odd, layer())} times the "
+        f"{THIS} with two equal quantizers after it took {slower(odd, layer())} times the "
         "time of one in ONNX Runtime, "
         f"{slower_in_openvino(odd, layer())} in OpenVINO ({where(odd)})."
     )
@@ -155,7 +155,7 @@ def signed_codes() -> str:
             f"{sqnr(x, signed):.1f} dB signed and {sqnr(x, unsigned):.1f} dB unsigned "
             f"with {bits} bits"
         )
-    return f"Signal to error of normal data behind a Relu: {', '.join(told)}."
+    return f"Signal to error of normal data after a Relu: {', '.join(told)}."
 
 
 @measured("QG715", exact=True)

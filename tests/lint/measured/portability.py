@@ -120,7 +120,7 @@ def odd_width() -> str:
         result=False, lo=np.uint8(96), hi=np.uint8(159), u=F(0.03),
     )  # fmt: skip
     return (
-        "A 3 x 3 Conv of 64 channels with 6-bit codes behind took "
+        "A 3 x 3 Conv of 64 channels with 6-bit codes after it took "
         f"{slower(clipped, layer())} times the time of 8 bits in ONNX Runtime "
         f"({where(clipped)})."
     )
@@ -238,7 +238,7 @@ def channel_scales_of_data() -> str:
             failed.append(name)
     count = len(unmade) + len(failed)
     return (
-        f"With one scale before and four behind, {count} of {len(bodies)} operators failed in ONNX "
+        f"With one scale before and four after, {count} of {len(bodies)} operators failed in ONNX "
         f"Runtime: {joined(unmade)} when the session was made, {joined(failed)} when it ran."
     )
 

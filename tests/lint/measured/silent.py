@@ -42,7 +42,7 @@ def double_pairs() -> str:
     right, result = plain_and_optimized(proto, feeds)
     kept = ort(proto, feeds, disable_double_qdq_remover="1")
     return (
-        f"Pairs with scales of .021 and .017 behind {LAYER}: {differ(result, right)} "
+        f"Pairs with scales of .021 and .017 after {LAYER}: {differ(result, right)} "
         f"results changed in ONNX Runtime, by up to {farthest(result, right, 0.017)} "
         f"codes; with the session option {differ(kept, right)}."
     )
@@ -131,7 +131,7 @@ def average_rounds() -> str:
     feeds = fed(proto)
     right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
     return (
-        f"{differ(result, right)} results of a Conv behind a pool of 2 x 2 changed in OpenVINO, "
+        f"{differ(result, right)} results of a Conv after a pool of 2 x 2 changed in OpenVINO, "
         f"by up to {float(farthest(result, right)) / np.abs(right).max():.1%} of the largest."
     )
 
@@ -155,7 +155,7 @@ def sixteen_bits_removed() -> str:
         f"(float[1,64,28,28] x) => (float[1,64,28,28] y) {{ r = Neg (x) {pair} y = Conv (d, w) }}"
     )
     done = kept_roundings(model(text, s=F(0.01), z=np.uint16(300), w=normal(64, 64, 1, 1) / 10))
-    return f"Results of a float Conv behind such a pair changed: {done}."
+    return f"Results of a float Conv after such a pair changed: {done}."
 
 
 def kept_roundings(proto: onnx.ModelProto) -> str:
@@ -250,7 +250,7 @@ def narrow_float() -> str:
     narrow, wide = openvino(proto, feeds, narrow=True), openvino(proto, feeds)
     name = "bfloat16" if "bfloat16" in kind or "bf16" in kind else kind
     return (
-        f"{differ(narrow, right)} codes behind a MatMul of 512 inputs changed with "
+        f"{differ(narrow, right)} codes after a MatMul of 512 inputs changed with "
         f"OpenVINO's defaults ({name} here), "
         f"by up to {farthest(narrow, right, 0.03)}; with f32 {differ(wide, right)}."
     )

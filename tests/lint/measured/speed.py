@@ -42,9 +42,9 @@ def float_layer_of_codes() -> str:
     odd = layer(middle="g = Sigmoid (f)")
     real = float_layer()
     return (
-        f"{THIS} with a Sigmoid behind, which ONNX Runtime runs in float, took "
+        f"{THIS} with a Sigmoid after it, which ONNX Runtime runs in float, took "
         f"{slower(odd, real)} times "
-        f"the time of the Conv without quantizers; with the quantizer directly behind "
+        f"the time of the Conv without quantizers; with the quantizer directly after it "
         f"{slower(layer(), real)}."
     )
 
@@ -81,7 +81,7 @@ def batch_norm() -> str:
 @measured("QG404")
 def scaling() -> str:
     odd = layer(middle="g = Mul (f, k)", k=np.full((64, 1, 1), 1.5, F))
-    return f"{THIS} with a Mul behind took {against(odd, layer())}."
+    return f"{THIS} with a Mul after it took {against(odd, layer())}."
 
 
 @measured("QG405")
@@ -177,7 +177,7 @@ def unequal() -> str:
     named = DATA | {"w": codes(64, 64, 3, 3), "t": np.full(64, 3e-4, F), "u": F(0.03)}
     odd, plain = model(text, p=F(0.02), **named), model(text, p=F(0.03), **named)
     return (
-        f"{THIS} behind a Concat took "
+        f"{THIS} after a Concat took "
         f"{against(odd, plain, 'the time with equal scales')} ({where(odd)})."
     )
 
@@ -197,7 +197,7 @@ def inside_unit() -> str:
         middle="m = QuantizeLinear (f, u, v) l = DequantizeLinear (m, u, v) g = Relu (l)", u=F(0.03)
     )
     return (
-        f"{THIS} with a quantizer before and behind its Relu took "
+        f"{THIS} with a quantizer before and after its Relu took "
         f"{against(odd, layer(middle='g = Relu (f)', v=np.uint8(0)), 'the time with one')}."
     )
 
@@ -216,7 +216,7 @@ def float_branch() -> str:
 
 
 def flattened(op: str):  # type: ignore[no-untyped-def]
-    """Return a product behind an operator that joins axes."""
+    """Return a product after an operator that joins axes."""
     text = f"""(float[28,64,4,4] x) => (float[28,64] y) {{ {PAIR} g = {op}
         e = DequantizeLinear (w, t, o) f = MatMul (g, e)
         h = QuantizeLinear (f, u, z) y = DequantizeLinear (h, u, z) }}"""
@@ -228,8 +228,8 @@ def flattened(op: str):  # type: ignore[no-untyped-def]
 def flatten() -> str:
     odd, plain = flattened("Flatten (d)"), flattened("Reshape (d, k)")
     return (
-        "A MatMul of 1,024 inputs behind a Flatten took "
-        f"{against(odd, plain, 'the time behind a Reshape')} ({where(odd)})."
+        "A MatMul of 1,024 inputs after a Flatten took "
+        f"{against(odd, plain, 'the time after a Reshape')} ({where(odd)})."
     )
 
 
