@@ -245,7 +245,7 @@ def test_verification_says_that_the_model_was_in_memory(path: Path, tmp_path: Pa
     certificate = tmp_path / "c.json"
     document = qgraph.prove(path, model, evidence=True).to_json()
     certificate.write_text(json.dumps(document))
-    with pytest.raises(EquivalenceError, match=r"in memory first"):
+    with pytest.raises(EquivalenceError, match=r"save a model in memory before"):
         read(certificate, path, path)
     out = tmp_path / "out.onnx"
     model.save(out)  # all weights in the file: it has the hash of the model in memory
