@@ -133,7 +133,8 @@ class BoundRuns:
         for segment in pairing.segments:
             step = SegmentRun(segment, _tally(segment, self._request))
             start = pairing.start_of(segment)
-            if start is not None and segment.roundings is not None:
+            is_equal = start not in pairing.unbounded.assumed.values()
+            if start is not None and segment.roundings is not None and is_equal:
                 step.tally.without_distances()
             elif start is not None and step.tally.reason is None:
                 reason = NOT_COMPUTED(f"it begins at {start.name!r}, which has no bound")

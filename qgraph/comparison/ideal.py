@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import QGraphError
+from qgraph.graph.edit import HALF_TYPES
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of
 from qgraph.numerics import Array, Float64
@@ -26,7 +27,7 @@ from qgraph.ops.dispatch import kernel_for
 from qgraph.ops.integer.kernels import read_pair
 from qgraph.ops.integer.products import SIGNATURES, Result, read_product
 from qgraph.ops.integer.sums import Factor, Parameter
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.bounds.evaluate import Evaluation
 from qgraph.proof.functions.lowering import lower_node
 from qgraph.reasons import NO_BOUND, NOT_COMPUTED, Undecidable
@@ -130,11 +131,22 @@ class _Recorder:
 
 def _cast(x: Array, *, to: Any, **_: Any) -> Array:
     dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
-    if dtype.is_floating_point() and dtype.bitwidth >= ir.DataType.FLOAT.bitwidth:
+    if dtype.is_floating_point() and dtype.bitwidth >= HALF_TYPES[0].bitwidth:
         return x
     if not dtype.is_integer():
         raise Undecidable(NO_BOUND(f"there is no bound for a Cast to {dtype.name}"))
     return np.asarray(np.trunc(x))
+
+
+def in_halves(node: ir.Node) -> bool:
+    """Return whether a node computes in 16-bit floats."""
+    values = (*node.inputs, *node.outputs)
+    return any(value is not None and value.dtype in HALF_TYPES for value in values)
+
+
+def _arguments(operator: Operator, node: ir.Node) -> dict[str, Any]:
+    """Return the arguments of a definition, which means the same real numbers in 16 bits."""
+    return operator.half_arguments(node) if in_halves(node) else operator.arguments(node)
 
 
 class Definitions:
@@ -195,7 +207,7 @@ class Definitions:
         try:
             with np.errstate(all="ignore"):
                 end: Any = lower_node(
-                    node, slots, shape, recorder, constants=self.evaluation.executed
+                    node, slots, shape, recorder, self.evaluation.executed, _arguments
                 )
         except _Rounds as rounds:
             end = rounds.before
@@ -226,7 +238,7 @@ def ideal(
             continue
         try:
             if of_codes and wanted in node.outputs:
-                return _steps(node, known, definitions.evaluation)
+                return _steps(node, known, definitions)
             results = _results(node, known, definitions)
         except (QGraphError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             raise Undecidable(NOT_COMPUTED(f"{node.op_type}: {error}")) from error
@@ -250,8 +262,11 @@ def _results(
         return [np.asarray(y) for y in kernel_for(node, side.imports)(*operands)]
 
 
-def _steps(node: ir.Node, known: Mapping[ir.Value, Array], side: Evaluation) -> Float64:
-    """Return the numbers that an operator on codes rounds, in steps."""
+def _steps(node: ir.Node, known: Mapping[ir.Value, Array], definitions: Definitions) -> Float64:
+    """Return the numbers that a node rounds to the codes that it returns, in steps."""
+    side, x = definitions.evaluation, node.inputs[0]
+    if operator_of(node) is not None and x in known and x is not None:
+        return np.asarray(definitions.before(node, x, known[x], np.float64))
 
     def real(value: Parameter | None) -> Float64:
         operand = _operand(value, known, side, True) if isinstance(value, ir.Value) else value

@@ -84,7 +84,7 @@ def _deviation(region: RegionVerdict) -> float:
 
 def _seen(runs: BoundRuns, step: SegmentRun) -> Seen | None:
     """Return the largest difference in a few runs of a segment; None if it cannot be run."""
-    if step.parts is None:
+    if step.parts is None or step.tally.bound is None:
         return None
     try:
         starts = starts_of(runs, step)

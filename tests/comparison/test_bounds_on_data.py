@@ -347,3 +347,38 @@ def test_codes_that_only_one_model_can_have_are_the_start_of_no_segment() -> Non
     assert [each.violated for each in report.bounds.segments] == [None, None]
     assert report.verdict == "different"
     assert report.bounds.segments[0].beyond
+
+
+TAKEN = """<ir_version: 10, opset_import: ["": 21]>
+net (float[8,4] x) => (float[8,4] y)
+<float s = {0.1}, int8 z = {0}, float k = {3000}, float[4] b = {0.5, 1, -1, 2},
+ float[4,4] w = {1.3, 2.2, -3.7, 4.2, 0.5, 0.6, -0.7, 0.8, 0.9, 1, 2, 3, -4, 5, 6, 7}> {
+    FIRST
+    n = Mul (m, k)
+    r = Sin (n)
+    c = QuantizeLinear (r, s, z)
+    d = DequantizeLinear (c, s, z)
+    SECOND
+}"""
+SUMS = [
+    ("p = MatMul (x, w) m = Add (p, b)", "q = MatMul (d, w) y = Add (q, b)"),
+    ("m = Gemm (x, w, b)", "y = Gemm (d, w, b)"),
+]
+
+
+def test_what_follows_codes_that_are_only_taken_as_equal_is_not_compared() -> None:
+    """The bound holds for equal codes d. The sine of sums in the millions has any code."""
+    models = [
+        ir.from_onnx_text(TAKEN.replace("FIRST", first).replace("SECOND", second))
+        for first, second in SUMS
+    ]
+    x = np.random.default_rng(0).normal(0, 100, (8, 4)).astype(np.float32)
+    report = qgraph.check(*models, {"x": x}, backend="numpy", tolerances=ONE)
+    assert report.bounds is not None
+    assert [(str(s.reason), s.violated) for s in report.bounds.segments] == [
+        ("Sin has no bound", None),
+        ("it begins at 'd', which has no bound", None),
+    ]
+    proof = qgraph.prove(*models, within="0.0000001step")
+    (bound,) = (region.bound for region in proof.regions if region.bound is not None)
+    assert bound.seen is None

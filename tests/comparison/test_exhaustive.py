@@ -21,20 +21,24 @@ from qgraph.transforms.convert import ConvertDialect
 KINDS = [ir.DataType.FLOAT16, ir.DataType.BFLOAT16]
 
 
-def half_model(body: str, kind: ir.DataType, shape: str = "[2, 3, 8]") -> Model:
-    """The text parser has no constants of 16 bits, so that a model in float32 is cast."""
-    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 22,
-            "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]>
-        g (float{shape} x) => (float{shape} y)
-        <float s = {{0.1}}, float[3, 1] t = {{0.25, 0.3, 2}}, float zero = {{0}}, float z = {{3}},
-         float b = {{8}}, int8 i = {{0}}, float l = {{-1}}, float h = {{1}}> {{ {body} }}""")
+def in_type(model: ir.Model, kind: ir.DataType) -> ir.Model:
+    """Cast a model in float32, since the text parser has no constants of 16 bits."""
     for value in [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]:
         if value.dtype is ir.DataType.FLOAT:
             value.type = ir.TensorType(kind)
             if value.const_value is not None:
                 array = value.const_value.numpy().astype(kind.numpy())
                 value.const_value = ir.Tensor(array, name=value.name)
-    return load(model)
+    return model
+
+
+def half_model(body: str, kind: ir.DataType, shape: str = "[2, 3, 8]") -> Model:
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 22,
+            "qonnx.custom_op.general": 1, "org.openvinotoolkit": 1]>
+        g (float{shape} x) => (float{shape} y)
+        <float s = {{0.1}}, float[3, 1] t = {{0.25, 0.3, 2}}, float zero = {{0}}, float z = {{3}},
+         float b = {{8}}, int8 i = {{0}}, float l = {{-1}}, float h = {{1}}> {{ {body} }}""")
+    return load(in_type(model, kind))
 
 
 def all_values(model: Model, kind: ir.DataType) -> np.ndarray:

@@ -46,9 +46,15 @@ class _Result:
 
 
 class UnboundedResults:
-    """The results of the reference without a bound."""
+    """The results of the reference without a bound.
+
+    Attributes:
+        assumed: decoded codes that the candidate computes without a bound and that are only taken
+            as equal, by the serial numbers of the codes.
+    """
 
     def __init__(self, atoms: Atoms) -> None:
+        self.assumed: dict[int, ir.Value] = {}
         self._atoms = atoms
         self._results: dict[int, _Result] = {}
         self._named: dict[str | None, _Result] = {}
@@ -89,6 +95,9 @@ class UnboundedResults:
 
     def start(self, function: Combination) -> ir.Value | None:
         """Return a result of the reference at which a function begins; None if there is none."""
+        assumed = sorted(function.leaves & self.assumed.keys())
+        if assumed:
+            return self.assumed[assumed[0]]
         starts = sorted(function.leaves & self._results.keys())
         return self._results[starts[0]].value if starts else None
 

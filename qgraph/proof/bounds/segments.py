@@ -79,6 +79,7 @@ class Pairing:
     Attributes:
         segments: one for each rounding of the candidate, and one for each output.
         inputs, outputs: pairs of values of both models.
+        unbounded: the results of the reference without a bound.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Pairing:
         self._make_ends, self._shown = ends, 0
         self._is_ideal = request.against == Against.IDEAL
         self._ends: Ends | None = None
-        self._unbounded = UnboundedResults(self._atoms)
+        self.unbounded = UnboundedResults(self._atoms)
         evaluation = partial(
             Evaluation,
             ranges=request.ranges,
@@ -144,7 +145,7 @@ class Pairing:
         ends = [self._end(self.reference, v, self._of_reference) for v in read]
         leaves = [end.meant.leaves for end in ends if isinstance(end, Quantity)]
         sources = frozenset[int]().union(*leaves)
-        return self._unbounded.add(value, sources, self.reference.reasons[value])
+        return self.unbounded.add(value, sources, self.reference.reasons[value])
 
     def _opaque_of_candidate(self, value: ir.Value) -> Quantity | None:
         """Return the quantity of the reference's value that equals a value of the candidate."""
@@ -155,7 +156,7 @@ class Pairing:
         for segment in self.segments[self._shown :]:
             self._ends.show(segment)
         self._shown = len(self.segments)
-        equal = self._unbounded.equal_to(value, self._ends.equal)
+        equal = self.unbounded.equal_to(value, self._ends.equal)
         if equal is None:
             return self._taken_as_equal(value)
         self._atoms.conditions.add(EQUAL_OPERATORS)
@@ -173,6 +174,7 @@ class Pairing:
         end = self._end(self.reference, own, self._of_reference)
         if not isinstance(end, Quantity):
             return None
+        self.unbounded.assumed |= dict.fromkeys(end.meant.leaves, own)
         reason = self.candidate.reasons[value]
         self.segments.append(Segment(maker, value.producer(), (own, value), reason=reason))
         return end
@@ -190,12 +192,12 @@ class Pairing:
             return error.reason
 
     def start_of(self, segment: Segment) -> ir.Value | None:
-        """Return the result without a quantity at which a segment begins; None for codes."""
+        """Return the result without a bound at which a segment begins; None for codes."""
         if segment.roundings is not None:
-            return self._unbounded.start(segment.roundings[0].function)
+            return self.unbounded.start(segment.roundings[0].function)
         value = segment.values[0]
         end = None if value is None else self._end(self.reference, value, self._of_reference)
-        return self._unbounded.start(end.meant) if isinstance(end, Quantity) else None
+        return self.unbounded.start(end.meant) if isinstance(end, Quantity) else None
 
     def found(self, ours: str, theirs: str) -> list[Quantity | None]:
         """Return what is known of values of both models, given equal codes of all roundings."""
@@ -312,7 +314,7 @@ class Pairing:
             f"no quantizer of the reference rounds the same data as {node.name or node.op_type!r}"
         )
         others = [one.function for rounded in self._roundings.values() for one in rounded]
-        reasons = (self._unbounded.reason(function, data.function) for function in others)
+        reasons = (self.unbounded.reason(function, data.function) for function in others)
         reason = next(filter(None, reasons), reason)
         reason = overflow_of(data.function, *others) or reason
         segment = Segment(None, node, (None, node.outputs[0]), reason=reason)
@@ -338,7 +340,7 @@ class Pairing:
             counted = compare(Finished(one), Finished(other), has_steps=False)
         if not np.isfinite(shift).all():
             reason = overflow_of(ours.meant, theirs.meant) or (
-                self._unbounded.first(ours.meant, theirs.meant)
+                self.unbounded.first(ours.meant, theirs.meant)
                 or NOT_MATCHED("the output is computed from other values")
             )
         return Segment(

@@ -19,7 +19,7 @@ from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of, constant_tensor
 from qgraph.numerics import Array, blocks
 from qgraph.numerics.primitives import NUMPY
-from qgraph.ops.operator import operator_of
+from qgraph.ops.operator import Operator, operator_of
 from qgraph.proof.functions.expression import Builder, Expr, in_order, whole_numbers
 from qgraph.reasons import (
     AT_RUN_TIME,
@@ -41,6 +41,8 @@ Constants = Callable[[ir.Value], Array | None]
 
 LowerOne = Callable[[ir.Node, Mapping[ir.Value, Expr], Shape], Expr]
 """Lowers one node, from the expressions of its operands, on data of a shape."""
+
+Arguments = Callable[[Operator, ir.Node], dict[str, Any]]
 
 
 def lower(
@@ -197,8 +199,12 @@ def lower_node(
     shape: Shape,
     builder: Builder,
     constants: Constants = array_of,
+    arguments: Arguments = Operator.arguments,
 ) -> Expr:
-    """Return the output of one node as an expression of its operands; see :func:`lower`."""
+    """Return the output of one node as an expression of its operands; see :func:`lower`.
+
+    ``arguments`` returns those of the definition of a node.
+    """
 
     def operand(value: ir.Value | None) -> Expr | None:
         if value is None:
@@ -213,7 +219,7 @@ def lower_node(
             operands = [operand(value) for value in operator.schema.values(node)]
             if node.op_type in _ALONG_AXIS:
                 _expect_one_shape(node, constants)
-            result: Expr = operator.define(builder, *operands, **operator.arguments(node))
+            result: Expr = operator.define(builder, *operands, **arguments(operator, node))
             return result
     except (OperatorError, ValueError) as error:
         raise Undecidable(NOT_COMPUTED(str(error))) from error
