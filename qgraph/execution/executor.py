@@ -36,7 +36,7 @@ from qgraph.graph.opset.history import EARLY
 from qgraph.graph.schema import MICROSOFT, OpKey, versions_of
 from qgraph.graph.scopes import is_control, operands
 from qgraph.ops.dispatch import Environment, Imports, NodeStep, has_removed_mode, kernel_for
-from qgraph.ops.kernels.standard import Kernel
+from qgraph.ops.kernels.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 

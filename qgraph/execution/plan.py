@@ -17,7 +17,7 @@ from qgraph.execution.inputs import numpy_type
 from qgraph.graph.constants import constant
 from qgraph.graph.scopes import captured, nodes_of
 from qgraph.ops.dispatch import Environment, NodeStep
-from qgraph.ops.kernels.standard import Kernel
+from qgraph.ops.kernels.kernel import Kernel
 
 
 class Step(Protocol):

@@ -26,7 +26,7 @@ from qgraph.ops.operator import Operator, operator_of
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
 
-    from qgraph.ops.kernels.standard import Kernel
+    from qgraph.ops.kernels.kernel import Kernel
 
 
 Imports = Mapping[str, int]

@@ -21,7 +21,8 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, Float32, Int32
 from qgraph.numerics.correct_rounding import exp, log, sigmoid
-from qgraph.ops.kernels.standard import Kernel, Windows
+from qgraph.ops.kernels.kernel import Kernel
+from qgraph.ops.kernels.standard import Windows
 
 _CODES = (np.dtype(np.int8), np.dtype(np.uint8))
 

@@ -52,7 +52,8 @@ from qgraph.ops.integer.products import (
     refuse_references,
 )
 from qgraph.ops.integer.sums import Factor, conv_attributes
-from qgraph.ops.kernels.standard import Kernel, kernel_of, matmul
+from qgraph.ops.kernels.kernel import Kernel
+from qgraph.ops.kernels.standard import kernel_of, matmul
 from qgraph.ops.operator import operator_of
 from qgraph.records import dataclass
 

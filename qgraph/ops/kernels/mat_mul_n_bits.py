@@ -17,7 +17,8 @@ from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32, chunks
 from qgraph.numerics.formats import pack, unpack
 from qgraph.ops import steps
-from qgraph.ops.kernels.standard import Kernel, matmul
+from qgraph.ops.kernels.kernel import Kernel
+from qgraph.ops.kernels.standard import matmul
 from qgraph.records import dataclass
 
 _WIDTHS = (2, 4, 8)

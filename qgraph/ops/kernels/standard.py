@@ -1,10 +1,9 @@
 """NumPy kernels of the standard operators for which onnx's reference is slow or wrong.
 
 Convolution, pooling and matrix products are too slow there. ConvTranspose fails there with groups
-of several channels, and adds wrong biases to groups. Batch normalization below opset 14 always runs
-in training mode, LRN takes the number of samples for that of channels, and Optional makes a list of
-its element. Elementary functions are rounded once, so that results are equal on every processor;
-those of float64 are NumPy's.
+of several channels, and adds wrong biases to groups. MaxPool gives indices of other elements if
+windows overlap, and Optional makes a list of its element. Elementary functions are rounded once, so
+that results are equal on every processor; those of float64 are NumPy's.
 
 Each kernel depends on the values of its operands only, never on their memory layout, so that two
 models with equal values get equal sums.
@@ -22,10 +21,9 @@ import onnx_ir as ir
 
 from qgraph.numerics import Array, correct_rounding
 from qgraph.numerics.correct_rounding import FUNCTIONS, is_rounded_once
+from qgraph.ops.kernels import normalizations
+from qgraph.ops.kernels.kernel import Kernel, sum_type
 from qgraph.records import dataclass
-
-Kernel = Callable[..., Sequence[Any]]
-"""Positional input arrays, None for an absent optional one, to the outputs."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _COLUMN_BYTES = 1 << 22
@@ -38,16 +36,11 @@ def kernel_of(node: ir.Node, version: int) -> Kernel | None:
     return None if build is None else build(node, version)
 
 
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which values of ``dtype`` are summed."""
-    return np.dtype(np.float32) if dtype in (np.dtype(np.float16), _BFLOAT16) else dtype
-
-
 def matmul(a: Array, b: Array) -> Array:
     """Return ``a @ b``; 16-bit floats are multiplied and summed in float32 and rounded once."""
     # BLAS chooses its order of additions by memory layout as well.
-    left = np.ascontiguousarray(a, _wide(a.dtype))
-    right = np.ascontiguousarray(b, _wide(b.dtype))
+    left = np.ascontiguousarray(a, sum_type(a.dtype))
+    right = np.ascontiguousarray(b, sum_type(b.dtype))
     return np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
 
 
@@ -59,7 +52,7 @@ def _gemm(node: ir.Node, version: int) -> Kernel | None:
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
 
     def run(a: Array, b: Array, c: Array | None = None) -> Sequence[Array]:
-        wide = _wide(a.dtype)
+        wide = sum_type(a.dtype)
         left, right = (x.astype(wide, copy=False) for x in (a, b))
         y = matmul(left.T if trans_a else left, right.T if trans_b else right)
         if alpha != 1:
@@ -68,49 +61,6 @@ def _gemm(node: ir.Node, version: int) -> Kernel | None:
             c = c.astype(wide, copy=False)
             y = y + (c if beta == 1 else c * np.asarray(beta).astype(wide))
         return (y.astype(a.dtype, copy=False),)
-
-    return run
-
-
-def _batch_normalization(node: ir.Node, version: int) -> Kernel | None:
-    """``y = x * f + (bias - mean * f)`` with ``f = scale / sqrt(var + epsilon)``."""
-    if version >= 14:
-        training = node.attributes.get_int("training_mode", 0) != 0
-    elif version >= 7:
-        training = sum(bool(output.name) for output in node.outputs) > 1
-    else:
-        training = node.attributes.get_int("is_test", 0) == 0
-    if training or node.attributes.get_int("spatial", 1) == 0:
-        return None
-    epsilon = node.attributes.get_float("epsilon", 1e-5)
-
-    def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Sequence[Array]:
-        wide = _wide(x.dtype)
-        scale, bias, mean, var = (p.astype(wide, copy=False) for p in (scale, bias, mean, var))
-        factor = scale / np.sqrt(var + wide.type(epsilon))
-        offset = bias - mean * factor
-        shape = (-1,) + (1,) * (x.ndim - 2)
-        y = x * factor.reshape(shape)
-        y += offset.reshape(shape)
-        return (y.astype(x.dtype, copy=False),)
-
-    return run
-
-
-def _lrn(node: ir.Node, version: int) -> Kernel:
-    """``y = x / (bias + alpha / size * sum(x ** 2)) ** beta``, summed over ``size`` channels."""
-    size = node.attributes["size"].as_int()
-    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
-    alpha, beta, bias = (node.attributes.get_float(name, n) for name, n in defaults.items())
-
-    def run(x: Array) -> Sequence[Array]:
-        wide = _wide(x.dtype)
-        before = (size - 1) // 2
-        margins = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
-        squares = np.pad(np.square(x.astype(wide, copy=False)), margins)
-        total = sum(squares[:, k : k + x.shape[1]] for k in range(size))
-        y = x / (wide.type(bias) + wide.type(alpha / size) * total) ** wide.type(beta)
-        return (y.astype(x.dtype, copy=False),)
 
     return run
 
@@ -209,7 +159,7 @@ def _conv(node: ir.Node, version: int) -> Kernel:
             raise ValueError(
                 f"{x.shape[1]} channels do not fit weights {list(w.shape)} in {groups} groups"
             )
-        wide = _wide(x.dtype)
+        wide = sum_type(x.dtype)
         windows = Windows.of(node, x.shape[2:], w.shape[2:])
         unfolded = windows.unfold(x.astype(wide, copy=False))
         depth, windows_of_map = math.prod(w.shape[1:]), math.prod(windows.out)
@@ -246,7 +196,7 @@ def _conv_transpose(node: ir.Node, version: int) -> Kernel:
             )
         cut = np.maximum(full - out, 0)
         start = pads[:rank] if not wanted else cut // 2 if auto == "SAME_UPPER" else cut - cut // 2
-        columns = x.reshape(len(x), groups, -1, size.prod()).astype(_wide(x.dtype), copy=False)
+        columns = x.reshape(len(x), groups, -1, size.prod()).astype(sum_type(x.dtype), copy=False)
         rows = w.astype(columns.dtype, copy=False).reshape(groups, columns.shape[2], -1)
         parts = matmul(rows.swapaxes(1, 2), columns)
         parts = parts.reshape(len(x), w.shape[1] * groups, *w.shape[2:], *size)
@@ -268,7 +218,7 @@ def _average_pool(node: ir.Node, version: int) -> Kernel:
     include = node.attributes.get_int("count_include_pad", 0)
 
     def run(x: Array) -> Sequence[Array]:
-        wide = _wide(x.dtype)
+        wide = sum_type(x.dtype)
         windows = Windows.of(node, x.shape[2:], node.attributes.get_ints("kernel_shape", []))
         total = windows.sums(x.astype(wide, copy=False))
         ones, edge = np.ones((1, 1, *x.shape[2:]), wide), windows
@@ -284,18 +234,29 @@ def _average_pool(node: ir.Node, version: int) -> Kernel:
     return run
 
 
-def _max_pool(node: ir.Node, version: int) -> Kernel | None:
-    if sum(bool(output.name) for output in node.outputs) > 1:
-        return None
+def _max_pool(node: ir.Node, version: int) -> Kernel:
+    """Indices count the elements of the whole tensor, and are those of the first largest ones."""
+    has_indices = sum(bool(output.name) for output in node.outputs) > 1
+    order: Any = "F" if node.attributes.get_int("storage_order", 0) else "C"
 
     def run(x: Array) -> Sequence[Array]:
-        windows = Windows.of(node, x.shape[2:], node.attributes.get_ints("kernel_shape", []))
+        size = x.shape[2:]
+        windows = Windows.of(node, size, node.attributes.get_ints("kernel_shape", []))
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
         parts = windows.positions(x, lowest)
         y = next(parts).copy()
         for part in parts:
             np.maximum(y, part, out=y)
-        return (y,)
+        if not has_indices:
+            return (y,)
+        largest, index = np.full(y.shape, lowest, x.dtype), np.full(y.shape, -1, np.int64)
+        places = np.arange(math.prod(size)).reshape(1, 1, *size, order=order)
+        pairs = zip(windows.positions(x, lowest), windows.positions(places, -1), strict=True)
+        for part, place in pairs:
+            is_larger = (place >= 0) & ((index < 0) | (part > largest))
+            largest, index = np.where(is_larger, part, largest), np.where(is_larger, place, index)
+        maps = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * len(size))
+        return y, index + maps * math.prod(size)
 
     return run
 
@@ -375,12 +336,14 @@ def _fits_float64(dtype: np.dtype[Any]) -> bool:
 
 _BUILDERS: dict[str, Callable[[ir.Node, int], Kernel | None]] = {
     "AveragePool": _average_pool,
-    "BatchNormalization": _batch_normalization,
+    "BatchNormalization": normalizations.batch_normalization,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "GatherElements": _gather_elements,
     "Gemm": _gemm,
-    "LRN": _lrn,
+    "LRN": normalizations.lrn,
+    "LogSoftmax": normalizations.log_softmax,
+    "LpNormalization": normalizations.lp_normalization,
     "MatMul": lambda *_: lambda a, b: (matmul(a, b),),
     "MaxPool": _max_pool,
     # An optional is its element, or None.

@@ -173,3 +173,14 @@ def test_a_window_that_does_not_fit_is_named() -> None:
         y = MaxPool <kernel_shape = [5, 5]> (x) }"""
     with pytest.raises(Exception, match=r"MaxPool producing 'y'.*5 elements does not fit axis 2"):
         run(text, x=normal(1, 1, 4, 8))
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_indices_of_a_pool_are_those_of_onnx_runtime(placement: str, order: int) -> None:
+    attributes = ", ".join(filter(None, [f"storage_order = {order}", placement]))
+    text = f"""g (float[N,C,H,W] x) => (int64[N,C,h,v] i) {{
+        y, i = MaxPool <kernel_shape = [3, 3], {attributes}> (x) }}"""
+    x = np.rint(normal(2, 3, 6, 7))  # with equal elements
+    np.testing.assert_array_equal(run(text, 22, x=x), ort(text, 22, x=x))
