@@ -112,6 +112,21 @@ def test_onnx_runtime_has_the_same_weights(bits: int, points: str) -> None:
         )
 
 
+@pytest.mark.runtime
+@pytest.mark.parametrize("bits", [2, 4])
+def test_onnx_runtime_subtracts_multiples_for_zero_points_that_are_floats(bits: int) -> None:
+    """The documentation states this difference from the definition."""
+    runtime = pytest.importorskip("onnxruntime")
+    stored = weights(bits, 32, 16, "floats")
+    proto = ir.to_proto(model(stored, bits, 32, 16)).SerializeToString()
+    session = runtime.InferenceSession(proto, providers=["CPUExecutionProvider"])
+    codes = [[field(row.reshape(-1), k, bits) for row in stored["w"]] for k in range(32)]
+    s, z = (np.repeat(stored[name].T, 16, axis=0) for name in "sz")
+    w = np.asarray(codes, np.float32) * s - z * s
+    np.testing.assert_array_equal(session.run(None, {"a": np.eye(32, dtype=np.float32)})[0], w)
+    assert not np.array_equal(w, expected(stored, bits, 32, 16))
+
+
 def test_a_bias_is_added_and_batches_keep_their_shape() -> None:
     stored = weights(4, 40, 32, "packed")
     stored["b"] = np.arange(N, dtype=np.float32)
