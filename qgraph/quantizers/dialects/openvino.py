@@ -25,7 +25,7 @@ import onnx_ir as ir
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.schema import OpKey
 from qgraph.numerics import Float32
-from qgraph.numerics.blocks import enlarges
+from qgraph.numerics.blocks import enlarges, fits
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops.definitions.fake_quantize import fake_quantize
 from qgraph.ops.operator import Operator
@@ -182,10 +182,10 @@ def _floating(write: SiteWriter, meaning: Floating) -> Iterator[Draft]:
 
 def _bipolar(write: SiteWriter, meaning: Bipolar) -> Iterator[Draft]:
     draft, x = write.begin()
-    if enlarges([meaning.scale], write.shape):
-        yield write.end(draft, draft.op.Mul(_signs(draft, x, ONE), meaning.scale))
-    else:
+    if fits(meaning.scale.shape, write.shape):
         yield write.end(draft, _signs(draft, x, meaning.scale))
+    else:
+        yield write.end(draft, draft.op.Mul(_signs(draft, x, ONE), meaning.scale))
 
 
 def _signs(draft: Draft, x: Operand, scale: Float32) -> ir.Value:

@@ -118,6 +118,20 @@ def test_quantizers(check_writer, near, text, ops):
     assert node.attributes["levels"].as_int() != REMOVED
 
 
+def test_scales_that_may_enlarge_the_data_are_multiplied():
+    """BipolarQuant broadcasts both ways, and FakeQuantize refuses ranges that enlarge its data."""
+    model = load(
+        ir.from_onnx_text(f"""<ir_version: 8, opset_import: ["": 13, "{QONNX}": 2]>
+        g (float[N, 3] x) => (float[M, 3] y) <float[2, 1] s = {{0.5, 2}}> {{
+            y = {QONNX}.BipolarQuant (x, s)
+        }}""")
+    )
+    model.apply(ConvertDialect(to="openvino"))
+    assert [node.op_type for node in model.ir.graph] == ["Sign", "FakeQuantize", "Mul"]
+    y = model.run({"x": np.asarray([[1, -1, 0]], np.float32)}, backend="numpy")["y"]
+    np.testing.assert_array_equal(y, [[0.5, -0.5, 0.5], [2, -2, 2]])
+
+
 @pytest.mark.cases(fast=3)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("signed", [0, 1])
