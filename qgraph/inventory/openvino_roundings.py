@@ -43,7 +43,7 @@ from qgraph.numerics import Array
 from qgraph.quantizers.movement import is_linear, unmoved
 from qgraph.records import dataclass
 
-_DECODER = "DequantizeLinear"
+_DECODER, _ENCODER = "DequantizeLinear", "QuantizeLinear"
 RESIDUAL_SUMS = ("Add", "Sub", "Sum")
 """Operators that a convolution computes with its own result."""
 _LEVELS = 1 << 16
@@ -99,7 +99,7 @@ def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.N
         node, limits = _limits(last) if not last.domain else (last, ())
         data = _data(node) if limits else None
         decoder = producer_of(unmoved(data))
-        ends = None if decoder is None else _ends_of_codes(decoder)
+        ends = None if decoder is None else ends_of_codes(decoder)
         if data is None or decoder is None or ends is None:
             continue
         if any(limit and ends[0] < limit < ends[1] for limit in limits):
@@ -134,19 +134,23 @@ def _limits(node: ir.Node) -> tuple[ir.Node, tuple[float, ...]]:
     return first, tuple(numbers) if len(numbers) == len(_EXTREMES) else ()
 
 
-def _ends_of_codes(decoder: ir.Node) -> tuple[float, float] | None:
-    """Return the smallest and largest number that codes of 8 bits or fewer stand for, if known."""
+def ends_of_codes(decoder: ir.Node) -> tuple[float, float] | None:
+    """Return the smallest and largest number that codes of 8 bits or fewer stand for, if known.
+
+    ``decoder`` may be a QuantizeLinear or FakeQuantize, too.
+    """
     arrays = [*map(array_of, decoder.inputs), None]
     if decoder.op_type == "FakeQuantize" and len(decoder.inputs) == _OPERANDS:
         low, high = arrays[3:5]
         is_narrow = 0 < decoder.attributes.get_int("levels", 0) <= _BYTE_LEVELS
         return None if low is None or high is None or not is_narrow else (low.min(), high.max())
-    codes = code_type(decoder) if is_linear(decoder, _DECODER) else None
+    codes = code_type(decoder) if is_linear(decoder, _DECODER, _ENCODER) else None
     if codes is None or not codes.is_integer() or codes.bitwidth > _BITS or arrays[1] is None:
         return None
     lowest = -(1 << codes.bitwidth - 1) if codes.is_signed() else 0
     zero = 0 if arrays[2] is None else arrays[2].astype(int)
-    low, high = ((lowest + n - zero) * arrays[1] for n in (0, (1 << codes.bitwidth) - 1))
+    ends = lowest - zero, lowest - zero + (1 << codes.bitwidth) - 1
+    low, high = (np.asarray(end, arrays[1].dtype) * arrays[1] for end in ends)
     return float(low.min()), float(high.max())
 
 

@@ -1,4 +1,4 @@
-"""Find what OpenVINO computes wrongly: square weights, sums over rows, and scales of rows.
+"""Find what OpenVINO computes wrongly: square weights, sums and scales of rows, data of 4 bits.
 
 OpenVINO prepares the weights of a product once for each stored array, and ignores whether it is
 transposed. A square array has the same shape both ways, so that the second product is wrong::
@@ -22,6 +22,12 @@ Products of codes of 8 bits or fewer with a scale for each row are wrong::
     MatMul(x, DequantizeLinear<axis = 0>(w, s)) of INT4      yes
     MatMul(x, DequantizeLinear<axis = 1>(w, s)) of INT4      no
     MatMul(x, DequantizeLinear<axis = 0>(w, s)) of INT16     no
+
+Products of data of 4 bits and weights of 8 bits write beyond their memory::
+
+    MatMul(DequantizeLinear(QuantizeLinear(x)), w) of UINT4       yes
+    MatMul(FakeQuantize<levels = 16>(x), w)                       no
+    Conv(DequantizeLinear(QuantizeLinear(x)), w) of UINT4         no
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ from qgraph.graph.inference.rules import UNKNOWN, Shape
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.schema import LINEAR_DOMAINS
 from qgraph.graph.scopes import input_of, producer_of
+from qgraph.inventory.layers import FoundLayer
 from qgraph.records import dataclass
 
 _MATRIX = 2
@@ -130,6 +137,15 @@ def row_scaled_products(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
         is_one = scale is None or scale.size == 1
         if tensor.dtype.bitwidth <= _BYTE and is_row and not has_blocks and not is_one:
             yield node
+
+
+def narrow_products(layers: Iterable[FoundLayer]) -> Iterator[FoundLayer]:
+    """Yield the matrix products of data of 4 bits and weights of 8 bits."""
+    for layer in layers:
+        x, w = layer.description.x, layer.description.w
+        is_narrow = x.codes in ("INT4", "UINT4") and "QuantizeLinear" in x.written
+        if layer.node.op_type in ("Gemm", "MatMul") and is_narrow and w.codes in ("INT8", "UINT8"):
+            yield layer
 
 
 def _is_square(value: ir.Value) -> bool:

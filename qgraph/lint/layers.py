@@ -11,14 +11,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
+from qgraph.graph.constants import clip_limits
 from qgraph.graph.inference.dimensions import Dim
-from qgraph.graph.schema import MICROSOFT
-from qgraph.graph.scopes import input_of, producer_of
+from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import product_role
+from qgraph.inventory.openvino_roundings import ends_of_codes
+from qgraph.inventory.saturation import ANY_RUNTIME, wrong_products
 from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
-from qgraph.ops.integer.products import SIGNATURES
 from qgraph.quantizers.movement import unmoved
 from qgraph.records import dataclass
 from qgraph.targets.layer import LAYERS, ProductAxis
@@ -27,8 +28,6 @@ _MOST_LISTED = 8
 _MOST_PARTS = 64
 _MATRIX = 2
 """Axes of a matrix."""
-_QUANTIZING = {"DynamicQuantizeLSTM": (1, 2), "DynamicQuantizeMatMul": (1,), "QAttention": (1,)}
-"""Operators of ONNX Runtime that quantize data themselves, and the indices of their weights."""
 
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
 
@@ -233,29 +232,32 @@ PROPAGATED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool"
 
 
 def quantizer_after(
-    facts: ModelFacts, node: ir.Node, *, most_activations: int = 2
+    facts: ModelFacts, node: ir.Node, *, most_activations: int = 2, is_fused: bool = False
 ) -> ir.Node | None:
     """Return the QuantizeLinear after a node, with activations and then data movement between.
 
-    ONNX Runtime moves QuantizeLinear before the movement.
+    ONNX Runtime moves QuantizeLinear before the movement. Activations that change no code, which it
+    removes, are the only ones if ``is_fused``.
     """
-    value, left = node.outputs[0], most_activations
+    value, left, limits = node.outputs[0], most_activations, list[tuple[float, float]]()
     while (reader := facts.only_reader(value)) is not None and reader.op_type != QUANTIZE:
-        if reader.op_type in PROPAGATED:
-            left = 0
-        elif reader.op_type in _ACTIVATIONS and left:
+        if reader.op_type in _ACTIVATIONS and (left or is_fused):
             left -= 1
+            limits.append(clip_limits(reader) or (0, 0))
+        elif reader.op_type in PROPAGATED:
+            left = 0
         elif reader.op_type != "Identity":
             return None
         value = reader.outputs[0]
-    return reader
+    low, high = (is_fused and reader and ends_of_codes(reader)) or (-math.inf, math.inf)
+    is_open = is_fused and any(low < start or end < high for start, end in limits)
+    return None if is_open else reader
 
 
 def pairs_around(facts: ModelFacts, encode: ir.Node) -> tuple[ir.Node, ...]:
     """Return two pairs that ONNX Runtime sees as neighbours; ``encode`` begins the second.
 
-    It removes operators that do nothing, and joins Transposes across pairs. Empty if there are no
-    such pairs.
+    It removes operators that do nothing, and joins Transposes across pairs. Else it is empty.
     """
     nodes, turns, value = [encode], list[ir.Node](), encode.inputs[0]
     while len(nodes) < 3:
@@ -374,26 +376,23 @@ def meet_ties(ratios: list[float]) -> bool:
     return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0
 
 
-def wide_operators(facts: ModelFacts, largest: int) -> Iterator[tuple[ir.Node, int]]:
-    """Yield operators on codes with INT8 weights beyond a number, and the largest of them.
-
-    Those that add no pairs are left out: ConvInteger, and depthwise convolutions with one filter
-    for each channel.
-    """
-    taken: list[tuple[ir.Node, Array]] = []
-    for key, signature in SIGNATURES.items():
-        for node in facts.in_domain(key.name, key.domain) if key.name != "ConvInteger" else ():
-            weights = facts.constant(input_of(node, signature.inputs.index("b")))
-            groups = node.attributes.get_int("group", 1) or 1
-            if weights is not None and (groups == 1 or weights.shape[:2] != (groups, 1)):
-                taken.append((node, weights))
-    for name, indices in _QUANTIZING.items():
-        for node in facts.in_domain(name, MICROSOFT):
-            arrays = (facts.constant(input_of(node, index)) for index in indices)
-            taken += [(node, weights) for weights in arrays if weights is not None]
-    most: dict[ir.Node, int] = {}
-    for node, weights in taken:
-        if weights.dtype == np.int8:
-            peak = int(np.abs(weights.astype(np.int16)).max(initial=0))
-            most[node] = max(peak, most.get(node, 0))
-    yield from ((node, peak) for node, peak in most.items() if peak > largest)
+def cut_off_products(facts: ModelFacts) -> Iterator[tuple[bool, Sequence[ir.Node], str, Any]]:
+    """Yield what is wrong without VNNI: whether the target has none, nodes, text, figures."""
+    target, known = facts.target, (facts.model, facts.layers, facts.site_ending)
+    for limits in (ANY_RUNTIME,) if target is None else target.saturation:
+        is_here = target is not None and limits in target.saturating
+        beyond = f"beyond -{limits.largest}..{limits.largest}: two neighbours can exceed 16 bits"
+        for each in wrong_products(*known, limits, target):
+            weights = facts.decoder_of(each.node.inputs[1])
+            counts = None if weights is None else facts.counts(weights)
+            if each.is_halved:
+                text = "half of each weight is rounded: an operator lies behind QuantizeLinear"
+                yield is_here, [each.node], text, {}
+            elif weights is None or counts is None:
+                figures = {} if each.largest is None else {"largest": each.largest}
+                yield is_here, [each.node], f"{each.operand} {beyond}", figures
+            else:
+                many = np.flatnonzero(counts.peak > limits.largest)
+                text = f"weights of {many.size} of {counts.peak.size} channels are {beyond}"
+                figures = {"channels": listed(many), "count": many.size, "largest": counts.high}
+                yield is_here, [each.node, weights.node], text, figures

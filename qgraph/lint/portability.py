@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.schema import MICROSOFT
 from qgraph.inventory.info import format_of
+from qgraph.inventory.openvino_traps import narrow_products
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.layers import PROPAGATED
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -284,6 +285,15 @@ def wide_codes_moved(facts: ModelFacts) -> Iterator[Found]:
             if reader.op_type in PROPAGATED and not reader.domain and not is_quantized:
                 text = f"{reader.op_type} moves decoded INT32 codes: no session can be made"
                 yield Found((decoder.node, reader), text)
+
+
+@rule("QG621", "narrow-data-of-products", ERROR, targets=("openvino*",))
+def narrow_data_of_products(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO writes beyond its memory in matrix products of data of 4 bits."""
+    for layer in narrow_products(facts.layers):
+        kind = layer.description.x.codes
+        text = f"data of {kind}: it writes beyond its memory, so that the process is aborted"
+        yield Found((layer.node,), text, {"type": kind})
 
 
 def _has_weights_of_8_bits(facts: ModelFacts, node: ir.Node) -> bool:

@@ -10,22 +10,21 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.windows import rounded_up
+from qgraph.graph.opset.rewrites import unsigned_copies
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory import openvino_roundings as roundings
-from qgraph.inventory.openvino_traps import row_sums, turned_products
-from qgraph.inventory.weight_steps import used_steps
+from qgraph.inventory.openvino_traps import row_scaled_products, row_sums, turned_products
 from qgraph.lint.facts import DECODE, ModelFacts
 from qgraph.lint.layers import (
     after_moves,
     attribute,
     concat_before,
+    cut_off_products,
     is_codes_for_runtime,
-    listed,
     meet_ties,
     pairs_around,
     quantizer_after,
     rounded_biases,
-    wide_operators,
 )
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
 from qgraph.quantizers.movement import unmoved
@@ -38,9 +37,10 @@ _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
 _NARROW = ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8")
 _ANEW, _KEEPS = LintFix("quantize-bias", "bounded"), LintFix("keep-roundings", "values")
 _AS_FLOATS = LintFix("float-softmax", "bits")
+_WIDE_CODES = LintFix("repack{to=int16,scales=false,activations=false,opset=21}", "values")
+_POINTS = LintFix("canonical-operators{forms=points}", "bits")
 _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
-_BOTH = 128
 
 
 @rule("QG301", "double-pairs", WARNING, targets=_ORT)
@@ -200,36 +200,9 @@ def scale_of_batch(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG312", "pairs-saturate", INFO, targets=("onnxruntime-cpu", "openvino-cpu"))
 def pairs_saturate(facts: ModelFacts) -> Iterator[Found]:
-    """Sums of products of 8-bit codes saturate on processors without VNNI."""
-    level = WARNING if facts.target is not None and facts.target.saturating else None
-    for layer in facts.layers:
-        x, w = layer.description.x, layer.description.w
-        if x.codes not in (*_EIGHT_BITS, "INT4") or w.codes != "INT8" or not w.is_constant:
-            continue
-        if layer.description.one_filter:  # these kernels add no pairs
-            continue
-        weights = facts.decoder_of(layer.node.inputs[1])
-        counts = None if weights is None else facts.counts(weights)
-        if weights is None or counts is None:
-            source = unmoved(layer.node.inputs[1])
-            site = None if source is None else facts.site_ending.get(source)
-            steps = None if site is None else used_steps(site)
-            if steps is None or steps.low * 2 < -_BOTH or steps.high * 2 >= _BOTH:
-                known = f"weights that {w.written} computes are not known to be within -64..63"
-                yield Found((layer.node,), f"{known}: two may exceed 16 bits", {}, level)
-            continue
-        if max(-counts.low, counts.high) * 2 <= _BOTH:
-            continue
-        many = np.flatnonzero(counts.peak * 2 > _BOTH)
-        text = (
-            f"weights of {many.size} of {counts.peak.size} channels are beyond -64..64: two "
-            "neighbours can exceed 16 bits"
-        )
-        figures = {"channels": listed(many), "count": int(many.size), "largest": counts.high}
-        yield Found((layer.node, weights.node), text, figures, level)
-    for node, most in wide_operators(facts, _BOTH // 2):
-        text = f"weights reach {most}, beyond -64..64: two neighbours can exceed 16 bits"
-        yield Found((node,), text, {"largest": most}, level)
+    """Sums of products of codes saturate on processors without VNNI, or weights are halved."""
+    for is_here, nodes, text, figures in cut_off_products(facts):
+        yield Found(tuple(nodes), text, figures, WARNING if is_here else None)
 
 
 @rule("QG313", "narrow-float", INFO, targets=_OPENVINO, needs_target=True)
@@ -247,7 +220,7 @@ def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
     """A quantized Add has exact ties, which ONNX Runtime rounds to the other code."""
     for node in facts.of("Add"):
         operands = [facts.decoder_of(value) for value in node.inputs]
-        behind = quantizer_after(facts, node)
+        behind = quantizer_after(facts, node, is_fused=True)
         if behind is None:
             continue
         scales = [None if o is None or o.scale is None else o.scale for o in operands]
@@ -387,14 +360,34 @@ def softmax_of_fewer_steps(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime computes a quantized Softmax as if 1 were a whole number of steps."""
     for node in facts.of("Softmax"):
         decoder = facts.decoder_of(node.inputs[0])
-        behind = quantizer_after(facts, node, most_activations=0)
+        behind = quantizer_after(facts, node, is_fused=True)
         if decoder is None or behind is None:
             continue
         encoder = facts.coder(behind)
         step = encoder.scale if decoder.kind == encoder.kind in _EIGHT_BITS else None
-        if step is None or step.size != 1 or not (step > 0).all():
+        if step is None or not (step > 0).all():
             continue
         steps = 1 / float(step.flat[0])
-        if missing := steps - math.floor(steps):
+        if step.size > 1:
+            text = f"the first of {step.size} scales counts for all codes"
+            yield Found((node, behind), text, {"scales": int(step.size)})
+        elif missing := steps - math.floor(steps):
             text = f"1 becomes {math.floor(steps)} steps instead of {steps:.6g}"
             yield Found((node, behind), f"{text}: codes can be one lower", {"steps": missing})
+
+
+@rule("QG325", "row-scales", ERROR, fix=_WIDE_CODES, targets=_OPENVINO)
+def row_scales(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO computes products wrongly whose stored weights have a scale for each row."""
+    for node in row_scaled_products(facts.nodes):
+        text = "its weights have a scale for each row, not each column: results are wrong"
+        yield Found((node,), text)
+
+
+@rule("QG326", "pairs-without-zero-point", ERROR, fix=_POINTS, targets=_ORT)
+def pairs_without_zero_point(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime copies pairs without a zero point as UINT8, whatever type their codes have."""
+    for node in unsigned_copies(facts.model):
+        kind = facts.coder(node).kind
+        text = f"no zero point, and data movement behind: {kind} codes are read as UINT8"
+        yield Found((node,), text, {"type": kind})

@@ -95,7 +95,7 @@ def test_planted_faults_are_found_at_their_nodes(models: Path) -> None:
                 }
     assert missed == []
     assert set(count) == set(FAULTS)
-    assert count.total() >= 1391
+    assert count.total() >= 1419
     assert others <= {(rule, other) for rule, ids in CONSEQUENCES.items() for other in ids}
 
 

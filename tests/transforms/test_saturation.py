@@ -27,6 +27,7 @@ net (float[5,64] x) => (float[5,8] y)
     v = DequantizeLinear (w, t, o)  [product] m = MatMul (d, v)
     n = QuantizeLinear (m, u, z)    y = DequantizeLinear (n, u, z)
 }"""
+NO_VNNI = "openvino-cpu@x86-64-no-vnni"
 TARGETS = {"onnxruntime-cpu": "onnxruntime", "openvino-cpu": "openvino"}
 
 
@@ -42,6 +43,13 @@ def weight_types(model: qgraph.Model) -> set[str]:
     """Return the types of the stored codes of two axes."""
     values = model.ir.graph.initializers.values()
     return {v.dtype.name for v in values if v.dtype is not None and len(v.shape or ()) == 2}
+
+
+def named_by_lint(model: onnx.ModelProto | qgraph.Model, target: str = NO_VNNI) -> list[str]:
+    """Return the operators that lint warns of."""
+    findings = qgraph.lint(model, target, select="QG312")
+    assert {str(each.severity) for each in findings} <= {"warning"}
+    return [each.nodes[0] for each in findings]
 
 
 def in_runtime(path: Path, x: np.ndarray[Any, Any], runtime: str) -> np.ndarray[Any, Any]:
@@ -150,7 +158,9 @@ def data_product(kinds: tuple[str, str], points: tuple[int, int], limits: str) -
 def test_products_of_data_are_right_in_openvino(kinds, points, limits, is_integer, tmp_path):
     openvino = pytest.importorskip("openvino")
     model = qgraph.load(data_product(kinds, points, limits))
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert named_by_lint(model) == ["product"] * (not is_integer)
+    result = qgraph.deploy(model, NO_VNNI)
+    assert not named_by_lint(model)
     assert str(result.certificate.verdict) == "proved"
     assert [layer.kernel is not None for layer in result.layers] == [is_integer]
     assert not result.saturating
@@ -265,7 +275,7 @@ def test_data_of_four_bits_are_cut_off_if_they_are_signed(low, high, is_integer,
     weights = np.full((64, 8), 127, np.int8)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     model = qgraph.load(proto)
-    (layer,) = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni").layers
+    (layer,) = qgraph.deploy(model, NO_VNNI).layers
     assert (layer.kernel is not None) == is_integer
     model.save(tmp_path / "out.onnx")
     found = in_runtime(tmp_path / "out.onnx", np.full((1, 64), 9, np.float32), "openvino")
@@ -283,12 +293,14 @@ def test_odd_weights_are_not_halved(between, tmp_path):
         net (float[1,4,6,6] x) => (float[1,8,4,4] y)
         <float s = {{1}}, int8 z = {{0}}, int8 a = {{-8}}, int8 b = {{7}}, float t = {{1}}> {{
             q = QuantizeLinear (x, s, z)    {between}    d = DequantizeLinear (c, s, z)
-            v = DequantizeLinear (w, t, z)  y = Conv (d, v)
+            v = DequantizeLinear (w, t, z)  [conv] y = Conv (d, v)
         }}""")
     codes = np.tile(np.int8([1, 3, 5, -7]).reshape(1, 4, 1, 1), (8, 1, 3, 3))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
     model = qgraph.load(proto)
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert named_by_lint(model) == ["conv"]
+    result = qgraph.deploy(model, NO_VNNI)
+    assert not named_by_lint(model)
     assert [layer.kernel is not None for layer in result.layers] == [True]
     assert not result.saturating
     model.save(tmp_path / "out.onnx")
@@ -363,7 +375,9 @@ def test_einsum_of_wide_weights_is_right_in_openvino(equation, is_turned, tmp_pa
     model = qgraph.load(proto)
     kept = qgraph.deploy(model.clone(), "openvino-cpu@x86-64").to_json()["conditions"]
     assert "products of 1 layer saturate" in kept[-1]
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert named_by_lint(model) == ["product"]
+    result = qgraph.deploy(model, NO_VNNI)
+    assert not named_by_lint(model)
     assert str(result.certificate.verdict) == "proved"
     assert not result.saturating
     model.save(tmp_path / "out.onnx")
@@ -396,7 +410,7 @@ def test_quantizers_stay_where_every_layer_is_left_in_float():
         }""")
     proto.graph.initializer.append(network(127).graph.initializer[-1])
     model = qgraph.load(proto)
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    result = qgraph.deploy(model, NO_VNNI)
     assert [layer.reason_id for layer in result.layers] == ["QG239"]
     assert str(result.certificate.verdict) == "proved"
     assert len(list(model.nodes("FakeQuantize"))) == 2
@@ -441,7 +455,7 @@ def test_weights_are_stored_as_codes_where_no_form_is_within_the_limits(monkeypa
     failing = property(lambda attempt: [] if attempt.changing <= in_float else [region])
     monkeypatch.setattr(attempts.Attempt, "failing", failing)
     model = qgraph.load(proto)
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    result = qgraph.deploy(model, NO_VNNI)
     (layer,) = result.layers
     assert layer.kernel is None
     assert not result.saturating
@@ -465,21 +479,21 @@ def test_onnx_runtime_gets_unsigned_weights():
 def test_layers_that_stay_wrong_are_told_first(monkeypatch):
     # no form with layers in float is within the limits
     monkeypatch.setattr(preferences, "_leaving", lambda attempt, *others: attempt)
-    result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
+    result = qgraph.deploy(network(127), NO_VNNI)
     document = result.to_json()
     assert (result.saturating, document["summary"]["saturating_layers"]) == (["product"], 1)
     page = page_of(document)
     assert page.tone is Tone.OPEN
     assert "x86-64-no-vnni cuts off sums beyond 16 bits, which 1 layer can reach" in page.sentence
     assert "qgraph explain QG239" in advice(document)
-    safe = qgraph.deploy(network(63), "openvino-cpu@x86-64-no-vnni").to_json()
+    safe = qgraph.deploy(network(63), NO_VNNI).to_json()
     assert safe["summary"]["saturating_layers"] == 0
     assert "cuts off" not in page_of(safe).sentence
 
 
 @pytest.mark.slow
 def test_openvino_computes_the_layer_in_float():
-    result = qgraph.deploy(network(127), "openvino-cpu@x86-64-no-vnni")
+    result = qgraph.deploy(network(127), NO_VNNI)
     (layer,) = result.layers
     assert (layer.kernel, layer.reason_id) == (None, "QG239")
     assert "beyond -64..64" in str(layer.reason)
@@ -558,7 +572,7 @@ def test_lint_finds_weights_that_are_no_stored_codes(written, largest):
     codes = np.random.default_rng(0).integers(largest - 20, largest + 1, (64, 8))
     tensor = onnx.numpy_helper.from_array(np.float32(codes * 0.01), "f")
     proto.graph.initializer.append(tensor)
-    found = list(qgraph.lint(proto, "openvino-cpu@x86-64-no-vnni", select="QG312"))
+    found = list(qgraph.lint(proto, NO_VNNI, select="QG312"))
     assert [str(each.severity) for each in found] == ["warning"] * (largest > 64)
 
 
@@ -589,7 +603,7 @@ def test_weights_of_fake_quantize_stay_where_nothing_is_gained(largest, tmp_path
     real = codes.astype(np.float32) * np.float32(0.01)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(real, "f"))
     model, path = qgraph.load(proto), tmp_path / "out.onnx"
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    result = qgraph.deploy(model, NO_VNNI)
     model.save(path)
     assert str(result.certificate.verdict) == "proved"
     assert len(list(model.nodes("FakeQuantize"))) == 2
@@ -616,7 +630,9 @@ def test_openvino_computes_products_behind_operators_in_float(step, tmp_path):
     kept = qgraph.deploy(proto, "openvino-cpu@x86-64").to_json()["conditions"][-1]
     assert "products of 1 layer saturate" in kept
     model, path = qgraph.load(proto), tmp_path / "out.onnx"
-    result = qgraph.deploy(model, "openvino-cpu@x86-64-no-vnni")
+    assert named_by_lint(model) == ["product"]
+    result = qgraph.deploy(model, NO_VNNI)
+    assert not named_by_lint(model)
     assert str(result.certificate.verdict) == "proved"
     assert not result.saturating
     model.save(path)

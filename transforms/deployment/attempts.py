@@ -1,52 +1,51 @@
 """Forms of a model: rewritten, only converted, as plain operators, or without saturating products.
 
-Processors without VNNI add two neighbouring products of UINT8 data and INT8 weights in 16 bits::
-
-    255 * 127 + 255 * 127 = 64770, cut off to 32767
-
-Weights between -64 and 64 cannot get there. Others are stored as UINT8 with zero point 128, where
-the kernels multiply these exactly. Where they do not, the layer is left in float.
+Processors without VNNI cut off sums of products (:mod:`qgraph.inventory.saturation`). Weights that
+may get there are stored as UINT8 with zero point 128, where the kernels multiply these exactly.
+Where they do not, the layer is left in float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-import numpy as np
 import onnx_ir as ir
 
 from qgraph.bound import Bounding
 from qgraph.certificate import Certificate, RegionVerdict
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.execution import demonstration
-from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import nodes_of, owners, producer_of, remove_constant, remove_unused
 from qgraph.inventory.executed import saturates
-from qgraph.inventory.layers import FoundLayer, quantized_einsums, scaled_products
-from qgraph.lint.facts import ModelFacts
-from qgraph.lint.layers import wide_operators
+from qgraph.inventory.layers import FoundLayer
+from qgraph.inventory.saturation import (
+    WrongProduct,
+    halved_layers,
+    is_narrow,
+    wide_layers,
+    wide_operators,
+    wrong_products,
+)
 from qgraph.model import Model
 from qgraph.ops.integer.products import SIGNATURES
 from qgraph.proof.bounds.regions import certified
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
-from qgraph.quantizers.weights.job import NumberRange
 from qgraph.reasons import ExplainedReason
 from qgraph.records import dataclass, field, replace
 from qgraph.reports import Report, SiteStatus
 from qgraph.storage.files import weight_bytes
-from qgraph.targets.engine import KernelMatch, kernel_of, refused_nodes
-from qgraph.targets.layer import QuantizedLayer, ZeroPoint
+from qgraph.targets.engine import refused_nodes
+from qgraph.targets.layer import QuantizedLayer
 from qgraph.targets.profile import Profile, SaturatingProducts
 from qgraph.targets.rules import SATURATES
 from qgraph.text import counted
 from qgraph.transforms.base import Transform, escaped
 from qgraph.transforms.canonical_operators import CanonicalForm, CanonicalOperators
 from qgraph.transforms.convert import ConvertDialect, FoldWeights
-from qgraph.transforms.deployment import forms
-from qgraph.transforms.deployment.forms import Left, decode_weights, in_pairs, layers_of
+from qgraph.transforms.deployment.forms import Left, decode_weights, layers_of, sites_of
 from qgraph.transforms.deployment.pipeline import (
     as_pairs,
     conversion_for,
@@ -56,8 +55,6 @@ from qgraph.transforms.deployment.pipeline import (
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.recoding import CodeSign, CodeTarget, Repack, ShiftZeroPoints
 from qgraph.transforms.weights.stored_codes import stored_codes
-
-_WITHOUT = (ZeroPoint.NONE, ZeroPoint.ZERO)
 
 
 def for_this_processor(profile: Profile) -> Profile:
@@ -74,24 +71,24 @@ def for_this_processor(profile: Profile) -> Profile:
     return profile.on(processor)
 
 
+def wrong_products_of(
+    model: Model, rule: SaturatingProducts, profile: Profile
+) -> list[WrongProduct]:
+    """Return the products of a model that a rule of a profile is about."""
+    return wrong_products(model.ir, layers_of(model), sites_of(model), rule, profile)
+
+
 def saturating(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers whose sums may saturate on the processor of a profile, and why."""
     reasons = {}
     for rule in profile.saturating:
-        beyond: dict[ir.Node, str] = {}
-        for layer in (*_wide(model, rule, profile), *_operators(model, rule, profile)):
-            is_constant = layer.description.w.is_constant
-            beyond[layer.node] = "weights are" if is_constant else "second operand can be"
-        beyond |= dict.fromkeys(_unlisted(model, rule), "operands can be")
-        for layer in _halved(model, rule):
-            reasons[label(layer.node)] = SATURATES(
+        for each in wrong_products_of(model, rule, profile):
+            reasons[label(each.node)] = SATURATES(
                 f"its weights are halved and rounded: {profile.processor} has no VNNI, and its "
                 "data are INT8 codes with an operator between QuantizeLinear and DequantizeLinear"
-            )
-        for node, what in beyond.items():
-            reasons[label(node)] = SATURATES(
-                f"sums of its products exceed 16 bits: {profile.processor} has no VNNI, and its "
-                f"{what} beyond -{rule.largest}..{rule.largest}"
+                if each.is_halved
+                else f"sums of its products exceed 16 bits: {profile.processor} has no VNNI, and "
+                f"its {each.operand} beyond -{rule.largest}..{rule.largest}"
             )
     return reasons
 
@@ -100,12 +97,12 @@ def unsaturated(model: Model, profile: Profile) -> list[Transform]:
     """Return the passes that store codes so that no sum saturates; nothing if none is needed."""
     steps: list[Transform] = []
     for rule in profile.saturating:
-        if any(True for _ in _halved(model, rule)):
+        if any(True for _ in halved_layers(layers_of(model), rule)):
             steps.append(ShiftZeroPoints(activations=CodeSign.UINT8, weights=CodeSign.KEEP))
         if rule.instead is None:
             continue
         to = CodeTarget(rule.instead.lower())
-        wide = list(_wide(model, rule, profile))
+        wide = _wide(model, rule, profile)
         nodes = [escaped(label(each.node)) for each in wide if each.description.w.is_constant]
         if nodes:
             steps.append(Repack(to=to, scales=False, activations=False, nodes="|".join(nodes)))
@@ -123,18 +120,15 @@ def always_cut_off(model: Model, profile: Profile) -> set[ir.Node]:
         layer.node
         for rule in profile.saturating
         if rule.instead is None
-        for narrow in [forms.narrow_values(model.ir, rule.largest)]
         for layer in _wide(model, rule, profile)
-        if unmoved(layer.node.inputs[1]) not in narrow
+        if not is_narrow(layer.node.inputs[1], sites_of(model), rule.largest)
     }
 
 
 def condition(model: Model, profile: Profile) -> str | None:
     """Return on which processors sums of a model are wrong; None if on none."""
     for rule in profile.saturation:
-        layers = *_wide(model, rule, profile), *_operators(model, rule, profile)
-        nodes = {each.node for each in (*layers, *_halved(model, rule))}
-        count = len(nodes) + len(_unlisted(model, rule))
+        count = len(wrong_products_of(model, rule, profile))
         others = " and ".join(rule.processors)
         text = f"sums of products of {counted(count, 'layer')} saturate, and results are wrong"
         if count and rule in profile.saturating:
@@ -148,90 +142,26 @@ def condition(model: Model, profile: Profile) -> str | None:
     return None
 
 
-def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[FoundLayer]:
-    """Yield the layers of these types whose weights are beyond the safe range."""
-    layers = [
-        layer
-        for layer in layers_of(model)
-        if layer.description.x.codes in rule.x and layer.description.w.codes in rule.w
-        if not (layer.description.one_filter and layer.description.group in rule.exact)
-    ]
-    if not layers:
-        return
-    spans = _spans(model, rule)
-    narrow = {d for d, span in spans.items() if max(-span.low, span.high) <= rule.largest}
-    is_stored = all(layer.description.w.is_constant for layer in layers)
-    others = set[ir.Value]()
-    if not is_stored or _unstored(layers, spans):
-        others = forms.narrow_values(model.ir, rule.largest)
-    for layer in layers:
-        weights, operand = unmoved(layer.node.inputs[1]), layer.description.w
-        is_narrow = producer_of(weights) in narrow or weights in others
-        if not operand.is_constant:
-            match = kernel_of(layer.description, profile)
-            if not is_narrow and isinstance(match, KernelMatch):
-                yield layer
-        # codes are multiplied as they are stored, before zero points are subtracted
-        elif not (is_narrow and operand.zero in _WITHOUT):
-            yield layer
-
-
-def _spans(model: Model, rule: SaturatingProducts) -> dict[ir.Node, NumberRange]:
-    """Return the ranges of stored codes of the types of weights, by their DequantizeLinear."""
-    stored = (each for each in stored_codes(model) if each.stream.kind in rule.w)
-    return {each.decode: each.source.survey() for each in stored}
-
-
-def _halved(model: Model, rule: SaturatingProducts) -> Iterator[FoundLayer]:
-    """Yield the layers whose odd weights are rounded to even ones."""
-    for layer in layers_of(model):
-        x = layer.description.x
-        if layer.node.op_type in rule.halved and x.codes == "INT8" and not x.is_direct:
-            decode = producer_of(unmoved(layer.node.inputs[1]), "DequantizeLinear")
-            codes = None if decode is None else constant_tensor(decode.inputs[0])
-            if codes is None or (codes.numpy().astype(np.int16) % 2).any():
-                yield layer
-
-
-def _operators(model: Model, rule: SaturatingProducts, profile: Profile) -> Iterator[FoundLayer]:
-    """Yield the operators on codes beyond the safe range, as layers between quantizers."""
-    exact = OpKey("", "ConvInteger")  # adds no pairs
-    if any(OpKey.of(node) in SIGNATURES and OpKey.of(node) != exact for node in model.nodes()):
-        own = {label(each.node) for each in layers_of(model)}
-        wide = _wide(in_pairs(model), rule, profile)
-        yield from (each for each in wide if label(each.node) not in own)
-
-
-def _unlisted(model: Model, rule: SaturatingProducts) -> list[ir.Node]:
-    """Return the operators without kernels that become such products, unless these are narrow."""
-    nodes = quantized_einsums(model.ir) if "Einsum" in rule.operators else []
-    narrow = forms.narrow_values(model.ir, rule.largest) if nodes else set[ir.Value]()
-    known = wide_operators(ModelFacts(model.ir), rule.largest)
-    others = [node for node, _ in known if node.op_type in rule.operators]
-    scaled = scaled_products(model.ir, rule.through)
-    spans = _spans(model, rule) if scaled else {}
-    wide = {each for each, span in spans.items() if max(-span.low, span.high) > rule.largest}
-    others += [node for node in scaled if producer_of(unmoved(node.inputs[1])) in wide]
-    return [node for node in nodes if unmoved(node.inputs[-1]) not in narrow] + others
+def _wide(model: Model, rule: SaturatingProducts, profile: Profile) -> list[FoundLayer]:
+    return list(wide_layers(layers_of(model), sites_of(model), rule, profile))
 
 
 def unstored(model: Model, profile: Profile) -> bool:
     """Return whether sums of weights may saturate that only stored codes would not reach."""
     rules = [rule for rule in profile.saturating if rule.instead is not None]
     decodes = {stored.decode for stored in stored_codes(model)} if rules else set()
-    return any(_unstored(list(_wide(model, rule, profile)), decodes) for rule in rules)
+    return any(
+        layer.description.w.is_constant
+        and producer_of(unmoved(layer.node.inputs[1])) not in decodes
+        for rule in rules
+        for layer in _wide(model, rule, profile)
+    )
 
 
 def cuts_off_operators(model: Model, profile: Profile) -> bool:
     """Return whether sums of operators on codes may saturate, which layers would not."""
-    found = (_operators(model, rule, profile) for rule in profile.saturating)
-    return any(True for operators in found for _ in operators)
-
-
-def _unstored(layers: Sequence[FoundLayer], decodes: Collection[ir.Node]) -> bool:
-    """Return whether a quantizer computes the weights of a layer, not a DequantizeLinear alone."""
-    constant = [layer.node for layer in layers if layer.description.w.is_constant]
-    return any(producer_of(unmoved(node.inputs[1])) not in decodes for node in constant)
+    found = (wide_operators(model.ir, rule) for rule in profile.saturating)
+    return any(OpKey.of(each.node) in SIGNATURES for operators in found for each in operators)
 
 
 @dataclass(eq=False)

@@ -21,7 +21,6 @@ from qgraph.errors import Choice, ModelError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
 from qgraph.graph.scopes import all_nodes, check_names, inline_functions, producer_of
-from qgraph.inventory.description import descriptions
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_roundings import (
     rounded_clips,
@@ -30,11 +29,12 @@ from qgraph.inventory.openvino_roundings import (
     stripped_fake_quantizes,
     unrounded_sums,
 )
-from qgraph.inventory.openvino_traps import row_sums_of
+from qgraph.inventory.openvino_traps import narrow_products, row_sums_of
 from qgraph.lint.engine import chosen_rules, findings_of
 from qgraph.lint.facts import ModelFacts
 from qgraph.model import Model
 from qgraph.ops.operator import is_defined
+from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import ExplainedReason, id_of
@@ -90,7 +90,13 @@ def kept(function: Callable[[Model], T]) -> Callable[[Model], T]:
 @kept
 def layers_of(model: Model) -> Sequence[FoundLayer]:
     """Return the quantized layers of a model."""
-    return tuple(quantized_layers(model.ir))
+    return tuple(quantized_layers(model.ir, [*sites_of(model).values()]))
+
+
+@kept
+def sites_of(model: Model) -> Mapping[ir.Value, Site]:
+    """Return the quantizers of a model, by their results."""
+    return {site.y: site for site in readable_sites(model.ir)}
 
 
 @kept
@@ -99,20 +105,6 @@ def in_pairs(model: Model) -> Model:
     plain = model.clone()
     plain.apply(as_pairs())
     return plain
-
-
-def narrow_values(model: ir.Model, largest: int) -> set[ir.Value]:
-    """Return the results of quantizers whose used codes are in the safe range, from real zero.
-
-    The largest safe number is a power of two: 64 for codes from -64 to 63.
-    """
-    bits = largest.bit_length()
-    safe = {f"{sign}int{n + (sign == '')}" for sign in ("", "u") for n in range(1, bits)}
-    return {
-        each.y
-        for each in descriptions(model)
-        if each.y is not None and each.description.format in safe
-    }
 
 
 class Preference(Choice):
@@ -182,7 +174,7 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     """Return the layers that a target accepts although they fail at run time, with the reason."""
     text = "codes of 4 bits that the runtime writes beyond their memory, and no form has 8 bits"
-    reasons = {label(layer.node): NO_KERNEL(text) for layer in narrow_products(model, profile)}
+    reasons = {label(layer.node): NO_KERNEL(text) for layer in _narrow_products(model, profile)}
     if not any(kernel.fails for kernel in profile.kernel):
         return reasons
     for layer in layers_of(model):
@@ -235,23 +227,15 @@ def twice_rounded(model: Model, profile: Profile) -> list[str]:
     ]
 
 
-def narrow_products(model: Model, profile: Profile) -> list[FoundLayer]:
-    """Return matrix products of data of 4 bits, for which a target writes beyond its memory."""
-    if not any(trap.id == "narrow-data-of-products" for trap in profile.trap):
-        return []
-    return [
-        layer
-        for layer in layers_of(model)
-        if layer.node.op_type in ("Gemm", "MatMul")
-        and layer.description.x.codes in ("INT4", "UINT4")
-        and layer.description.w.codes in ("INT8", "UINT8")
-        and "QuantizeLinear" in layer.description.x.written
-    ]
+def _narrow_products(model: Model, profile: Profile) -> list[FoundLayer]:
+    """Return the products for which a target writes beyond its memory: a trap of this id."""
+    is_affected = any(trap.id == "narrow-data-of-products" for trap in profile.trap)
+    return list(narrow_products(layers_of(model))) if is_affected else []
 
 
 def wider_codes(model: Model, profile: Profile) -> list[Transform]:
     """Return the passes that store such data in 8 bits; nothing if none is needed."""
-    data = [unmoved(each.node.inputs[0]) for each in narrow_products(model, profile)]
+    data = [unmoved(each.node.inputs[0]) for each in _narrow_products(model, profile)]
     values = "|".join(dict.fromkeys(escaped(str(value.name)) for value in data if value))
     if not values:
         return []

@@ -16,11 +16,10 @@ from qgraph.comparison.divergence import excerpt, frontier
 from qgraph.errors import ExecutionError, OptionError, QGraphError
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import open_interface, with_facts
-from qgraph.graph.opset.rewrites import is_copied_over
+from qgraph.graph.opset.rewrites import unsigned_copies
 from qgraph.inventory.layers import FoundLayer, quantized_layers
 from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
-from qgraph.quantizers.movement import is_linear
 from qgraph.reasons import ExplainedReason
 from qgraph.records import by_key, dataclass, field, replace
 from qgraph.targets.layer import LAYERS
@@ -116,7 +115,7 @@ def preferred(
         values = "|".join(map(escaped, results))
         plain = _with([ConvertDialect(to=to, values=values) for to in ("qonnx", "onnx")], attempt)
         attempt = attempt if any(plain.model.nodes("FloatQuant")) else plain
-    if copies_unsigned_pairs(profile) and any(map(_is_copied, attempt.model.nodes())):
+    if copies_unsigned_pairs(profile) and unsigned_copies(attempt.model.ir):
         attempt = _with([CanonicalOperators(forms=CanonicalForm.POINTS)], attempt)
     if misreads_row_scales(profile):
         rows = "|".join(escaped(label(node)) for node in row_scaled_products(attempt.model.nodes()))
@@ -188,12 +187,6 @@ def _fastest(
 def _leaving(attempt: Attempt, left: Mapping[str, ExplainedReason]) -> Attempt:
     """Return an attempt with some layers in float."""
     return _with(in_float(left, attempt.model), attempt)
-
-
-def _is_copied(node: ir.Node) -> bool:
-    """Return whether data movement follows a DequantizeLinear without a zero point."""
-    has_zero = any(value is not None for value in node.inputs[2:])
-    return is_linear(node, "DequantizeLinear") and not has_zero and is_copied_over(node.outputs[0])
 
 
 def _with(steps: Sequence[Transform], attempt: Attempt) -> Attempt:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.constants import constant, constant_tensor
+from qgraph.graph.constants import constant, constant_tensor, is_constant
 from qgraph.graph.opset.change import OpsetChange, divide_by_window, may_be_set, start_windows
-from qgraph.graph.scopes import input_of
+from qgraph.graph.schema import code_type
+from qgraph.graph.scopes import all_nodes, input_of
 
 _RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
 
@@ -338,14 +339,31 @@ def is_copied_over(value: ir.Value) -> bool:
 
     This includes a MatMul that an Add follows: both become a Gemm between two Reshapes.
     """
+    readers = (use.node for use in value.uses() if use.idx == 0 and not use.node.domain)
     return any(
-        use.idx == 0
-        and not use.node.domain
-        and (
-            use.node.op_type in _MOVING
-            or (use.node.op_type == "MatMul" and meets_add(use.node.outputs[0]))
-        )
-        for use in value.uses()
+        n.op_type in _MOVING or (n.op_type == "MatMul" and meets_add(n.outputs[0])) for n in readers
+    )
+
+
+def unsigned_copies(model: ir.Model) -> list[ir.Node]:
+    """Return each DequantizeLinear without a zero point whose copy decodes UINT8, not its codes.
+
+    From opset 21 on the copy states their type. A QuantizeLinear behind it needs no copy.
+    """
+    return [
+        node
+        for node in all_nodes(model)
+        if node.op_type == "DequantizeLinear" and input_of(node, 2) is None
+        if code_type(node) not in (None, ir.DataType.UINT8) and not is_constant(node.inputs[0])
+        if model.opset_imports.get("", 0) < SIGNED_CODES_SINCE
+        if is_copied_over(node.outputs[0]) and _is_read(node.outputs[0])
+    ]
+
+
+def _is_read(value: ir.Value) -> bool:
+    return value.is_graph_output() or any(
+        _is_read(n.outputs[0]) if n.op_type in _MOVING else n.op_type != "QuantizeLinear"
+        for n in value.consumers()
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tests.lint.faults.register import fault
-from tests.lint.faults.silent import has_type
+from tests.lint.faults.silent import has_type, is_product
 from tests.lint.faults.speed import by_channel
 from tests.lint.faults.tools import (
     QONNX,
@@ -15,6 +15,7 @@ from tests.lint.faults.tools import (
     as_output,
     beside,
     constant,
+    data_pair,
     fed,
     has_data_pair,
     is_before_quantizer,
@@ -195,3 +196,10 @@ def wide(model: ir.Model, node: ir.Node) -> str:
     decoder = beside(whole.outputs[0], "DequantizeLinear", np.asarray(0.1, F))
     as_output(model, beside(decoder.outputs[0], "Reshape", np.asarray([-1])).outputs[0])
     return label(decoder)
+
+
+@fault("QG621", lambda node: is_product(node) and has_data_pair(node))
+def four_bits(model: ir.Model, node: ir.Node) -> str:
+    for each in data_pair(node):
+        fed(each, 2, np.zeros((), ml_dtypes.uint4))
+    return label(node)

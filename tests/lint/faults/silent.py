@@ -300,3 +300,29 @@ def softmax(model: ir.Model, node: ir.Node) -> str:
     put(node, 0, "QuantizeLinear", F(1 / 255), zero)
     put(node, 0, "DequantizeLinear", F(1 / 255), zero)
     return label(new)
+
+
+def is_product(node: ir.Node) -> bool:
+    return is_layer(node) and node.op_type != "Conv"
+
+
+@fault("QG325", is_product)
+def scales_of_rows(model: ir.Model, node: ir.Node) -> str | None:
+    decoder = weights_of(node)
+    axis = node.attributes.get_int("transB", 0)
+    size = constant(decoder.inputs[0]).shape[axis]
+    fed(decoder, 1, np.linspace(0.01, 0.02, size, dtype=F))
+    if len(decoder.inputs) > 2:
+        fed(decoder, 2, np.zeros(size, np.int8))
+    decoder.attributes.add(ir.AttrInt64("axis", axis))
+    return label(node) if size > 1 else None
+
+
+@fault("QG326", is_pair)
+def without_point(model: ir.Model, node: ir.Node) -> str | None:
+    if model.opset_imports.get("", 0) > 20:
+        return None
+    encoder = beside(node.inputs[0], "QuantizeLinear", F(0.1), np.asarray(0, np.int8))
+    decoder = beside(encoder.outputs[0], "DequantizeLinear", F(0.1))
+    as_output(model, beside(decoder.outputs[0], "Reshape", np.asarray([-1])).outputs[0])
+    return label(decoder)

@@ -6,12 +6,15 @@ import numpy as np
 
 from tests.lint.measured.harness import (
     F,
+    codes,
     differ,
+    fed,
     measured,
     model,
     normal,
     openvino,
     ort,
+    plain_and_optimized,
     qgraph_run,
     rounded,
     sqnr,
@@ -151,3 +154,37 @@ def probabilities() -> str:
         feeds = {"x": np.abs(X).reshape(-1, 16)}
         changes.append(f"{differ(ort(proto, feeds), qgraph_run(proto, feeds))} at 1/{steps:g}")
     return f"UINT8 codes of a Softmax of 16 numbers that differ: {', '.join(changes)}."
+
+
+@measured("QG325")
+def row_scales() -> str:
+    changes = []
+    for axis in (0, 1):
+        text = f"""(float[1,64] x) => (float[1,64] y) {{
+            e = DequantizeLinear <axis = {axis}> (w, t) y = MatMul (x, e) }}"""
+        proto = model(text, w=codes(64, 64), t=np.linspace(0.001, 0.01, 64, dtype=F))
+        feeds = fed(proto)
+        right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+        near = np.abs(result - right) <= 0.02 * np.abs(right).max()
+        changes.append(differ(np.where(near, right, result), right))
+    return (
+        "Results of a MatMul of one row and 64 x 64 INT8 codes that OpenVINO changed by more than "
+        f"2 % of the largest: {changes[0]} with a scale for each row, {changes[1]} with one for "
+        "each column."
+    )
+
+
+@measured("QG326")
+def copied() -> str:
+    changes = []
+    for point in ("", ", z"):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x) => (float[64,64] y) {{
+            c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s{point})
+            t = Transpose <perm = [1, 0]> (d) y = Sigmoid (t) }}"""
+        proto = model(text, s=F(0.03), z=np.int8(0))
+        right, result = plain_and_optimized(proto, fed(proto))
+        changes.append(differ(result, right))
+    return (
+        "Results behind a Transpose of INT8 codes that ONNX Runtime changed: "
+        f"{changes[0]}; with a zero point of 0 {changes[1]}."
+    )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 
 from tests.lint.measured.harness import (
+    PAIR,
     F,
     codes,
     compiled,
@@ -264,3 +271,41 @@ def wide_codes_moved() -> str:
         f"After a DequantizeLinear of INT32, ONNX Runtime refuses {joined(refused)}: "
         f"{len(refused)} of 4 operators; it takes {joined([n for n in moves if n not in refused])}."
     )
+
+
+@measured("QG621")
+def aborted() -> str:
+    ends: dict[str, list[int]] = {"uint4": [], "int4": [], "uint8": []}
+    for kind, codes_of_ends in ends.items():
+        for rows, size, width in product((28, 197), (64, 512), (64, 192)):
+            text = f"""(float[{rows},{size}] x) => (float[{rows},{width}] y)
+                <float s = {{0.1}}, {kind} z = {{3}}, float t = {{0.01}}, int8 o = {{0}}> {{ {PAIR}
+                    e = DequantizeLinear (w, t, o) y = MatMul (d, e) }}"""
+            proto = model(text, w=codes(size, width, low=-60, high=60))
+            codes_of_ends.append(_end(proto))
+    counts = [f"{sum(map(bool, ends[kind]))} of {len(ends[kind])} with" for kind in ends]
+    return (
+        "Products of 28 or 197 rows, each in a process of its own with `MALLOC_CHECK_=3`, that "
+        f"OpenVINO ended with a signal: {counts[0]} UINT4 codes, {counts[1]} INT4, {counts[2]} "
+        "UINT8."
+    )
+
+
+_RUN = """
+import sys
+import onnx
+from tests.lint.measured.harness import fed, openvino
+proto = onnx.load(sys.argv[1])
+for _ in range(4):
+    openvino(proto, fed(proto))
+"""
+
+
+def _end(proto: onnx.ModelProto) -> int:
+    """Return the exit status of a process that runs a model in OpenVINO; 0 for a normal end."""
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        onnx.save(proto, path)
+        command = [sys.executable, "-c", _RUN, path]
+        environment = {**os.environ, "MALLOC_CHECK_": "3"}
+        return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
