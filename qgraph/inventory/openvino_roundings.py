@@ -149,8 +149,7 @@ def ends_of_codes(decoder: ir.Node) -> tuple[float, float] | None:
         return None
     lowest = -(1 << codes.bitwidth - 1) if codes.is_signed() else 0
     zero = 0 if arrays[2] is None else arrays[2].astype(int)
-    ends = lowest - zero, lowest - zero + (1 << codes.bitwidth) - 1
-    low, high = (np.asarray(end, arrays[1].dtype) * arrays[1] for end in ends)
+    low, high = ((lowest + n - zero) * arrays[1] for n in (0, (1 << codes.bitwidth) - 1))
     return float(low.min()), float(high.max())
 
 

@@ -26,8 +26,8 @@ from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8
 _MOST_PARTS = 64
-_MATRIX = 2
-"""Axes of a matrix."""
+_MATRIX, _STEPS = 2, 255
+"""Axes of a matrix, and steps of 8 bits."""
 
 _KNOWN: WeakKeyDictionary[ModelFacts, list[BiasFacts]] = WeakKeyDictionary()
 
@@ -250,7 +250,8 @@ def quantizer_after(
             return None
         value = reader.outputs[0]
     low, high = (is_fused and reader and ends_of_codes(reader)) or (-math.inf, math.inf)
-    is_open = is_fused and any(low < start or end < high for start, end in limits)
+    half = (high - low) / _STEPS / 2
+    is_open = is_fused and any(start > low + half or end < high - half for start, end in limits)
     return None if is_open else reader
 
 

@@ -368,10 +368,10 @@ def softmax_of_fewer_steps(facts: ModelFacts) -> Iterator[Found]:
         if step is None or not (step > 0).all():
             continue
         steps = 1 / float(step.flat[0])
-        if step.size > 1:
+        if step.size > 1 and encoder.kind == "UINT8":
             text = f"the first of {step.size} scales counts for all codes"
             yield Found((node, behind), text, {"scales": int(step.size)})
-        elif missing := steps - math.floor(steps):
+        elif step.size == 1 and (missing := steps - math.floor(steps)):
             text = f"1 becomes {math.floor(steps)} steps instead of {steps:.6g}"
             yield Found((node, behind), f"{text}: codes can be one lower", {"steps": missing})
 

@@ -1,4 +1,4 @@
-"""Conv whose data have one scale per channel: ONNX Runtime takes it, and fails when it runs."""
+"""Conv with scales along input channels: ONNX Runtime takes it, and fails or is wrong."""
 
 from __future__ import annotations
 
@@ -67,4 +67,23 @@ def test_one_scale_keeps_the_kernel():
     loaded = load(proto)
     qgraph.deploy(loaded, "onnxruntime-cpu")
     expected = load(proto).run({"x": X}, backend="numpy")["y"]
+    np.testing.assert_allclose(run(loaded.to_proto()), expected, atol=1e-6)
+
+
+def test_scales_along_the_input_axis_of_weights_leave_the_layer_in_float():
+    """ONNX Runtime takes them for those of the output channels."""
+    proto = model("int8", "{0.05, 0.05, 0.05, 0.05}")
+    proto.graph.node[2].attribute.append(onnx.helper.make_attribute("axis", 1))
+    for node in proto.graph.node[-2:]:
+        node.ClearField("attribute")
+    scales = np.float32([0.01, 0.03, 0.1, 0.3])
+    arrays = {"t": scales, "p": np.zeros(4, np.int8), "u": np.float32(0.05), "o": np.uint8(128)}
+    for name, array in arrays.items():
+        old = next(each for each in proto.graph.initializer if each.name == name)
+        old.CopyFrom(onnx.numpy_helper.from_array(array, name))
+    loaded = load(proto)
+    expected = load(proto).run({"x": X}, backend="numpy")["y"]
+    assert np.count_nonzero(np.abs(run(proto) - expected) > 0.04) > 15  # of 36, by a step
+    (layer,) = qgraph.deploy(loaded, "onnxruntime-cpu").left
+    assert "scales differ along the input axis" in str(layer.reason)
     np.testing.assert_allclose(run(loaded.to_proto()), expected, atol=1e-6)

@@ -14,7 +14,9 @@ runtime = pytest.importorskip("onnxruntime")
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
     net (float[2,8,16] x) => (y)
-    <float s = {0.1}, TYPE z = {0}, float t = {STEP}, TYPE o = {LOW}, int64[2] rows = {16, 16}> {
+    <float s = {0.1}, TYPE z = {0}, float t = {STEP}, TYPE o = {LOW}, int64[2] rows = {16, 16},
+     float[16] steps = {STEPS}, TYPE[16] lows = {LOWS}, float n = {0}, float e = {1},
+     float h = {0.5}> {
         c = QuantizeLinear (x, s, z)
         d = DequantizeLinear (c, s, z)
         BODY
@@ -25,18 +27,22 @@ CODES = {"uint8": 0, "int8": -128}
 WRONG = {
     "alone": "p = Softmax <axis = 2> (d)",
     "reshaped before": "r = Reshape (d, rows) p = Softmax <axis = 1> (r)",
+    "limited behind": "r = Softmax <axis = 2> (d) l = Clip (r, n, e) p = Relu (l)",
     "moved behind": "r = Softmax <axis = 1> (d) p = Transpose <perm = [0, 2, 1]> (r)",
 }
 RIGHT = {
     "a whole number of steps": ("p = Softmax <axis = 2> (d)", "0.00390625"),
     "flattened behind": ("r = Softmax <axis = 2> (d) p = Flatten (r)", "0.00392157"),
+    "limited to a half": ("r = Softmax <axis = 2> (d) p = Clip (r, n, h)", "0.00392157"),
     "of floats": ("r = Exp (d) p = Softmax <axis = 2> (r)", "0.00392157"),
 }
 
 
 def model(body: str, kind: str = "uint8", step: str = "0.00392157") -> onnx.ModelProto:
-    text = TEXT.replace("BODY", body).replace("TYPE", kind).replace("STEP", step)
-    return onnx.parser.parse_model(text.replace("LOW", str(CODES[kind])))
+    text = TEXT.replace("BODY", body).replace("TYPE", kind).replace("{STEP}", f"{{{step}}}")
+    text = text.replace("{STEPS}", f"{{{', '.join(str(each / 5120) for each in range(20, 36))}}}")
+    text = text.replace("LOWS", ", ".join(["LOW"] * 16)).replace("LOW", str(CODES[kind]))
+    return onnx.parser.parse_model(text)
 
 
 def differing(proto: onnx.ModelProto, reference: onnx.ModelProto) -> int:
@@ -66,6 +72,21 @@ def test_softmax_of_codes_is_computed_as_written(name, kind):
     once = loaded.to_proto()
     qgraph.deploy(loaded, "onnxruntime-cpu")
     assert loaded.to_proto() == once
+
+
+@pytest.mark.runtime
+def test_a_softmax_before_scales_of_channels_is_computed_as_written():
+    """ONNX Runtime takes the first scale for all channels, although 1 is 256 steps of it."""
+    proto = model("p = Softmax <axis = 2> (d)", step="0.00390625")
+    for node in proto.graph.node[-2:]:
+        node.attribute.append(onnx.helper.make_attribute("axis", 2))
+        node.input[1:] = ["steps", "lows"]
+    assert differing(proto, proto) > 100
+    (found,) = qgraph.lint(proto, "onnxruntime-cpu", select="QG324")
+    assert found.figures == {"scales": 16}
+    loaded = qgraph.load(proto)
+    qgraph.deploy(loaded, "onnxruntime-cpu")
+    assert differing(loaded.to_proto(), proto) == 0
 
 
 @pytest.mark.cases(fast=1)
