@@ -94,6 +94,21 @@ def test_axes_that_are_an_attribute_are_read():
     assert report.count(SiteStatus.CHANGED) == 1
 
 
+@pytest.mark.runtime
+def test_a_sum_is_right_without_a_layer_too():
+    loaded = load(
+        onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        net (float[3,20,4] x) => (float[3,4] y) <float s = {0.05}, uint8 z = {3}> {
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            y = ReduceMean <axes = [1], keepdims = 0> (d)
+        }""")
+    )
+    result = qgraph.deploy(loaded, "openvino-cpu")
+    assert not result.findings
+    assert len(list(loaded.nodes("Max"))) == 1
+
+
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.runtime
 @pytest.mark.parametrize(("kind", "point"), POINTS)

@@ -29,7 +29,7 @@ from qgraph.inventory.openvino_roundings import (
     stripped_fake_quantizes,
     unrounded_sums,
 )
-from qgraph.inventory.openvino_traps import narrow_products, row_sums_of
+from qgraph.inventory.openvino_traps import narrow_products
 from qgraph.lint.engine import chosen_rules, findings_of
 from qgraph.lint.facts import ModelFacts
 from qgraph.model import Model
@@ -50,7 +50,6 @@ from qgraph.transforms.deployment.pipeline import (
     HIGHEST_OPSET,
     as_pairs,
     limits,
-    misreads_row_sums,
 )
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.fold_constants import FoldConstants
@@ -187,9 +186,7 @@ def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 
 def is_misread(model: Model, profile: Profile) -> bool:
-    """Return whether a target is wrong after a Concat of codes, or in sums over rows."""
-    if misreads_row_sums(profile) and row_sums_of(model.ir):
-        return True
+    """Return whether a target is wrong after a Concat of codes."""
     wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}
     return bool(wrong) and any(
         chain.kind in wrong and chain.meets_concat for chain in code_chains(model)

@@ -29,7 +29,7 @@ from qgraph.transforms.recoding import (
     SymmetricWeights,
     WidenCodes,
 )
-from qgraph.transforms.runtime_faults import FloatSums, WidenFloats
+from qgraph.transforms.runtime_faults import WidenFloats
 from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 from qgraph.transforms.whole_zero_points import WholeZeroPoints
@@ -168,8 +168,6 @@ def _shaped(profile: Profile, opset: int, nodes: str) -> Iterator[Transform]:
     if splits_leaky_relu(profile):
         yield SplitLeakyRelu(nodes=nodes, opset=opset)
     yield CanonicalOperators(forms=CanonicalForm.POINTS)
-    if misreads_row_sums(profile):
-        yield FloatSums()
 
 
 _CLIPPED = "QuantizeLinear+Clip+DequantizeLinear"

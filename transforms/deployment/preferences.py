@@ -54,11 +54,12 @@ from qgraph.transforms.deployment.forms import (
 from qgraph.transforms.deployment.pipeline import (
     copies_unsigned_pairs,
     misreads_row_scales,
+    misreads_row_sums,
     misreads_turned_weights,
     wide_codes,
 )
 from qgraph.transforms.drafts.choice import label
-from qgraph.transforms.runtime_faults import FloatProducts, SeparateWeights
+from qgraph.transforms.runtime_faults import FloatProducts, FloatSums, SeparateWeights
 from qgraph.transforms.simpler_ranges import KeepRoundings
 
 _ROUNDS = 21
@@ -109,6 +110,8 @@ def preferred(
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
         attempt = _with([SeparateWeights()], attempt)
+    if misreads_row_sums(profile):
+        attempt = _with([FloatSums()], attempt)
     if is_unrounded(attempt.model, profile):
         attempt = _with([KeepRoundings()], attempt)
     if results := twice_rounded(attempt.model, profile):
