@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         FloatProducts,
         FloatSoftmax,
         FloatSums,
+        SeparatePairs,
         SeparateWeights,
         WidenFloats,
     )
@@ -77,6 +78,7 @@ __all__ = [
     "RaiseMatMulNBits",
     "RaiseMicrosoft",
     "Repack",
+    "SeparatePairs",
     "SeparateWeights",
     "ShiftZeroPoints",
     "SplitFakeQuantize",
@@ -113,6 +115,7 @@ _SHARED = {
         "FloatProducts",
         "FloatSoftmax",
         "FloatSums",
+        "SeparatePairs",
         "SeparateWeights",
         "WidenFloats",
     ),

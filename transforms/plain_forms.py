@@ -39,8 +39,7 @@ from qgraph.transforms.drafts.choice import (
     readable,
     refused,
 )
-from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
-from qgraph.transforms.runtime_faults import turned_weights
+from qgraph.transforms.drafts.rebuilding import carry_over, replace_node, turned_weights
 
 _FORMS = {
     "qdq": (

@@ -3,6 +3,7 @@
 ``float-products``    products of two operands of data as floats
 ``float-softmax``     Softmax of codes as floats
 ``float-sums``        sums over rows of codes as floats
+``separate-pairs``    two pairs with different parameters as they are
 ``separate-weights``  a matrix of its own for products that read a matrix turned
 ``widen-floats``      float32 instead of floats of 16 bits
 """
@@ -24,7 +25,7 @@ from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import graphs_of, input_of, producer_of
 from qgraph.inventory.layers import quantized_einsums, quantized_layers
-from qgraph.inventory.openvino_traps import WeightChain, row_sums_of, turned_products, weight_chain
+from qgraph.inventory.openvino_traps import row_sums_of, turned_products, weight_chain
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.composite import region_of
@@ -37,7 +38,7 @@ from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NO_OPERATOR
 from qgraph.reports import Report, SiteStatus
 from qgraph.transforms.base import Transform, option, selects, transform
 from qgraph.transforms.drafts.choice import STORED, entry, label, refused
-from qgraph.transforms.drafts.rebuilding import carry_over, replace_node, wrap_operand
+from qgraph.transforms.drafts.rebuilding import replace_node, turned_weights, wrap_operand
 
 _INFINITE = FAULTY_SCALE(
     "results of the quantizer of its operand may be infinite, and a Max would change them; "
@@ -151,13 +152,35 @@ class FloatSoftmax(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before each Softmax of codes, and report it."""
-        editor = Editor(model.ir)
-        for node in list(model.nodes("Softmax")):
-            decoder = producer_of(unmoved(node.inputs[0]), "DequantizeLinear")
-            if node.domain or decoder is None or not selects(self.nodes, label(node)):
-                continue
-            if (lowest := _lowest(decoder)) is not None:
-                _limit(editor, report, node, 0, lowest)
+        _limit_decoded(model, report, "Softmax", self.nodes)
+
+
+@transform("separate-pairs", preserves=Exactness.BITS)
+class SeparatePairs(Transform):
+    """Prevent a runtime from merging two pairs of QuantizeLinear and DequantizeLinear into one.
+
+    1. ``QuantizeLinear(x) -> QuantizeLinear(Max(x, lowest))`` for the same ``x`` as in
+       ``float-softmax``.
+
+    The Max changes no number. Without it, ONNX Runtime writes one pair with a new scale.
+    """
+
+    nodes: str = option("*", help="names of QuantizeLinear, such as *attention*|!*second")
+
+    def apply(self, model: Model, report: Report) -> None:
+        """Insert a Max before each QuantizeLinear of decoded codes, and report it."""
+        _limit_decoded(model, report, "QuantizeLinear", self.nodes)
+
+
+def _limit_decoded(model: Model, report: Report, operator: str, nodes: str) -> None:
+    """Insert a Max before the named operators on decoded codes."""
+    editor = Editor(model.ir)
+    for node in list(model.nodes(operator)):
+        decoder = producer_of(unmoved(node.inputs[0]), "DequantizeLinear")
+        if node.domain or decoder is None or not selects(nodes, label(node)):
+            continue
+        if (lowest := _lowest(decoder)) is not None:
+            _limit(editor, report, node, 0, lowest)
 
 
 def _lowest(decoder: ir.Node) -> Array | None:
@@ -210,44 +233,6 @@ class SeparateWeights(Transform):
                 operands[1] = draft.node("Transpose", [turned], {"perm": chain.swap}, dtype=dtype)
             draft.giving(draft.copy(node, operands))
             replace_node(node, draft, STORED, report, heirs=(node.op_type,))
-
-
-_LINEAR = ("DequantizeLinear", "QuantizeLinear")
-_ROWS = 2
-
-
-def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
-    """Draft the weights of a chain with the last two axes exchanged, by a transposed constant.
-
-    None if a parameter has no form with exchanged axes.
-    """
-    matrix = constant_expression(chain.root)
-    if matrix is None or matrix.ndim < _ROWS:
-        return None
-    rank, value = matrix.ndim, draft.constant(_swapped(matrix), "turned")
-    for node in chain.nodes:
-        arrays = [constant_expression(v) for v in node.inputs[1:]]
-        if any(a is not None and a.ndim > rank for a in arrays):
-            return None
-        is_linear = node.op_type in _LINEAR
-        operands: list[Operand | None] = [value]
-        for old, array in zip(node.inputs[1:], arrays, strict=True):
-            is_one = array is None or array.size == 1 or (is_linear and array.ndim < _ROWS)
-            if array is not None and not is_one:
-                matrix = array.reshape(1, -1) if array.ndim == 1 else array
-                old = draft.constant(_swapped(matrix), "turned")
-            operands.append(old)
-        axis = node.attributes.get_int("axis", 1) % rank
-        exchanged = {rank - 1: rank - 2, rank - 2: rank - 1}.get(axis, axis)
-        changes = {"axis": exchanged} if is_linear else None
-        value = draft.copy(node, operands, changes)
-        if len(node.outputs[0].uses()) == 1:
-            carry_over(node, draft.nodes[-1])
-    return value
-
-
-def _swapped(array: Array) -> Array:
-    return np.ascontiguousarray(np.swapaxes(array, -1, -2))
 
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -43,7 +43,7 @@ _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
 
 
-@rule("QG301", "double-pairs", WARNING, targets=_ORT)
+@rule("QG301", "double-pairs", WARNING, fix=LintFix("separate-pairs", "bits"), targets=_ORT)
 def double_pairs(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime merges two pairs with different parameters into one with a new scale."""
     for encoder in facts.encoders:
@@ -51,7 +51,10 @@ def double_pairs(facts: ModelFacts) -> Iterator[Found]:
         one = facts.coder(nodes[1]) if nodes else None
         if one is None or one.is_like(encoder) or one.kind != encoder.kind:
             continue
-        yield Found(nodes, "two pairs with different parameters follow each other")
+        decoder = facts.decoder_of(encoder.node.inputs[0])
+        is_plain = decoder is not None and decoder.scale is not None and decoder.scale.size == 1
+        text = "two pairs with different parameters follow each other"
+        yield Found(nodes, text, is_fixable=is_plain)
 
 
 @rule("QG302", "float-weights", WARNING, targets=_ORT)

@@ -1,4 +1,4 @@
-"""Softmax of codes stays in float: ONNX Runtime computes it with too few steps."""
+"""Operators on decoded codes stay as written: ONNX Runtime changes Softmax, and merges pairs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import qgraph
 from qgraph.reports import SiteStatus
-from qgraph.transforms.runtime_faults import FloatSoftmax
+from qgraph.transforms.runtime_faults import FloatSoftmax, SeparatePairs
 
 runtime = pytest.importorskip("onnxruntime")
 
@@ -110,3 +110,31 @@ def test_only_named_softmax_of_codes_get_a_limit():
     lowest = limit.inputs[1].const_value.numpy()
     assert lowest == 0  # the codes are UINT8 without a zero point
     assert not loaded.apply(FloatSoftmax()).sites
+
+
+@pytest.mark.cases(fast=1, slow=2)
+@pytest.mark.runtime
+@pytest.mark.parametrize("between", ["", "i = Identity (d)", "i = Reshape (d, rows)"])
+def test_two_pairs_stay_apart(between):
+    proto = model(f"{between} p = Identity ({'i' if between else 'd'})", step="0.17")
+    wrong = differing(proto, proto)
+    assert (wrong > 20) == (len(list(qgraph.lint(proto, "onnxruntime-cpu", select="QG301"))) == 1)
+    loaded = qgraph.load(proto)
+    before = loaded.clone()
+    qgraph.deploy(loaded, "onnxruntime-cpu")
+    assert not list(qgraph.lint(loaded, "onnxruntime-cpu", select="QG301"))
+    assert differing(loaded.to_proto(), proto) == 0
+    proof = qgraph.prove(before, loaded)
+    assert (str(proof.verdict), str(proof.exactness)) == ("proved", "bits")
+    once = loaded.to_proto()
+    qgraph.deploy(loaded, "onnxruntime-cpu")
+    assert loaded.to_proto() == once
+
+
+def test_only_named_quantizers_of_decoded_codes_get_a_limit():
+    loaded = qgraph.load(model("p = Identity (d)", step="0.17"))
+    assert not loaded.apply(SeparatePairs(nodes="!q")).sites
+    assert loaded.apply(SeparatePairs(nodes="c|q")).count(SiteStatus.CHANGED) == 1
+    (limit,) = loaded.nodes("Max")
+    assert [node.op_type for node in limit.outputs[0].consumers()] == ["QuantizeLinear"]
+    assert not loaded.apply(SeparatePairs()).sites

@@ -50,6 +50,7 @@ PASSES = [
     "widen-floats",
     "float-products",
     "float-softmax",
+    "separate-pairs",
     "float-sums",
     "keep-roundings",
     "separate-weights",

@@ -57,7 +57,7 @@ from qgraph.transforms.integers.shifted_chains import code_chains
 from qgraph.transforms.merge_activation import MergeActivation
 from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.recoding import CodeTarget, Repack
-from qgraph.transforms.runtime_faults import FloatProducts, FloatSoftmax
+from qgraph.transforms.runtime_faults import FloatProducts, FloatSoftmax, SeparatePairs
 from qgraph.transforms.weights.stored_codes import stored_codes
 
 FLOAT = "float"
@@ -243,14 +243,21 @@ def wider_codes(model: Model, profile: Profile) -> list[Transform]:
     ]
 
 
-def float_softmax(model: Model, profile: Profile) -> list[Transform]:
-    """Return the pass after which a target computes Softmax as written; nothing if none is needed.
+_LIMITED = {"QG301": SeparatePairs, "QG324": FloatSoftmax}
+"""Passes that keep a target from changing operators on decoded codes, by rules that find them."""
 
-    It gives other codes for a Softmax of codes if 1 is not a whole number of steps.
+
+def limited(model: Model, profile: Profile) -> list[Transform]:
+    """Return the passes after which a target computes operators on decoded codes as written.
+
+    It merges pairs, and gives other codes for Softmax if 1 is not a whole number of steps.
     """
-    found = findings_of(ModelFacts(model.ir, profile), chosen_rules("QG324"))
-    nodes = "|".join(escaped(each.nodes[0]) for each in found)
-    return [FloatSoftmax(nodes=nodes)] if nodes else []
+    steps: list[Transform] = []
+    for rule, step in _LIMITED.items():
+        found = findings_of(ModelFacts(model.ir, profile), chosen_rules(rule))
+        nodes = "|".join(escaped(name) for each in found for name in each.nodes)
+        steps += [step(nodes=nodes)] if nodes else []
+    return steps
 
 
 def packed(model: Model) -> dict[str, ExplainedReason]:

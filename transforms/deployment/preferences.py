@@ -41,10 +41,10 @@ from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
     failing,
-    float_softmax,
     in_float,
     is_unrounded,
     layers_of,
+    limited,
     marked_slower,
     misread_biases,
     packed,
@@ -105,7 +105,7 @@ def preferred(
         UnsupportedError: the runtime is not installed.
     """
     attempt = _with(wider_codes(attempt.model, profile), attempt)
-    steps = unsaturated(attempt.model, profile) + float_softmax(attempt.model, profile)
+    steps = unsaturated(attempt.model, profile) + limited(attempt.model, profile)
     attempt = _with(steps, attempt)
     biases = misread_biases(attempt.model, profile)
     if misreads_turned_weights(profile):
@@ -141,7 +141,7 @@ def preferred(
     options = {each.key: each.needed for each in profile.option if each.needed and not each.kernels}
     tuning = tune(attempt.model, Timing(profile.executed, shapes=shapes, options=options))
     measured = Preferred(attempt, {**failed, **tuning.left}, tuning)
-    faults = saturating, is_unrounded, twice_rounded, float_softmax, wider_codes
+    faults = saturating, is_unrounded, twice_rounded, limited, wider_codes
     is_right = not any(each(reference, profile) for each in faults)
     return _fastest(measured, reference, request, may_stay=is_right)
 

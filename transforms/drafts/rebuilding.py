@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 
+import numpy as np
 import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.exactness import Exactness, Method, Verdict
+from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import raise_opset
+from qgraph.inventory.openvino_traps import WeightChain
 from qgraph.model import Model
+from qgraph.numerics import Array
 from qgraph.ops.composite import composite_of, region_of
 from qgraph.quantizers.dialects.dialect import Refusal
 from qgraph.reasons import NO_EQUAL_FORM, NO_OPERATOR, UNREADABLE, explained
@@ -204,3 +208,41 @@ def lower_composites(
     chosen = frozenset(nodes)
     with inferred_operands(model, chosen.__contains__):
         rebuild(model, read_all(model, nodes, read), Exactness.BITS, report, limit=limit)
+
+
+_LINEAR = ("DequantizeLinear", "QuantizeLinear")
+_ROWS = 2
+
+
+def turned_weights(draft: Draft, chain: WeightChain) -> ir.Value | None:
+    """Draft the weights of a chain with the last two axes exchanged, by a transposed constant.
+
+    None if a parameter has no form with exchanged axes.
+    """
+    matrix = constant_expression(chain.root)
+    if matrix is None or matrix.ndim < _ROWS:
+        return None
+    rank, value = matrix.ndim, draft.constant(_swapped(matrix), "turned")
+    for node in chain.nodes:
+        arrays = [constant_expression(v) for v in node.inputs[1:]]
+        if any(a is not None and a.ndim > rank for a in arrays):
+            return None
+        is_linear = node.op_type in _LINEAR
+        operands: list[Operand | None] = [value]
+        for old, array in zip(node.inputs[1:], arrays, strict=True):
+            is_one = array is None or array.size == 1 or (is_linear and array.ndim < _ROWS)
+            if array is not None and not is_one:
+                matrix = array.reshape(1, -1) if array.ndim == 1 else array
+                old = draft.constant(_swapped(matrix), "turned")
+            operands.append(old)
+        axis = node.attributes.get_int("axis", 1) % rank
+        exchanged = {rank - 1: rank - 2, rank - 2: rank - 1}.get(axis, axis)
+        changes = {"axis": exchanged} if is_linear else None
+        value = draft.copy(node, operands, changes)
+        if len(node.outputs[0].uses()) == 1:
+            carry_over(node, draft.nodes[-1])
+    return value
+
+
+def _swapped(array: Array) -> Array:
+    return np.ascontiguousarray(np.swapaxes(array, -1, -2))
