@@ -98,7 +98,7 @@ def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.N
     for last in nodes:
         node, limits = _limits(last) if not last.domain else (last, ())
         data = _data(node) if limits else None
-        decoder = producer_of(unmoved(data))
+        decoder = producer_of(unmoved(data), _DECODER, "FakeQuantize")
         ends = None if decoder is None else ends_of_codes(decoder)
         if data is None or decoder is None or ends is None:
             continue
