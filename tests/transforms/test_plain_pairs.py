@@ -10,6 +10,7 @@ from qgraph.exactness import Exactness
 from qgraph.graph.constants import constant
 from qgraph.model import load
 from qgraph.reports import SiteStatus
+from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.plain_forms import PlainPairs
 
 F = np.float32
@@ -120,6 +121,53 @@ def test_weights_in_ranges_become_codes(check_pass, codes, span, low):
     np.testing.assert_array_equal(found.reshape(-1), F(codes.split(", ")) - 127)
     steps = constant(weight.inputs[1]).reshape(-1)
     np.testing.assert_allclose(steps, np.resize(F(span.split(", ")), steps.shape) / 254, rtol=1e-6)
+
+
+@pytest.mark.parametrize("levels", [4, 16, 128])
+def test_an_even_number_of_levels_around_zero_becomes_codes_of_half_steps(levels):
+    """Code ``q`` of the levels from ``-a`` to ``a`` becomes ``2 q - (levels - 1)``."""
+    random = np.random.default_rng(0)
+    text = f"""<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]>
+        g (float[4] x) => (float[2] y)
+        <float[2,1] l = {{-1.5, -0.3}}, float[2,1] h = {{1.5, 0.3}},
+         float[2,4] w = {{{", ".join(map(str, random.uniform(-1.6, 1.6, 8).round(4)))}}}> {{
+            v = org.openvinotoolkit.FakeQuantize <levels = {levels}> (w, l, h, l, h)
+            y = MatMul (v, x) }}"""
+    model = load(ir.from_onnx_text(text))
+    model.apply(ConvertDialect(to="qdq"), PlainPairs())
+    assert [node.op_type for node in model.nodes()] == ["DequantizeLinear", "MatMul"]
+    (weight,) = model.nodes("DequantizeLinear")
+    w = np.random.default_rng(0).uniform(-1.6, 1.6, 8).round(4).reshape(2, 4)
+    ends = np.array([[1.5], [0.3]])
+    q = np.rint((np.clip(w, -ends, ends) + ends) * (levels - 1) / (2 * ends))
+    codes = constant(weight.inputs[0])
+    np.testing.assert_array_equal(codes.astype(int), 2 * q - (levels - 1))
+    assert str(codes.dtype) == ("int4" if levels == 4 else "int8")
+    assert len([value for value in weight.inputs if value is not None]) == 2
+    np.testing.assert_allclose(constant(weight.inputs[1]), ends[:, 0] / (levels - 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_of_half_a_step_leave_codes_of_half_steps(bits):
+    """Those of 8 bits would need 16."""
+    middle = ((1 << bits) - 1) / 2
+    text = f"""<ir_version: 10, opset_import: ["": 21, "qonnx.custom_op.general": 1]>
+        g (float[4] x) => (float[2] y)
+        <float[2,4] w = {{0.1, -0.2, 0.3, -0.9, 0.7, -0.4, 0.02, 9}}, float s = {{0.25}},
+         float z = {{{middle}}}, float b = {{{bits}}}> {{
+            v = qonnx.custom_op.general.Quant <signed = 0, narrow = 0> (w, s, z, b)
+            y = MatMul (v, x) }}"""
+    model = load(ir.from_onnx_text(text))
+    expected = model.run({"x": np.eye(4, dtype=F)[0]}, backend="numpy")["y"]
+    model.apply(ConvertDialect(to="qdq"), PlainPairs())
+    operators = [node.op_type for node in model.nodes()]
+    assert operators == ["DequantizeLinear", *["Sub", "Mul"] * (bits == 8), "MatMul"]
+    if bits == 4:
+        q = np.clip(np.rint(F([0.1, -0.2, 0.3, -0.9, 0.7, -0.4, 0.02, 9]) / 0.25 + middle), 0, 15)
+        (weight,) = model.nodes("DequantizeLinear")
+        np.testing.assert_array_equal(constant(weight.inputs[0]).reshape(-1), 2 * q - 15)
+    found = model.run({"x": np.eye(4, dtype=F)[0]}, backend="numpy")["y"]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_weights_of_a_small_channel_are_measured_in_its_own_steps():

@@ -52,6 +52,9 @@ UNSIGNED = ("UINT2", "UINT4", "UINT8", "UINT16", "INT32")
 
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
 
+_MOST_ODD = 127
+"""Maximum code in half steps, which numbers without a zero point have if none of them is 0."""
+
 _MOST_LEVELS = 1 << 22
 """Maximum number of levels, over all channels, that are computed before a draft is yielded."""
 
@@ -126,11 +129,19 @@ class _Packer:
         if zero_point.any():
             shifted = replace(coding, zero_point=placed.parameter(zero_point))
             yield from self._stored(placed, shifted, scale, zero_point)
-            if not is_whole(zero_point):
-                return
+            parts = 1 if is_whole(zero_point) else 2
             # Counted from the zero point instead, so that none is left.
             lo, hi = ends[0] - float(zero_point.max()), ends[1] - float(zero_point.min())
-            coding = replace(coding, lo=lo, hi=hi)
+            if not is_whole(zero_point * parts) or (parts > 1 and max(-lo, hi) * parts > _MOST_ODD):
+                return
+            scale = scale / np.float32(parts)
+            coding = replace(
+                coding,
+                scale=placed.parameter(scale),
+                lo=lo * parts,
+                hi=hi * parts,
+                margin=margin * parts,
+            )
         yield from self._stored(placed, coding, scale, ZERO)
 
     def _floating(self, meaning: Floating) -> Iterator[Draft]:
@@ -159,10 +170,16 @@ class _Packer:
         coding = Coding("INT32", placed.parameter(scale), 0.0, top)
         from_low = replace(coding, low=placed.parameter(low))
         levels = _levels(self.site, meaning) if self.later else None
-        if not self.later or (levels is not None and _decodes(levels, meaning)):
+        if not self.later or (levels is not None and _decodes(levels, meaning, 1)):
             yield from self._stored(placed, from_low, scale, zero_point)
             lo, hi = -float(zero_point.max()), top - float(zero_point.min())
             yield from self._stored(placed, replace(coding, lo=lo, hi=hi), scale, ZERO)
+        half, zero_point = even_steps(low, high, top * 2)
+        lo, hi = -float(zero_point.max()), top * 2 - float(zero_point.min())
+        is_odd = (zero_point % 2 != 0).any() and max(-lo, hi) <= _MOST_ODD
+        if is_odd and (not self.later or (levels is not None and _decodes(levels, meaning, 2))):
+            coding = Coding("INT32", placed.parameter(half), lo, hi, margin=1.0)
+            yield from self._stored(placed, coding, half, ZERO)
         # In half of all ranges span + low is not high: weights above the range have a code more.
         above = replace(from_low, hi=top + 1, above=placed.parameter(high_in))
         splits = levels is None or bool((levels[-1] != levels[-2]).any())
@@ -363,10 +380,10 @@ def _levels(site: Site, meaning: Ranged) -> Float32 | None:
     return values
 
 
-def _decodes(levels: Float32, meaning: Ranged) -> bool:
-    """Return whether ``(code - zero_point) * scale`` reproduces all ``levels``."""
+def _decodes(levels: Float32, meaning: Ranged, parts: int) -> bool:
+    """Return whether ``(code - zero_point) * scale`` gives all ``levels``, in parts of steps."""
     low = meaning.output_low
-    scale, zero_point = even_steps(low, meaning.output_high, meaning.levels - 1)
+    scale, zero_point = even_steps(low, meaning.output_high, (meaning.levels - 1) * parts)
     with np.errstate(all="ignore"):
         codes = np.rint((levels - low) / scale)
         return bool((((codes - zero_point) * scale) == levels).all())
