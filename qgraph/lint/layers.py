@@ -387,7 +387,7 @@ def cut_off_products(facts: ModelFacts) -> Iterator[tuple[bool, Sequence[ir.Node
             weights = facts.decoder_of(each.node.inputs[1])
             counts = None if weights is None else facts.counts(weights)
             if each.is_halved:
-                text = "half of each weight is rounded: an operator lies behind QuantizeLinear"
+                text = "its weights are halved and rounded: an operator follows QuantizeLinear"
                 yield is_here, [each.node], text, {}
             elif weights is None or counts is None:
                 figures = {} if each.largest is None else {"largest": each.largest}

@@ -392,5 +392,5 @@ def pairs_without_zero_point(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime copies pairs without a zero point as UINT8, whatever type their codes have."""
     for node in unsigned_copies(facts.model):
         kind = facts.coder(node).kind
-        text = f"no zero point, and data movement behind: {kind} codes are read as UINT8"
+        text = f"no zero point, and data movement follows: {kind} codes are read as UINT8"
         yield Found((node,), text, {"type": kind})

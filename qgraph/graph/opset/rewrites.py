@@ -348,7 +348,7 @@ def is_copied_over(value: ir.Value) -> bool:
 def unsigned_copies(model: ir.Model) -> list[ir.Node]:
     """Return each DequantizeLinear without a zero point whose copy decodes UINT8, not its codes.
 
-    From opset 21 on the copy states their type. A QuantizeLinear behind it needs no copy.
+    From opset 21 on the copy states their type. A QuantizeLinear after it needs no copy.
     """
     return [
         node

@@ -185,6 +185,6 @@ def copied() -> str:
         right, result = plain_and_optimized(proto, fed(proto))
         changes.append(differ(result, right))
     return (
-        "Results behind a Transpose of INT8 codes that ONNX Runtime changed: "
+        "Results after a Transpose of INT8 codes that ONNX Runtime changed: "
         f"{changes[0]}; with a zero point of 0 {changes[1]}."
     )
