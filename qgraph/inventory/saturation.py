@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_stream, constant_tensor
 from qgraph.graph.schema import MICROSOFT, OpKey, element_type
-from qgraph.graph.scopes import all_nodes, producer_of
+from qgraph.graph.scopes import all_nodes, input_of, producer_of
 from qgraph.inventory.description import descriptions
 from qgraph.inventory.layers import FoundLayer, quantized_einsums, scaled_products
 from qgraph.inventory.weight_steps import used_steps
@@ -158,7 +158,7 @@ def wide_operators(model: ir.Model, rule: SaturatingProducts) -> Iterator[WrongP
         signature = SIGNATURES.get(key)
         if signature is not None and key.name != "ConvInteger":  # which adds no pairs
             inputs = dict(zip(signature.inputs, node.inputs, strict=False))
-            weights, point = inputs["b"], constant_expression(inputs.get("z_b"))
+            weights, point = inputs.get("b"), constant_expression(inputs.get("z_b"))
             codes = constant_expression(weights)
             is_taken = _kind(weights) == "INT8" or (point is not None and (point == _MIDDLE).all())
             if codes is None and is_taken and _kind(weights) in rule.w:
@@ -187,4 +187,4 @@ def _unlisted(model: ir.Model, sites: Sites, rule: SaturatingProducts) -> list[i
     nodes = quantized_einsums(model, [*sites.values()]) if "Einsum" in rule.operators else []
     wide = [node for node in nodes if not is_narrow(node.inputs[-1], sites, rule.largest)]
     scaled = scaled_products(model, rule.through)
-    return wide + [n for n in scaled if _is_stored_narrow(n.inputs[1], rule) is False]
+    return wide + [n for n in scaled if _is_stored_narrow(input_of(n, 1), rule) is False]

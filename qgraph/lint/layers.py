@@ -379,19 +379,19 @@ def meet_ties(ratios: list[float]) -> bool:
 
 def cut_off_products(facts: ModelFacts) -> Iterator[tuple[bool, Sequence[ir.Node], str, Any]]:
     """Yield what is wrong without VNNI: whether the target has none, nodes, text, figures."""
-    target, known = facts.target, (facts.model, facts.layers, facts.site_ending)
+    target, model = facts.target, (facts.model, facts.layers, facts.site_ending)
     for limits in (ANY_RUNTIME,) if target is None else target.saturation:
         is_here = target is not None and limits in target.saturating
         beyond = f"beyond -{limits.largest}..{limits.largest}: two neighbours can exceed 16 bits"
-        for each in wrong_products(*known, limits, target):
+        for each in wrong_products(*model, limits, target):
             weights = facts.decoder_of(each.node.inputs[1])
             counts = None if weights is None else facts.counts(weights)
             if each.is_halved:
                 text = "its weights are halved and rounded: an operator follows QuantizeLinear"
                 yield is_here, [each.node], text, {}
             elif weights is None or counts is None:
-                figures = {} if each.largest is None else {"largest": each.largest}
-                yield is_here, [each.node], f"{each.operand} {beyond}", figures
+                known = {} if each.largest is None else {"largest": each.largest}
+                yield is_here, [each.node], f"{each.operand} {beyond}", known
             else:
                 many = np.flatnonzero(counts.peak > limits.largest)
                 text = f"weights of {many.size} of {counts.peak.size} channels are {beyond}"
