@@ -299,6 +299,7 @@ SHAPED = frozenset(
 SIGNED_CODES_SINCE = 21
 """Opset since which QuantizeLinear states the type of its codes."""
 
+_NOT_MISREAD = (None, ir.DataType.UINT8, ir.DataType.INT32)  # int32 is refused
 SIGNED_CODES_REASON = (
     "ONNX Runtime refuses signed codes with a zero point at opset 21 or later where an operator "
     "that moves values follows; store the model at a lower opset, or keep unsigned codes"
@@ -354,7 +355,7 @@ def unsigned_copies(model: ir.Model) -> list[ir.Node]:
         node
         for node in all_nodes(model)
         if node.op_type == "DequantizeLinear" and input_of(node, 2) is None
-        if code_type(node) not in (None, ir.DataType.UINT8) and not is_constant(node.inputs[0])
+        if code_type(node) not in _NOT_MISREAD and not is_constant(node.inputs[0])
         if model.opset_imports.get("", 0) < SIGNED_CODES_SINCE
         if is_copied_over(node.outputs[0]) and _is_read(node.outputs[0])
     ]
