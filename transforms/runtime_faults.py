@@ -2,7 +2,7 @@
 
 ``float-products``    products of two operands of data as floats
 ``float-softmax``     Softmax of codes as floats
-``float-sums``        sums over rows of codes as floats
+``float-sums``        sums over rows of codes, and normalizations, as floats
 ``separate-pairs``    two pairs with different parameters as they are
 ``separate-weights``  a matrix of its own for products that read a matrix turned
 ``widen-floats``      float32 instead of floats of 16 bits
@@ -25,7 +25,12 @@ from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import graphs_of, input_of, producer_of
 from qgraph.inventory.layers import quantized_einsums, quantized_layers
-from qgraph.inventory.openvino_traps import row_sums_of, turned_products, weight_chain
+from qgraph.inventory.openvino_traps import (
+    row_sums_of,
+    scaled_normalizations,
+    turned_products,
+    weight_chain,
+)
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.composite import region_of
@@ -119,22 +124,29 @@ def _products(model: Model, *, has_weights: bool) -> list[ir.Node]:
 
 @transform("float-sums", preserves=Exactness.BITS)
 class FloatSums(Transform):
-    """Prevent a runtime from adding codes over the middle one of three axes.
+    """Prevent a runtime from adding or normalizing codes where it is wrong.
 
     1. ``ReduceMean(x) -> ReduceMean(Max(x, lowest))``, where ``x`` are decoded codes, and
        ``lowest`` is the lowest number of their type; likewise ReduceSum and GlobalAveragePool.
+    2. ``LayerNormalization(x) -> LayerNormalization(Max(x, lowest))``, where ``x`` are decoded
+       codes without a zero point, and ``lowest`` is the lowest finite number; likewise other
+       normalizations, and the Sub of those that are written as several operators.
 
     The Max changes no number. Without it, OpenVINO adds the codes, and all results except those of
-    the first matrix are wrong.
+    the first matrix are wrong, or epsilon is added to another variance.
     """
 
     def apply(self, model: Model, report: Report) -> None:
-        """Insert a Max before each sum over rows, and report it."""
+        """Insert a Max before each sum over rows, and each normalization, and report it."""
         editor = Editor(model.ir)
         for each in row_sums_of(model.ir):
             lowest = _lowest(each.decoder)
             if each.node.inputs[0] is not None and lowest is not None:
                 _limit(editor, report, each.node, 0, lowest)
+        for node in list(scaled_normalizations(model.nodes())):
+            x = node.inputs[0]
+            dtype = (x and x.dtype) or only_float_type(model.ir) or ir.DataType.FLOAT
+            _limit(editor, report, node, 0, np.asarray(dtype.min, dtype.numpy()))
 
 
 @transform("float-softmax", preserves=Exactness.BITS)

@@ -17,6 +17,7 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.opset.history import QDQ_SINCE
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import input_of
 from qgraph.model import Model
 from qgraph.numerics import Array, Float64, Int32
@@ -76,6 +77,7 @@ class SplitLeakyRelu(Transform):
         return plans_of(model, self.nodes, plan)
 
 
+_BYTE = 8
 _Chain = tuple[ir.Node, ir.Node, ir.Node]
 """A layer, the function of its result, and the QuantizeLinear of that."""
 
@@ -85,8 +87,11 @@ def _chain(node: ir.Node) -> _Chain | None:
     if bent is None or bent.domain or bent.op_type not in ("LeakyRelu", "PRelu"):
         return None
     encode = _only_reader(bent)
-    is_encoded = encode is not None and is_linear(encode, "QuantizeLinear")
-    return (node, bent, encode) if encode is not None and is_encoded else None
+    if encode is None or not is_linear(encode, "QuantizeLinear"):
+        return None
+    codes = code_type(encode)
+    is_wide = codes is not None and codes.is_integer() and codes.bitwidth >= _BYTE  # Max takes it
+    return (node, bent, encode) if is_wide else None
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:

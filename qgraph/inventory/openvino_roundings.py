@@ -232,11 +232,23 @@ def _unrounded(
     return None
 
 
+def _swish(value: ir.Value) -> ir.Node | None:
+    """Return the Mul of a value and its own Sigmoid, if nothing else reads either."""
+    users = list(value.consumers())
+    gates = [node for node in users if node.op_type == "Sigmoid"]
+    last = _only_reader(gates[0].outputs[0]) if gates and len(users) == 2 else None
+    is_swish = last is not None and last.op_type == "Mul" and last in users
+    return last if is_swish and not value.is_graph_output() else None
+
+
 def _is_quantized_next(value: ir.Value) -> bool:
     """Return whether a quantizer follows that is computed with the sum."""
-    while (node := _only_reader(value)) is not None:
+    while (node := _only_reader(value) or _swish(value)) is not None:
         if node.op_type in _ENCODERS:
             return True
+        if node is _swish(value):
+            value = node.outputs[0]
+            continue
         if node.op_type not in _AFTER or _data(node) is not value:
             return False
         value = node.outputs[0]

@@ -1,4 +1,4 @@
-"""Find what OpenVINO computes wrongly: square weights, sums and scales of rows, data of 4 bits.
+"""Find what OpenVINO computes wrongly: products, sums and normalizations of certain forms.
 
 OpenVINO prepares the weights of a product once for each stored array, and ignores whether it is
 transposed. A square array has the same shape both ways, so that the second product is wrong::
@@ -17,6 +17,22 @@ ignored, and a Transpose before the sum may be undone::
     ReduceMean of [1, 64, 16] over axis 1: one matrix            no
     ReduceMean of [N, 16, 8, 8] over axes 2 and 3                no
 
+Normalizations of codes without a zero point add epsilon to the variance of the codes, not to that
+of the numbers that they stand for. They may be written as one operator or as several::
+
+    LayerNormalization(DequantizeLinear(c, s))                   yes
+    Div(Sub(x, ReduceMean(x)), ...) for x of codes               yes
+    LayerNormalization(DequantizeLinear(c, s, 7))                no
+
+Two products of few rows that follow one another become one kernel, which reads beyond its data if
+one of them has neither bias nor activation before its quantizer::
+
+    MatMul(Q(MatMul(x, v)), w) for x of [4, 32]                  yes
+    Q(MatMul(Q(Gemm(x, v, b)), w)) for x of [4, 32]              yes
+    Q(Gemm(Q(Gemm(x, v, b)), w, c))                              no
+    MatMul(Q(MatMul(x, v)), w) for x of [9, 32], [1, 4, 32]      no
+    MatMul(Q(MatMul(x, v)), w), an axis of a matrix above 256    no
+
 Products of codes of 8 bits or fewer with a scale for each row are wrong::
 
     MatMul(x, DequantizeLinear<axis = 0>(w, s)) of INT4      yes
@@ -32,7 +48,7 @@ Products of data of 4 bits and weights of 8 bits write beyond their memory::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -155,6 +171,7 @@ def _is_square(value: ir.Value) -> bool:
 
 
 _SUMS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum"})
+_NORMALIZATIONS = frozenset({"GroupNormalization", "InstanceNormalization", "LayerNormalization"})
 _DECODER = "DequantizeLinear"
 """Operators after which OpenVINO adds floats."""
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
@@ -193,11 +210,36 @@ def row_sums(
             yield RowSum(node, decoder)
 
 
-def _decoder(value: ir.Value | None) -> tuple[ir.Node | None, bool]:
+def scaled_normalizations(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield the normalizations, or their first Sub, of codes that may have no zero point."""
+    for node in nodes:
+        if node.domain or not node.inputs:
+            continue
+        x = node.inputs[0]
+        if node.op_type == "Sub":
+            mean = producer_of(node.inputs[1], "ReduceMean")
+            is_found = mean is not None and mean.inputs[0] is x
+        else:
+            is_found = node.op_type in _NORMALIZATIONS
+        decoder, _ = _decoder(x, ("FakeQuantize", _DECODER)) if is_found else (None, False)
+        if decoder is not None and not _has_point(decoder):
+            yield node
+
+
+def _has_point(decoder: ir.Node) -> bool:
+    """Return whether a DequantizeLinear is known to subtract a zero point."""
+    point = input_of(decoder, 2) if decoder.op_type == _DECODER else None
+    array = None if point is None else constant_expression(point)
+    return array is not None and bool(array.any())
+
+
+def _decoder(
+    value: ir.Value | None, kinds: Sequence[str] = ("DequantizeLinear",)
+) -> tuple[ir.Node | None, bool]:
     """Return the DequantizeLinear of the summed numbers, and whether a Transpose follows it."""
     is_turned = False
     while value is not None and (node := value.producer()) is not None:
-        if node.op_type == _DECODER:
+        if node.op_type in kinds:
             return node, is_turned
         if node.op_type not in _BETWEEN or node.domain not in LINEAR_DOMAINS:
             break
@@ -221,3 +263,48 @@ def row_sums_of(model: ir.Model) -> list[RowSum]:
     nodes = [node for node in model.graph if node.op_type in _SUMS]
     facts = infer(model) if nodes else {}
     return list(row_sums(nodes, lambda value: facts.get(value, UNKNOWN).shape))
+
+
+_FEW_ROWS, _LONGEST = 8, 256
+_BETWEEN_PRODUCTS = _ELEMENTWISE | {"Gelu", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid"}
+_BETWEEN_PRODUCTS |= {"Elu", "Flatten", "Reshape", "Tanh"}
+
+
+def chained_products(
+    layers: Sequence[FoundLayer], shape_of: Callable[[ir.Value], Shape | None]
+) -> Iterator[FoundLayer]:
+    """Yield the products of few rows that make a wrong kernel with the product before them.
+
+    ``shape_of`` returns the inferred shape of a value; None if its rank is not known.
+    """
+    known = {layer.node: layer for layer in layers if _is_small(layer, shape_of)}
+    for layer in known.values():
+        maker = _product_before(layer.node)
+        before = None if maker is None else known.get(maker)
+        if before is not None and (_is_plain(before) or _is_plain(layer)):
+            yield layer
+
+
+def _is_plain(layer: FoundLayer) -> bool:
+    """Return whether a quantizer follows a layer, and neither a bias nor an activation before."""
+    form = layer.description
+    is_linear = all(each.is_redundant or each.op in _ELEMENTWISE - {"Clip"} for each in form.behind)
+    return form.y is not None and form.bias is None and is_linear
+
+
+def _is_small(layer: FoundLayer, shape_of: Callable[[ir.Value], Shape | None]) -> bool:
+    data, weights = layer.node.inputs[:2]
+    if layer.node.op_type not in _PRODUCTS or data is None or weights is None:
+        return False
+    rows, sizes = shape_of(data) or (), shape_of(weights) or ()
+    is_few = len(rows) == _MATRIX and isinstance(rows[0], int) and rows[0] <= _FEW_ROWS
+    is_short = all(isinstance(size, int) and size <= _LONGEST for size in sizes)
+    return is_few and is_short and layer.description.w.is_constant
+
+
+def _product_before(node: ir.Node) -> ir.Node | None:
+    """Return the product whose result, quantized, is the data of a product."""
+    value = node.inputs[0]
+    while (maker := producer_of(value)) is not None and maker.op_type in _BETWEEN_PRODUCTS:
+        value = next((v for v in maker.inputs if v is not None and not is_constant(v)), None)
+    return maker

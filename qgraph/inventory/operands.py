@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -49,12 +49,14 @@ class ReadOperand:
     Attributes:
         operand: its description; the axis is open.
         axis: axis along which scales differ; None if they do not, or the axis is not known.
-        scale: its scales; None if they are not constant.
+        scale: its scales; None if they are not constant, or of several operands that differ.
+        zero: its zero points; None if there are none, or they are not constant.
     """
 
     operand: CodedOperand
     axis: int | None
     scale: Float32 | None
+    zero: Array | None = None
 
 
 class OperandReader:
@@ -70,6 +72,7 @@ class OperandReader:
         self._fixed = _fixed(model)
         self._ending = {site.y: site for site in read_sites}
         self._within = {node: site for site in self._ending.values() for node in site.nodes}
+        self._joins: dict[ir.Value, ReadOperand | None] = {}
 
     def is_fixed(self, value: ir.Value) -> bool:
         """Return whether a value depends on constants only."""
@@ -89,13 +92,12 @@ class OperandReader:
         passed: list[str] = []
         moves: list[ir.Node] = []
         while value is not None:
-            read = self._read(value)
+            read = self._read(value) or self._concatenated(value)
             if read is not None:
                 is_constant = value in self._fixed
-                axis = _moved_axis(read.axis, moves)
-                before = tuple(reversed(passed))
+                before = (*read.operand.before, *reversed(passed))
                 operand = replace(read.operand, before=before, is_constant=is_constant)
-                return ReadOperand(operand, axis, read.scale)
+                return replace(read, operand=operand, axis=_moved_axis(read.axis, moves))
             node = producer_of(value, *_MOVES)
             if node is None:
                 return None
@@ -103,6 +105,19 @@ class OperandReader:
             moves.insert(0, node)
             value = node.inputs[0]
         return None
+
+    def _concatenated(self, value: ir.Value) -> ReadOperand | None:
+        """Return the result of a Concat of codes; None for other values."""
+        node = producer_of(value, "Concat")
+        if node is None or node.domain:
+            return None
+        if value not in self._joins:
+            parts = [self.operand(part) for part in node.inputs]
+            known = [part for part in parts if part is not None]
+            is_known = len(known) == len(parts) > 0
+            axis = node.attributes.get_int("axis", 0) or 0
+            self._joins[value] = _joined(known, axis) if is_known else None
+        return self._joins[value]
 
     def result(self, site: Site) -> ReadOperand | None:
         """Return the result of a quantizer, apart from what limits or quantizes it again."""
@@ -230,7 +245,7 @@ def _decoded(node: ir.Node) -> ReadOperand | None:
         axis = None
     else:
         operand = replace(operand, granularity=Granularity.AXIS)
-    return ReadOperand(_scaled(operand, array), axis, array)
+    return ReadOperand(_scaled(operand, array), axis, array, zero)
 
 
 def _of_site(site: Site) -> ReadOperand | None:
@@ -267,7 +282,7 @@ def _of_site(site: Site) -> ReadOperand | None:
         operand = replace(operand, granularity=Granularity.AXIS)
     elif varying:
         operand = replace(operand, granularity=Granularity.BLOCK)
-    return ReadOperand(_scaled(operand, array), axis, array)
+    return ReadOperand(_scaled(operand, array), axis, array, np.asarray(zero))
 
 
 def _of_range(
@@ -305,6 +320,22 @@ def _zero(zero: Array | None, type_name: str, *, has_input: bool) -> ZeroPoint:
     if (values != values.flat[0]).any():
         return ZeroPoint.DIFFER
     return ZeroPoint.MIDDLE if values.flat[0] == _MIDDLES.get(type_name) else ZeroPoint.EQUAL
+
+
+def _joined(parts: Sequence[ReadOperand], axis: int) -> ReadOperand:
+    """Return what is read from operands that are joined along an axis."""
+    first, *others = parts
+    operand = replace(first.operand, before=(*first.operand.before, "Concat"))
+    if any(not _is_equal(first.zero, each.zero) for each in others):
+        operand = replace(operand, zero=ZeroPoint.DIFFER)
+    if all(_is_equal(first.scale, each.scale) for each in others):
+        return replace(first, operand=operand)
+    return ReadOperand(replace(operand, granularity=Granularity.AXIS), axis, None, None)
+
+
+def _is_equal(a: Array | None, b: Array | None) -> bool:
+    a, b = (np.zeros(1) if each is None else each for each in (a, b))
+    return a.size == b.size and bool((a.reshape(-1) == b.reshape(-1)).all())
 
 
 def _code_limits(site: Site) -> tuple[Float32, Float32] | None:

@@ -1,10 +1,9 @@
-"""Figures of layers, the nodes near them as runtimes fuse them, and ties of sums, for rules."""
+"""Figures of layers, and the nodes near them as runtimes fuse them, for rules."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,6 @@ from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import product_role
 from qgraph.inventory.openvino_roundings import ends_of_codes
-from qgraph.inventory.saturation import ANY_RUNTIME, wrong_products
 from qgraph.lint.facts import DECODE, QUANTIZE, Coder, ModelFacts
 from qgraph.numerics import Array
 from qgraph.numerics.formats import FORMATS, IntFormat
@@ -25,7 +23,6 @@ from qgraph.records import dataclass
 from qgraph.targets.layer import LAYERS, ProductAxis
 
 _MOST_LISTED = 8
-_MOST_PARTS = 64
 _MATRIX, _STEPS = 2, 255
 """Axes of a matrix, and steps of 8 bits."""
 
@@ -365,35 +362,3 @@ def attribute(node: ir.Node, name: str, default: object) -> Any:
     """Return the value of an attribute, ``default`` where it is absent."""
     found = node.attributes.get(name)
     return default if found is None or found.is_ref() else found.value
-
-
-def meet_ties(ratios: list[float]) -> bool:
-    """Return whether whole multiples of some ratios can add up to a half-integer."""
-    near = [Fraction(ratio).limit_denominator(_MOST_PARTS) for ratio in ratios]
-    if any(abs(float(f) - r) > 1e-6 * abs(r) for f, r in zip(near, ratios, strict=True)):
-        return False
-    parts = math.lcm(*(f.denominator for f in near))
-    wholes = [f.numerator * parts // f.denominator for f in near]
-    return parts % 2 == 0 and (parts // 2) % math.gcd(parts, *wholes) == 0
-
-
-def cut_off_products(facts: ModelFacts) -> Iterator[tuple[bool, Sequence[ir.Node], str, Any]]:
-    """Yield what is wrong without VNNI: whether the target has none, nodes, text, figures."""
-    target, model = facts.target, (facts.model, facts.layers, facts.site_ending)
-    for limits in (ANY_RUNTIME,) if target is None else target.saturation:
-        is_here = target is not None and limits in target.saturating
-        beyond = f"beyond -{limits.largest}..{limits.largest}: two neighbours can exceed 16 bits"
-        for each in wrong_products(*model, limits, target):
-            weights = facts.decoder_of(each.node.inputs[1])
-            counts = None if weights is None else facts.counts(weights)
-            if each.is_halved:
-                text = "its weights are halved and rounded: an operator follows QuantizeLinear"
-                yield is_here, [each.node], text, {}
-            elif weights is None or counts is None:
-                known = {} if each.largest is None else {"largest": each.largest}
-                yield is_here, [each.node], f"{each.operand} {beyond}", known
-            else:
-                many = np.flatnonzero(counts.peak > limits.largest)
-                text = f"weights of {many.size} of {counts.peak.size} channels are {beyond}"
-                figures = {"channels": listed(many), "count": many.size, "largest": counts.high}
-                yield is_here, [each.node, weights.node], text, figures

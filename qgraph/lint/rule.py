@@ -158,8 +158,9 @@ _REPEATED = re.compile(r"@(\d+)@")
 _REMEDY = "**What to do.** "
 _FIGURES = "**Measured.** "
 CONDITIONS = (
-    "on an AMD EPYC (x86-64 with AVX-512, VNNI and bfloat16), with ONNX Runtime 1.32.0, OpenVINO "
-    "2026.4.1 (in float32 unless stated otherwise), onnx 1.23.2 and NumPy 2.4.6. Times are "
+    "on an AMD EPYC (x86-64 with AVX-512, VNNI and bfloat16), those of QG325 to QG329 and QG621 on "
+    "an Intel Xeon that also has AMX, with ONNX Runtime 1.32.0, OpenVINO 2026.4.1 (in float32 "
+    "unless stated otherwise), onnx 1.23.2 and NumPy 2.4.6. Times are "
     "processor times of one thread: medians of 15 rounds, in which both models run in turn. "
     "Processors without VNNI run other kernels: times differ there, and sums of products may "
     "saturate (QG312). In a checkout, {command} measures the figures again."

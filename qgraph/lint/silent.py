@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -13,15 +12,21 @@ from qgraph.graph.inference.windows import rounded_up
 from qgraph.graph.opset.rewrites import unsigned_copies
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory import openvino_roundings as roundings
-from qgraph.inventory.openvino_traps import row_scaled_products, row_sums, turned_products
+from qgraph.inventory.openvino_convolutions import misread_convolutions
+from qgraph.inventory.openvino_traps import (
+    chained_products,
+    row_scaled_products,
+    row_sums,
+    scaled_normalizations,
+    turned_products,
+)
 from qgraph.lint.facts import DECODE, ModelFacts
+from qgraph.lint.kernels import coarse_softmax, cut_off_products, tied_sums
 from qgraph.lint.layers import (
     after_moves,
     attribute,
     concat_before,
-    cut_off_products,
     is_codes_for_runtime,
-    meet_ties,
     pairs_around,
     quantizer_after,
     rounded_biases,
@@ -39,6 +44,7 @@ _ANEW, _KEEPS = LintFix("quantize-bias", "bounded"), LintFix("keep-roundings", "
 _AS_FLOATS = LintFix("float-softmax", "bits")
 _WIDE_CODES = LintFix("repack{to=int16,scales=false,activations=false,opset=21}", "values")
 _POINTS = LintFix("canonical-operators{forms=points}", "bits")
+_FLOAT_SUMS = LintFix("float-sums", "bits")
 _FLOAT8 = ("FLOAT8E4M3FN", "FLOAT8E5M2")
 _EIGHT_BITS = ("UINT8", "INT8")
 
@@ -221,21 +227,9 @@ def narrow_float(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG314", "ties-of-add", INFO, targets=_ORT)
 def ties_of_add(facts: ModelFacts) -> Iterator[Found]:
     """A quantized Add has exact ties, which ONNX Runtime rounds to the other code."""
-    for node in facts.of("Add"):
-        operands = [facts.decoder_of(value) for value in node.inputs]
-        behind = quantizer_after(facts, node, is_fused=True)
-        if behind is None:
-            continue
-        scales = [None if o is None or o.scale is None else o.scale for o in operands]
-        result = facts.coder(behind).scale
-        if any(scale is None or scale.size != 1 for scale in (*scales, result)):
-            continue
-        if result is None or not float(result.flat[0]):
-            continue
-        ratios = [float(scale.flat[0] / result.flat[0]) for scale in scales if scale is not None]
-        if all(map(math.isfinite, ratios)) and meet_ties(ratios):
-            text = f"scales are {ratios[0]:g} and {ratios[1]:g} times that of the sum: ties occur"
-            yield Found((node,), text, {"ratios": ratios})
+    for node, ratios in tied_sums(facts):
+        text = f"scales are {ratios[0]:g} and {ratios[1]:g} times that of the sum: ties occur"
+        yield Found((node,), text, {"ratios": ratios})
 
 
 @rule("QG315", "signed-codes-joined", ERROR, targets=_OPENVINO)
@@ -255,7 +249,7 @@ def signed_codes_joined(facts: ModelFacts) -> Iterator[Found]:
             yield Found((join, layer), "INT8 codes that Conv reads as UINT8: nearly all are wrong")
 
 
-@rule("QG316", "rows-of-codes-added", ERROR, fix=LintFix("float-sums", "bits"), targets=_OPENVINO)
+@rule("QG316", "rows-of-codes-added", ERROR, fix=_FLOAT_SUMS, targets=_OPENVINO)
 def rows_of_codes_added(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO adds codes over the middle of three axes wrongly, except for the first matrix."""
     for each in row_sums(facts.of("GlobalAveragePool", "ReduceMean", "ReduceSum"), facts.shape):
@@ -361,22 +355,8 @@ def limits_between_codes(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG324", "softmax-of-fewer-steps", WARNING, fix=_AS_FLOATS, targets=_ORT)
 def softmax_of_fewer_steps(facts: ModelFacts) -> Iterator[Found]:
     """ONNX Runtime computes a quantized Softmax as if 1 were a whole number of steps."""
-    for node in facts.of("Softmax"):
-        decoder = facts.decoder_of(node.inputs[0])
-        behind = quantizer_after(facts, node, is_fused=True)
-        if decoder is None or behind is None:
-            continue
-        encoder = facts.coder(behind)
-        step = encoder.scale if decoder.kind == encoder.kind in _EIGHT_BITS else None
-        if step is None or not (step > 0).all():
-            continue
-        steps = 1 / float(step.flat[0])
-        if step.size > 1 and encoder.kind == "UINT8":
-            text = f"the first of {step.size} scales counts for all codes"
-            yield Found((node, behind), text, {"scales": int(step.size)})
-        elif step.size == 1 and (missing := steps - math.floor(steps)):
-            text = f"1 becomes {math.floor(steps)} steps instead of {steps:.6g}"
-            yield Found((node, behind), f"{text}: codes can be one lower", {"steps": missing})
+    for nodes, text, figures in coarse_softmax(facts):
+        yield Found(tuple(nodes), text, figures)
 
 
 @rule("QG325", "row-scales", ERROR, fix=_WIDE_CODES, targets=_OPENVINO)
@@ -394,3 +374,25 @@ def pairs_without_zero_point(facts: ModelFacts) -> Iterator[Found]:
         kind = facts.coder(node).kind
         text = f"no zero point, and data movement follows: {kind} codes are read as UINT8"
         yield Found((node,), text, {"type": kind})
+
+
+@rule("QG327", "misread-convolution", ERROR, targets=_OPENVINO)
+def misread_convolution(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO computes a convolution of this shape wrongly, or has no kernel for its codes."""
+    for layer, reason in misread_convolutions(facts.layers, facts.shape):
+        yield Found((layer.node,), reason)
+
+
+@rule("QG328", "normalized-codes", WARNING, fix=_FLOAT_SUMS, targets=_OPENVINO)
+def normalized_codes(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO adds epsilon to the variance of codes, not of the numbers that they stand for."""
+    for node in scaled_normalizations(facts.nodes):
+        text = f"{node.op_type} of codes without a zero point: epsilon has another weight"
+        yield Found((node,), text)
+
+
+@rule("QG329", "chained-products", ERROR, targets=_OPENVINO)
+def chained(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO makes one kernel of two products of few rows, which reads beyond its data."""
+    for layer in chained_products(facts.layers, facts.shape):
+        yield Found((layer.node,), "with the product before, it reads beyond its data")

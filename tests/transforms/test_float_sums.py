@@ -156,3 +156,62 @@ def test_openvino_adds_the_results_of_fake_quantize_as_floats():
     expected = load(proto).run({"x": x}, backend="numpy")["y"]
     np.testing.assert_allclose(run(proto, x), expected, atol=1e-5)
     assert not qgraph.lint(proto, "openvino-cpu", select=["QG316"])
+
+
+NORMALIZED = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[3,6,33] x) => (float[3,6,33] y)
+    <float s = {0.03}, uint8 z = {POINT}, float t = {0.02}, uint8 o = {128}, int64[1] last = {-1},
+     float e = {0.00001}, float two = {2}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        BODY
+        r = QuantizeLinear (n, t, o)
+        y = DequantizeLinear (r, t, o)
+    }"""
+NORMALIZATIONS = {
+    "one operator": "n = LayerNormalization <axis = -1> (d, gain)",
+    "channels": "n = InstanceNormalization (d, ones, zeros)",
+    "groups": "n = GroupNormalization <num_groups = 2> (d, ones, zeros)",
+    "several operators": """m = ReduceMean (d, last) c = Sub (d, m) p = Pow (c, two)
+        v = ReduceMean (p, last) a = Add (v, e) b = Sqrt (a) n = Div (c, b)""",
+}
+
+
+def normalized(name: str, point: int = 0) -> onnx.ModelProto:
+    text = NORMALIZED.replace("POINT", str(point)).replace("BODY", NORMALIZATIONS[name])
+    proto = onnx.parser.parse_model(text)
+    arrays = {"gain": np.ones(33), "ones": np.ones(6), "zeros": np.zeros(6)}
+    for key, array in arrays.items():
+        stored = onnx.numpy_helper.from_array(array.astype(np.float32), key)
+        proto.graph.initializer.append(stored)
+    return proto
+
+
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+@pytest.mark.parametrize("point", [0, 7])
+def test_normalizations_of_codes_without_a_zero_point_get_a_limit(name, point):
+    """OpenVINO adds epsilon to the variance of the codes, which is 1111 times that of the data."""
+    proto = normalized(name, point)
+    loaded = load(proto)
+    changed = loaded.apply(FloatSums()).count(SiteStatus.CHANGED)
+    assert changed == (point == 0)
+    assert not loaded.apply(FloatSums()).sites
+    assert qgraph.prove(proto, loaded, within="1step").verdict in ("proved", "bounded")
+    x = np.random.default_rng(0).integers(0, 3, (3, 6, 33)).astype(np.float32) * np.float32(0.03)
+    expected = load(proto).run({"x": x}, backend="numpy")["y"]
+    assert (np.abs(run(loaded.to_proto(), x) - expected) > 0.01).mean() < 0.01
+    if not point:
+        assert (np.abs(run(proto, x) - expected) > 0.01).mean() > 0.1
+
+
+@pytest.mark.slow
+def test_a_deployment_keeps_normalizations_of_codes_in_float():
+    proto = normalized("one operator")
+    proto.graph.node[-1].output[0] = "h"
+    layer = "i = DequantizeLinear (v, t)  y = MatMul (h, i)"
+    proto.graph.node.extend(onnx.parser.parse_graph(f"g (v, t, h) => (y) {{ {layer} }}").node)
+    codes = np.eye(33, dtype=np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "v"))
+    loaded = load(proto)
+    qgraph.deploy(loaded, "openvino-cpu")
+    assert len(list(loaded.nodes("Max"))) == 1

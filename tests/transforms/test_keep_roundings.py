@@ -42,6 +42,7 @@ SUMS = {
     "biases": (f"{TWO} a = Add (h, l) {LAST}".replace("d, e)", "d, e, b)"), 2),
     "floats": (f"{ONE} a = Add (h, p) {LAST}", 1),
     "Relu after": (f"{ONE} o = Add (h, p) a = Relu (o) {LAST}", 1),
+    "SiLU after": (f"{ONE} o = Add (h, p) i = Sigmoid (o) a = Mul (o, i) {LAST}", 1),
     "Mul after": (f"{ONE} o = Add (h, p) a = Mul (half, o) {LAST}", 1),
     "Clip between": (between("f = Clip (m, low, high)"), 1),
     "Add between": (between("f = Add (m, half)"), 1),

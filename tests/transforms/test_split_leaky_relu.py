@@ -179,3 +179,20 @@ def test_other_targets_keep_leaky_relu(target):
     model = network("conv")
     qgraph.deploy(model, target)
     assert len(list(model.nodes("LeakyRelu"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+def test_codes_of_four_bits_have_no_maximum(kind):
+    """Max of ONNX takes codes of 8 bits or more."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,2] x) => (float[N,2] y)
+        <float s = {{0.05}}, uint8 z = {{120}}, {kind} o = {{3}}, int8[2,2] w = {{9, 2, -7, 5}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            v = DequantizeLinear (w, s)
+            c = MatMul (d, v)
+            l = LeakyRelu <alpha = 0.1> (c)
+            p = QuantizeLinear (l, s, o)
+            y = DequantizeLinear (p, s, o)
+        }}""")
+    assert not load(proto).apply(SplitLeakyRelu()).sites

@@ -49,16 +49,18 @@ from qgraph.transforms.deployment.attempts import (
     unchanged_layers,
     unstored,
 )
+from qgraph.transforms.deployment.faults import (
+    failing,
+    is_misread,
+    misread_data,
+)
 from qgraph.transforms.deployment.forms import (
     Left,
     Preference,
-    failing,
     has_kernel,
     in_pairs,
-    is_misread,
     layers_of,
     marked_slower,
-    misread_biases,
     packed,
     without_calls,
 )
@@ -349,7 +351,7 @@ def _traps(model: Model, profile: Profile, *, is_loaded: bool) -> tuple[LintFind
 def _misread(model: Model, profile: Profile) -> int:
     """Return how often a target reads codes or biases wrongly, or rounds a bias, silently."""
     rounded = findings_of(ModelFacts(model.ir, profile), chosen_rules(_ROUNDED))
-    return is_misread(model, profile) + len(misread_biases(model, profile)) + len(rounded)
+    return is_misread(model, profile) + len(misread_data(model, profile)) + len(rounded)
 
 
 def _renamed(left: Left, reference: Model, model: Model) -> Left:

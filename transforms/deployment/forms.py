@@ -9,7 +9,7 @@ The numbers are the same in all forms::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import TypeVar
@@ -19,45 +19,29 @@ import onnx_ir as ir
 
 from qgraph.errors import Choice, ModelError, UnsupportedError
 from qgraph.graph.constants import constant_tensor
-from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
+from qgraph.graph.schema import LINEAR_DOMAINS, OpKey
 from qgraph.graph.scopes import all_nodes, check_names, inline_functions, producer_of
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.openvino_roundings import (
-    rounded_clips,
-    rounded_means,
-    stripped_decoders,
-    stripped_fake_quantizes,
-    unrounded_sums,
-)
-from qgraph.inventory.openvino_traps import narrow_products
-from qgraph.lint.engine import chosen_rules, findings_of
-from qgraph.lint.facts import ModelFacts
 from qgraph.model import Model
 from qgraph.ops.operator import is_defined
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.sites import readable_sites
-from qgraph.reasons import ExplainedReason, id_of
-from qgraph.reports import Report, SiteStatus
-from qgraph.targets.engine import KernelMatch, NoKernel, kernel_of
-from qgraph.targets.layer import LAYERS, BiasRule, QuantizedLayer
+from qgraph.reasons import ExplainedReason
+from qgraph.reports import Report
+from qgraph.targets.engine import KernelMatch, kernel_of
+from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
-from qgraph.targets.rules import BIAS_SCALE, BIAS_TYPE, NO_KERNEL, PACKED, SLOWER
+from qgraph.targets.rules import PACKED, SLOWER
 from qgraph.transforms.base import Transform, escaped
-from qgraph.transforms.convert import ConvertDialect
 from qgraph.transforms.deployment.pipeline import (
-    BEFORE_NARROW_CODES,
     HIGHEST_OPSET,
     as_pairs,
-    limits,
 )
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.fold_constants import FoldConstants
-from qgraph.transforms.integers.shifted_chains import code_chains
-from qgraph.transforms.merge_activation import MergeActivation
-from qgraph.transforms.quantize_bias import QuantizeBias
 from qgraph.transforms.recoding import CodeTarget, Repack
-from qgraph.transforms.runtime_faults import FloatProducts, FloatSoftmax, SeparatePairs
+from qgraph.transforms.runtime_faults import FloatProducts
 from qgraph.transforms.weights.stored_codes import stored_codes
 
 FLOAT = "float"
@@ -170,96 +154,6 @@ def marked_slower(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
     return reasons
 
 
-def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
-    """Return the layers that a target accepts although they fail at run time, with the reason."""
-    text = "codes of 4 bits that the runtime writes beyond their memory, and no form has 8 bits"
-    reasons = {label(layer.node): NO_KERNEL(text) for layer in _narrow_products(model, profile)}
-    if not any(kernel.fails for kernel in profile.kernel):
-        return reasons
-    for layer in layers_of(model):
-        match = kernel_of(layer.description, profile)
-        if not isinstance(match, NoKernel) or match.kernel is None or not match.reasons:
-            continue
-        if {id_of(reason) for reason in match.reasons} <= set(match.kernel.fails):
-            reasons[label(layer.node)] = match.reasons[0]
-    return reasons
-
-
-def is_misread(model: Model, profile: Profile) -> bool:
-    """Return whether a target is wrong after a Concat of codes."""
-    wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}
-    return bool(wrong) and any(
-        chain.kind in wrong and chain.meets_concat for chain in code_chains(model)
-    )
-
-
-def is_unrounded(model: Model, profile: Profile) -> bool:
-    """Return whether a target drops roundings of quantizers, by traps of these ids."""
-    traps, nodes = {trap.id for trap in profile.trap}, list(model.nodes())
-    layers = {layer.node for layer in layers_of(model)}
-    found: dict[str, Callable[[], Iterable[object]]] = {
-        "residual-add": lambda: unrounded_sums(nodes, layers),
-        "sixteen-bits-removed": lambda: (
-            *stripped_decoders(nodes),
-            *stripped_fake_quantizes(nodes),
-        ),
-        "limits-between-codes": lambda: rounded_clips(nodes),
-        "average-pool": lambda: rounded_means(nodes),
-    }
-    return any(any(find()) for name, find in found.items() if name in traps)
-
-
-_FLOAT8 = {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}
-
-
-def twice_rounded(model: Model, profile: Profile) -> list[str]:
-    """Return the names of results of FP8 quantizers that a target rounds to float16 before."""
-    if not any(trap.id == "float8-rounded-twice" for trap in profile.trap):
-        return []
-    data = [site for site in readable_sites(model.ir) if site.values is None]
-    return [
-        str(site.y.name)
-        for site in data
-        if any(n.op_type == "QuantizeLinear" and code_type(n) in _FLOAT8 for n in site.nodes)
-    ]
-
-
-def _narrow_products(model: Model, profile: Profile) -> list[FoundLayer]:
-    """Return the products for which a target writes beyond its memory: a trap of this id."""
-    is_affected = any(trap.id == "narrow-data-of-products" for trap in profile.trap)
-    return list(narrow_products(layers_of(model))) if is_affected else []
-
-
-def wider_codes(model: Model, profile: Profile) -> list[Transform]:
-    """Return the passes that store such data in 8 bits; nothing if none is needed."""
-    data = [unmoved(each.node.inputs[0]) for each in _narrow_products(model, profile)]
-    values = "|".join(dict.fromkeys(escaped(str(value.name)) for value in data if value))
-    if not values:
-        return []
-    return [
-        ConvertDialect(to="qonnx", values=values),
-        ConvertDialect(to="qdq", values=values, opset=BEFORE_NARROW_CODES),
-        MergeActivation(form=limits(profile)),
-    ]
-
-
-_LIMITED = {"QG301": SeparatePairs, "QG324": FloatSoftmax}
-"""Passes that keep a target from changing operators on decoded codes, by rules that find them."""
-
-
-def limited(model: Model, profile: Profile) -> list[Transform]:
-    """Return the passes after which a target computes operators on decoded codes as written.
-
-    It merges pairs, and gives other codes for Softmax if 1 is not a whole number of steps.
-    """
-    steps: list[Transform] = []
-    for rule, step in _LIMITED.items():
-        found = findings_of(ModelFacts(model.ir, profile), chosen_rules(rule))
-        nodes = "|".join(escaped(name) for each in found for name in each.nodes)
-        steps += [step(nodes=nodes)] if nodes else []
-    return steps
-
-
 def packed(model: Model) -> dict[str, ExplainedReason]:
     """Return the layers whose weights are stored in fewer than 8 bits."""
     types = {
@@ -326,44 +220,6 @@ def _is_quantized(value: ir.Value, profile: Profile) -> bool:
         or (user.op_type in _BETWEEN | profile.passing and _is_quantized(user.outputs[0], profile))
         for user in users
     )
-
-
-_FLOAT = "FLOAT"
-_ROUNDINGS = 2.0**-22
-"""Relative deviation of a scale that roundings explain."""
-
-
-def misread_biases(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
-    """Return the layers in integer kernels whose bias would be added wrongly, with the reason.
-
-    Two cases, neither with a message of the runtime::
-
-        DequantizeLinear(int32 codes, s)   the kernel adds the codes at s_x * s_w, whatever s is
-        a float bias of 3                  the runtime stores round(3 / (s_x * s_w)), beyond int32
-    """
-    found: dict[str, ExplainedReason] = {}
-    floats = set[str]()
-    is_affected = any(_is_int32(kernel.bias) for kernel in profile.kernel)
-    for layer in layers_of(model) if is_affected else ():
-        match, bias = kernel_of(layer.description, profile), layer.description.bias
-        if bias is None or not isinstance(match, KernelMatch) or not _is_int32(match.kernel.bias):
-            continue
-        error = bias.scale_error or 0
-        if bias.codes == _FLOAT:
-            floats.add(label(layer.node))
-        elif error > _ROUNDINGS:
-            text = f"bias: its scale is off by {error:.3g}, and the kernel does not use it"
-            found[label(layer.node)] = BIAS_SCALE(text)
-    if floats:
-        for site in model.clone().apply(QuantizeBias()):
-            if site.outcome is SiteStatus.REFUSED and site.node in floats:
-                found[site.node] = BIAS_TYPE(f"bias of {_FLOAT}: {site.reason}")
-    return found
-
-
-def _is_int32(rule: BiasRule) -> bool:
-    """Return whether a kernel adds int32 codes in the unit of the products."""
-    return rule.scale in ("product", "ignored") and "INT32" in (rule.types or ())
 
 
 def without_calls(model: Model) -> Model:

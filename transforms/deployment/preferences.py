@@ -18,7 +18,6 @@ from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.walk import open_interface, with_facts
 from qgraph.graph.opset.rewrites import unsigned_copies
 from qgraph.inventory.layers import FoundLayer, quantized_layers
-from qgraph.inventory.openvino_traps import row_scaled_products
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.records import by_key, dataclass, field, replace
@@ -36,27 +35,28 @@ from qgraph.transforms.deployment.attempts import (
     unchanged,
     unsaturated,
 )
+from qgraph.transforms.deployment.faults import (
+    failing,
+    is_unrounded,
+    limited,
+    misread_data,
+    twice_rounded,
+    wide_rows,
+    wider_codes,
+)
 from qgraph.transforms.deployment.forms import (
     FLOAT,
     Left,
     Preference,
-    failing,
     in_float,
-    is_unrounded,
     layers_of,
-    limited,
     marked_slower,
-    misread_biases,
     packed,
-    twice_rounded,
-    wider_codes,
 )
 from qgraph.transforms.deployment.pipeline import (
     copies_unsigned_pairs,
-    misreads_row_scales,
     misreads_row_sums,
     misreads_turned_weights,
-    wide_codes,
 )
 from qgraph.transforms.drafts.choice import label
 from qgraph.transforms.runtime_faults import FloatProducts, FloatSums, SeparateWeights
@@ -107,7 +107,7 @@ def preferred(
     attempt = _with(wider_codes(attempt.model, profile), attempt)
     steps = unsaturated(attempt.model, profile) + limited(attempt.model, profile)
     attempt = _with(steps, attempt)
-    biases = misread_biases(attempt.model, profile)
+    floats = misread_data(attempt.model, profile)
     if misreads_turned_weights(profile):
         attempt = _with([SeparateWeights()], attempt)
     if misreads_row_sums(profile):
@@ -120,15 +120,13 @@ def preferred(
         attempt = attempt if any(plain.model.nodes("FloatQuant")) else plain
     if copies_unsigned_pairs(profile) and unsigned_copies(attempt.model.ir):
         attempt = _with([CanonicalOperators(forms=CanonicalForm.POINTS)], attempt)
-    if misreads_row_scales(profile):
-        rows = "|".join(escaped(label(node)) for node in row_scaled_products(attempt.model.nodes()))
-        attempt = _with([wide_codes(rows)] if rows else [], attempt)
-    if biases:
-        names = "|".join(map(escaped, biases))
+    attempt = _with(wide_rows(attempt.model, profile), attempt)
+    if floats:
+        names = "|".join(map(escaped, floats))
         attempt = _with([FloatProducts(nodes=names, data=True)], attempt)
     failed = failing(attempt.model, profile) | saturating(attempt.model, profile)
     attempt = _leaving(attempt, failed)
-    failed |= biases
+    failed |= floats
     if prefer is Preference.SIZE:
         return Preferred(attempt, failed | packed(attempt.model))
     if prefer is Preference.SPEED:

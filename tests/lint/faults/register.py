@@ -40,7 +40,7 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 """By id of the rule."""
 
-NO_FAULT: dict[str, str] = {}
+NO_FAULT: dict[str, str] = {"QG329": "it needs a known number of rows, which all shapes depend on"}
 """Reason why a fault cannot be planted, by id of the rule."""
 
 

@@ -326,3 +326,20 @@ def without_point(model: ir.Model, node: ir.Node) -> str | None:
     decoder = beside(encoder.outputs[0], "DequantizeLinear", F(0.1))
     as_output(model, beside(decoder.outputs[0], "Reshape", np.asarray([-1])).outputs[0])
     return label(decoder)
+
+
+@fault("QG327", lambda node: has_data_pair(node) and node.op_type == "Conv")
+def signed_four(model: ir.Model, node: ir.Node) -> str:
+    for each in data_pair(node):
+        fed(each, 2, np.asarray(3, ml_dtypes.int4))
+    return label(node)
+
+
+@fault("QG328", lambda node: has_data_pair(node) and node.op_type == "MatMul")
+def normalized(model: ir.Model, node: ir.Node) -> str | None:
+    width = sizes(model, node.inputs[0])[-1]
+    if not isinstance(width, int):
+        return None
+    for each in data_pair(node):
+        fed(each, 2, np.asarray(0, np.uint8))
+    return label(put(node, 0, "LayerNormalization", np.ones(width, F)))

@@ -8,6 +8,7 @@ from tests.lint.measured.harness import (
     F,
     codes,
     differ,
+    farthest,
     fed,
     measured,
     model,
@@ -187,4 +188,59 @@ def copied() -> str:
     return (
         "Results after a Transpose of INT8 codes that ONNX Runtime changed: "
         f"{changes[0]}; with a zero point of 0 {changes[1]}."
+    )
+
+
+@measured("QG327")
+def joined_zero_points() -> str:
+    text = """(float[8,6,14,14] x) => (float[8,12,14,14] y) {
+        a = QuantizeLinear (x, s, z) d = DequantizeLinear (a, s, z)
+        b = QuantizeLinear (x, s, o) e = DequantizeLinear (b, s, o)
+        g = Concat <axis = 1> (d, e) v = DequantizeLinear (w, t)
+        c = Conv <group = 4, pads = [1, 1, 1, 1]> (g, v)
+        h = QuantizeLinear (c, u, z) y = DequantizeLinear (h, u, z) }"""
+    scales = {"s": F(0.02), "t": F(0.004), "u": F(0.05)}
+    points = {"z": np.uint8(128), "o": np.uint8(100)}
+    proto = model(text, **scales, **points, w=codes(12, 3, 3, 3))
+    feeds = fed(proto)
+    right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+    return (
+        "Of 4 groups of 3 channels, after a Concat of data with zero points of 128 and 100, "
+        f"OpenVINO changed {differ(result, right)} codes, by up to {farthest(result, right, 0.05)}."
+    )
+
+
+@measured("QG328")
+def normalized() -> str:
+    text = """(float[3000,33] x) => (float[3000,33] y) {
+        c = QuantizeLinear (x, s, o) d = DequantizeLinear (c, s, o) l = Max (d, m)
+        n = LayerNormalization (BEFORE, g)
+        q = QuantizeLinear (n, t, z) y = DequantizeLinear (q, t, z) }"""
+    numbers = np.random.default_rng(0).integers(0, 3, (3000, 33)).astype(F) * F(0.03)
+    changes = []
+    for before in ("d", "l"):
+        scales = {"s": F(0.03), "t": F(0.02), "m": F(0), "g": np.ones(33, F)}
+        points = {"o": np.uint8(0), "z": np.uint8(128)}
+        proto = model(text.replace("BEFORE", before), **scales, **points)
+        changes.append(differ(openvino(proto, {"x": numbers}), qgraph_run(proto, {"x": numbers})))
+    return (
+        "Of rows of 33 codes from 0 to 2 with a scale of .03, normalized with an epsilon of 1e-5 "
+        f"and quantized in steps of .02, OpenVINO changed {changes[0]} codes; with a Max in front "
+        f"{changes[1]}."
+    )
+
+
+@measured("QG329")
+def chained() -> str:
+    text = """(float[8,256] x) => (float[8,256] y) { c = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (c, s, z) a = DequantizeLinear (w, t) m = MatMul (d, a)
+        e = QuantizeLinear (m, u, z) f = DequantizeLinear (e, u, z) k = MatMul (f, a)
+        h = QuantizeLinear (k, u, z) y = DequantizeLinear (h, u, z) }"""
+    scales = {"s": F(0.02), "t": F(0.001), "u": F(0.03), "z": np.uint8(128)}
+    proto = model(text, **scales, w=codes(256, 256))
+    feeds = fed(proto)
+    right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+    return (
+        f"Of two products of 8 rows and 256 columns, OpenVINO changed {differ(result, right)} "
+        f"codes, by up to {farthest(result, right, 0.03)}."
     )
