@@ -171,7 +171,7 @@ def _form(made: onnx.ModelProto, model: Any) -> list[str]:
 @pytest.mark.slow
 def test_reports_of_random_pipelines_are_true():
     seen = Counter[str]()
-    assert not [fault for seed in range(8) for fault in faults(seed, seen)]
+    assert not [fault for seed in range(9) for fault in faults(seed, seen)]
     assert seen["values"] > 1
 
 

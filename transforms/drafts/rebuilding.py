@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +16,6 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import raise_opset
-from qgraph.inventory.openvino_traps import WeightChain
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.composite import composite_of, region_of
@@ -24,6 +24,9 @@ from qgraph.reasons import NO_EQUAL_FORM, NO_OPERATOR, UNREADABLE, explained
 from qgraph.records import dataclass
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.drafts.choice import STORED, entry, opset_reason, refused
+
+if TYPE_CHECKING:
+    from qgraph.inventory.openvino_traps import WeightChain
 
 
 @dataclass(frozen=True, eq=False)
