@@ -269,6 +269,7 @@ def scaled_products(model: ir.Model, through: Sequence[str]) -> list[ir.Node]:
                 if before.domain or len(others) != 1:
                     break
                 value = unmoved(others[0])
-            if value is not data and producer_of(value, "DequantizeLinear", "FakeQuantize"):
+            maker = None if value is data else producer_of(value)
+            if maker is not None and maker.op_type in ("DequantizeLinear", "FakeQuantize"):
                 found.append(node)
     return found

@@ -98,8 +98,9 @@ def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.N
     for last in nodes:
         node, limits = _limits(last) if not last.domain else (last, ())
         data = _data(node) if limits else None
-        decoder = producer_of(unmoved(data), _DECODER, "FakeQuantize")
-        ends = None if decoder is None else ends_of_codes(decoder)
+        decoder = producer_of(unmoved(data))
+        is_decoder = decoder is not None and decoder.op_type in (_DECODER, "FakeQuantize")
+        ends = ends_of_codes(decoder) if decoder is not None and is_decoder else None
         if data is None or decoder is None or ends is None:
             continue
         if any(limit and ends[0] < limit < ends[1] for limit in limits):

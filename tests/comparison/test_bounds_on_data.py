@@ -382,3 +382,20 @@ def test_what_follows_codes_that_are_only_taken_as_equal_is_not_compared() -> No
     proof = qgraph.prove(*models, within="0.0000001step")
     (bound,) = (region.bound for region in proof.regions if region.bound is not None)
     assert bound.seen is None
+
+
+def test_codes_that_follow_such_codes_are_not_compared() -> None:
+    end = "e = QuantizeLinear (o, s, z) y = DequantizeLinear (e, s, z)"
+    models = [
+        ir.from_onnx_text(
+            TAKEN.replace("FIRST", first).replace("SECOND", second.replace("y =", "o =") + end)
+        )
+        for first, second in SUMS
+    ]
+    x = np.random.default_rng(0).normal(0, 100, (8, 4)).astype(np.float32)
+    report = qgraph.check(*models, {"x": x}, backend="numpy", tolerances=ONE)
+    assert report.bounds is not None
+    assert [str(each.reason) for each in report.bounds.segments][:2] == [
+        "Sin has no bound",
+        "it begins at 'd', which has no bound",
+    ]

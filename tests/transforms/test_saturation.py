@@ -642,6 +642,20 @@ def test_openvino_computes_products_behind_operators_in_float(step, tmp_path):
     np.testing.assert_allclose(in_runtime(path, x, "openvino"), [exact] * 5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("largest", "found"), [(127, ["product"]), (64, [])])
+def test_lint_finds_products_behind_operators_on_ranges(largest, found):
+    """OpenVINO was 25 % off with ONEDNN_MAX_CPU_ISA=AVX2, for Relu and Mul."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17,
+        "org.openvinotoolkit": 1]> net (float[5,64] x) => (float[5,8] y)
+        <float g = {0}, float h = {2.55}, float t = {0.01}, int8 o = {0}, float k = {2}> {
+            d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, g, h, g, h)
+            v = DequantizeLinear (w, t, o)  p = Mul (d, k)  [product] y = MatMul (p, v)
+        }""")
+    codes = np.full((64, 8), largest, np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    assert named_by_lint(qgraph.load(proto)) == found
+
+
 @pytest.mark.cases(fast=1, slow=3)
 @pytest.mark.parametrize("largest", [127, 64])
 @pytest.mark.parametrize(
