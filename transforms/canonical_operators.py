@@ -43,6 +43,7 @@ class CanonicalForm(Choice):
     POOL = "pool"
     FLATTEN = "flatten"
     POINTS = "points"
+    SCALARS = "scalars"
     FACTORS = "factors"
     CHANNELS = "channels"
 
@@ -60,39 +61,42 @@ class CanonicalOperators(Transform):
     3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
     4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
 
-    5. ``factors``: Mul and Div by one constant move before Reshape, Transpose and similar
+    5. ``scalars``: scales and zero points of shape [1] become scalars in a graph with an
+       AveragePool, which ONNX Runtime refuses otherwise.
+
+    6. ``factors``: Mul and Div by one constant move before Reshape, Transpose and similar
        operators, next to the MatMul, Gemm or Conv that computes the data and can absorb them.
 
-    6. ``channels``, which ``all`` does not include: Pad gives codes of three channels a fourth one
+    7. ``channels``, which ``all`` does not include: Pad gives codes of three channels a fourth one
        before a Conv, whose weights for it are 0. ONNX Runtime gathers four channels faster.
 
-    Rules 3 to 5 keep every bit. The others keep the exact sums; their rounding may differ.
+    Rules 3 to 6 keep every bit. The others keep the exact sums; their rounding may differ.
     """
 
     forms: CanonicalForm = option(
         CanonicalForm.ALL,
         help="gemm: Gemm for MatMul and Add; pool: GlobalAveragePool for ReduceMean; flatten: "
-        "Reshape for Flatten; points: zero points of 0; factors: before data movement; channels: "
-        "a fourth one of zeros, which is not part of all",
+        "Reshape for Flatten; points: zero points of 0; scalars: instead of shape [1]; factors: "
+        "before data movement; channels: a fourth one of zeros, which is not part of all",
     )
 
     def apply(self, model: Model, report: Report) -> None:
         """Apply each rule to each node that it matches."""
-        graph = _Graph(Editor(model.ir), dict(infer(model.ir)), model.ir.opset_imports.get("", 0))
+        opset = model.ir.opset_imports.get("", 0)
+        pooled = frozenset(node.graph for node in model.nodes("AveragePool"))
+        graph = _Graph(Editor(model.ir), dict(infer(model.ir)), opset, pooled)
         for node in list(model.nodes()):
-            rule = _RULES.get(node.op_type)
-            if rule is None or node.graph is None or node.domain not in LINEAR_DOMAINS:
-                continue
-            form, draft_of, verdict = rule
-            wanted = form if form is CanonicalForm.CHANNELS else CanonicalForm.ALL
-            if self.forms not in (wanted, form):
-                continue
-            draft = draft_of(node, graph)
-            if draft is None:
-                continue
-            graph.facts[draft.y] = graph.fact(draft.region.y)
-            reason = None if verdict.exactness else _BOUND
-            replace_node(node, draft, verdict, report, reason=reason, heirs=_NAMED)
+            for form, draft_of, verdict in _RULES.get(node.op_type, ()):
+                wanted = form if form is CanonicalForm.CHANNELS else CanonicalForm.ALL
+                if self.forms not in (wanted, form) or node.domain not in LINEAR_DOMAINS:
+                    continue
+                draft = None if node.graph is None else draft_of(node, graph)
+                if draft is None:
+                    continue
+                graph.facts[draft.y] = graph.fact(draft.region.y)
+                reason = None if verdict.exactness else _BOUND
+                replace_node(node, draft, verdict, report, reason=reason, heirs=_NAMED)
+                break
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class _Graph:
     editor: Editor
     facts: dict[ir.Value, Fact]
     opset: int
+    pooled: frozenset[ir.Graph | ir.Function | None]
 
     def fact(self, value: ir.Value | None) -> Fact:
         return UNKNOWN if value is None else self.facts.get(value, UNKNOWN)
@@ -240,6 +245,26 @@ def _point(node: ir.Node, graph: _Graph) -> Draft | None:
     return draft.giving(draft.copy(node, operands, {"output_dtype": None}, dtype=codes))
 
 
+def _scalars(node: ir.Node, graph: _Graph) -> Draft | None:
+    x, *parameters = inputs_of(node, 3)
+    arrays = [None if value is None else constant_expression(value) for value in parameters]
+    stated = [(value, array) for value, array in zip(parameters, arrays, strict=True) if value]
+    if x is None or node.graph not in graph.pooled or node.attributes.get_int("block_size", 0):
+        return None
+    if any(array is None or array.shape not in ((), (1,)) for _, array in stated):
+        return None
+    if all(array is None or not array.shape for array in arrays):
+        return None
+    draft = graph.editor.draft(Region(x, node.outputs[0], (node,)))
+    names = ("scale", "zero_point")
+    constants = [
+        draft.constant(array.reshape(()), name) if array is not None else None
+        for array, name in zip(arrays, names, strict=True)
+    ]
+    operands = [draft.x, *(constants if constants[1] is not None else constants[:1])]
+    return draft.giving(draft.copy(node, operands))
+
+
 def _factor(node: ir.Node, graph: _Graph) -> Draft | None:
     constants = [constant_expression(v) for v in node.inputs]
     data = [index for index, factor in enumerate(constants) if factor is None]
@@ -332,15 +357,19 @@ _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "U
 _BETWEEN = _MOVES | {"GlobalAveragePool", "AveragePool", "MaxPool", "Relu"}
 
 _Rule = Callable[[ir.Node, _Graph], Draft | None]
-_RULES: dict[str, tuple[CanonicalForm, _Rule, Verdict]] = {
-    "Conv": (CanonicalForm.CHANNELS, _channels, Verdict()),
-    "MatMul": (CanonicalForm.GEMM, _gemm, Verdict()),
-    "Gemm": (CanonicalForm.GEMM, _factors, Verdict()),
-    "ReduceMean": (CanonicalForm.POOL, _pool, Verdict()),
-    "AveragePool": (CanonicalForm.POOL, _window, Verdict()),
-    "Flatten": (CanonicalForm.FLATTEN, _flatten, SAME),
-    "Mul": (CanonicalForm.FACTORS, _factor, SAME),
-    "Div": (CanonicalForm.FACTORS, _factor, SAME),
-    "QuantizeLinear": (CanonicalForm.POINTS, _point, SAME),
-    _DECODER: (CanonicalForm.POINTS, _point, SAME),
+_POINTS: tuple[tuple[CanonicalForm, _Rule, Verdict], ...] = (
+    (CanonicalForm.SCALARS, _scalars, SAME),
+    (CanonicalForm.POINTS, _point, SAME),
+)
+_RULES: dict[str, tuple[tuple[CanonicalForm, _Rule, Verdict], ...]] = {
+    "Conv": ((CanonicalForm.CHANNELS, _channels, Verdict()),),
+    "MatMul": ((CanonicalForm.GEMM, _gemm, Verdict()),),
+    "Gemm": ((CanonicalForm.GEMM, _factors, Verdict()),),
+    "ReduceMean": ((CanonicalForm.POOL, _pool, Verdict()),),
+    "AveragePool": ((CanonicalForm.POOL, _window, Verdict()),),
+    "Flatten": ((CanonicalForm.FLATTEN, _flatten, SAME),),
+    "Mul": ((CanonicalForm.FACTORS, _factor, SAME),),
+    "Div": ((CanonicalForm.FACTORS, _factor, SAME),),
+    "QuantizeLinear": _POINTS,
+    _DECODER: _POINTS,
 }

@@ -296,6 +296,26 @@ def narrow_data_of_products(facts: ModelFacts) -> Iterator[Found]:
         yield Found((layer.node,), text, {"type": kind})
 
 
+@rule(
+    "QG622",
+    "scale-in-a-list",
+    ERROR,
+    fix=LintFix("canonical-operators{forms=scalars}", "bits"),
+    targets=("onnxruntime*",),
+)
+def scale_in_a_list(facts: ModelFacts) -> Iterator[Found]:
+    """ONNX Runtime uses a kernel for scalars although a scale has the shape [1], and fails."""
+    for node in facts.of("AveragePool"):
+        reader = facts.only_reader(node.outputs[0])
+        decoder = facts.decoder_of(node.inputs[0])
+        if decoder is None or reader is None or reader.op_type != QUANTIZE:
+            continue
+        around = (decoder, facts.coder(reader))
+        is_listed = any(each.scale is not None and each.scale.shape == (1,) for each in around)
+        if is_listed and all(coder.kind in _BYTES for coder in around):
+            yield Found((node,), f"a scale of shape [1] beside AveragePool: {_EARLY}")
+
+
 def _has_weights_of_8_bits(facts: ModelFacts, node: ir.Node) -> bool:
     """Return whether weights are 8-bit codes, or floats that the runtime quantizes to 8 bits."""
     weights = facts.decoder_of(node.inputs[1])

@@ -104,6 +104,7 @@ STABLE = {
     "channel-scales-of-data": "QG619",
     "wide-codes-moved": "QG620",
     "narrow-data-of-products": "QG621",
+    "scale-in-a-list": "QG622",
     "double-quantizer": "QG701",
     "duplicate-quantizer": "QG702",
     "unused-result": "QG703",

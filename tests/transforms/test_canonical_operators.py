@@ -115,6 +115,36 @@ def test_zero_points_are_written_where_runtimes_load_them(check_pass):
     assert not model.apply(step).modified
 
 
+LISTED = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[N, 3, 4, 4] x) => (float[N, 3, 3, 3] y) <float[1] s = {0.1}, uint8[1] z = {3}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        p = AveragePool <kernel_shape = [2, 2]> (d)
+        r = QuantizeLinear (p, s, z)
+        y = DequantizeLinear (r, s, z)
+    }"""
+
+
+@pytest.mark.runtime
+def test_scales_beside_an_average_pool_become_scalars(check_pass):
+    runtime = pytest.importorskip("onnxruntime")
+    step = CanonicalOperators(forms=CanonicalForm.SCALARS)
+    model, report = check_pass(step, LISTED, exactly=Exactness.BITS)
+    assert report.count(SiteStatus.CHANGED) == 4
+    before = load(ir.from_onnx_text(LISTED)).to_proto().SerializeToString()
+    with pytest.raises(Exception, match="must be a scalar"):
+        runtime.InferenceSession(before, providers=["CPUExecutionProvider"])
+    after = model.to_proto().SerializeToString()
+    runtime.InferenceSession(after, providers=["CPUExecutionProvider"])
+    proof = prove(load(ir.from_onnx_text(LISTED)), model)
+    assert proof.verdict is ProofVerdict.PROVED
+
+
+def test_without_an_average_pool_scales_keep_their_shape():
+    model = load(ir.from_onnx_text(LISTED.replace("AveragePool", "MaxPool")))
+    assert not model.apply(CanonicalOperators(forms=CanonicalForm.SCALARS)).modified
+
+
 @pytest.mark.runtime
 @pytest.mark.parametrize("bias", ["b", "c"])
 def test_factors_of_gemm_go_into_its_constants(check_pass, bias):

@@ -203,3 +203,12 @@ def four_bits(model: ir.Model, node: ir.Node) -> str:
     for each in data_pair(node):
         fed(each, 2, np.zeros((), ml_dtypes.uint4))
     return label(node)
+
+
+@fault("QG622", lambda node: has_data_pair(node) and node.op_type == "Conv")
+def listed(model: ir.Model, node: ir.Node) -> str:
+    pool = beside(node.inputs[0], "AveragePool", kernel_shape=[1, 1])
+    zero = constant(data_pair(node)[1].inputs[2])
+    encoder = beside(pool.outputs[0], "QuantizeLinear", np.full(1, 0.1, F), zero.reshape(1))
+    as_output(model, encoder.outputs[0])
+    return label(pool)

@@ -291,6 +291,30 @@ def aborted() -> str:
     )
 
 
+@measured("QG622")
+def scales_in_lists() -> str:
+    refused = []
+    forms = list(product((np.uint8, np.int8), (13, 17, 21), ((1, ()), ((), 1), (1, 1))))
+    for kind, opset, (before, after) in forms:
+        proto = model(
+            f"""<ir_version: 7, opset_import: ["": {opset}]> m (float[1,4,5,5] x) => (y) {{
+            c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)
+            f = AveragePool <kernel_shape = [2, 2]> (d)
+            q = QuantizeLinear (f, t, p) y = DequantizeLinear (q, t, p) }}""",
+            s=np.full(before, 0.1, F),
+            z=np.full(before, 3, kind),
+            t=np.full(after, 0.2, F),
+            p=np.full(after, 3, kind),
+        )
+        assert session(proto, plain=True).run(None, fed(proto))[0].shape == (1, 4, 4, 4)
+        if not taken(partial(session, proto)):
+            refused.append(opset)
+    return (
+        f"ONNX Runtime created no session for {len(refused)} of {len(forms)} models: INT8 and "
+        "UINT8, three opsets, the scale before, after, or both in a list of one element."
+    )
+
+
 _RUN = """
 import sys
 import onnx
