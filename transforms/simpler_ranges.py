@@ -18,10 +18,13 @@ from qgraph.errors import Choice
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import quantized_layers
 from qgraph.inventory.openvino_roundings import (
+    padded_means,
     rounded_clips,
     rounded_means,
+    rounded_shifts,
     stripped_decoders,
     stripped_fake_quantizes,
     unrounded_sums,
@@ -334,12 +337,16 @@ class KeepRoundings(Transform):
     3. A FakeQuantize with 65536 levels is split, as ``split-fake-quantize`` does.
     4. ``Clip(DequantizeLinear(c)) -> Clip(LeakyRelu<alpha=1>(DequantizeLinear(c)))`` for limits
        between two codes; likewise Min and Max in a row.
-    5. ``AveragePool(x) -> AveragePool(LeakyRelu<alpha=1>(x))`` for decoded ``x``, if a Clip,
-       LeakyRelu, Neg or PRelu lies between the pool and the next quantizer.
+    5. ``AveragePool(x) -> AveragePool(LeakyRelu<alpha=1>(x))`` for decoded ``x``, if an operator
+       follows that is computed on codes, such as Conv, MatMul, Mul, Clip or ReduceMean, or if the
+       zero point is not 0 and padding counts.
+    6. ``Conv(Sub(x, k)) -> Conv(LeakyRelu<alpha=1>(Sub(x, k)))`` for decoded ``x`` without a zero
+       point and quantized weights; likewise Add and BatchNormalization.
 
-    None of this changes a value. Without the first one, OpenVINO clamps the result of the
-    convolution, but rounds only the sum. Without the next two, it removes the quantizer. Without
-    the last ones, it rounds the limits and the means to codes.
+    Operators that move, choose or scale codes may lie in between. None of this changes a value.
+    Without the first one, OpenVINO clamps the result of the convolution, but rounds only the sum.
+    Without the next two, it removes the quantizer. Without the last ones, it rounds limits, means
+    and constants to codes, and pads with code 0.
     """
 
     def apply(self, model: Model, report: Report) -> None:
@@ -353,8 +360,9 @@ class KeepRoundings(Transform):
                 wrap_operand(node, 0, write, editor, report)
         for node, index, _ in list(rounded_clips(model.ir.graph)):
             wrap_operand(node, index, _relu, editor, report)
-        for node, _ in list(rounded_means(model.ir.graph)):
-            wrap_operand(node, 0, _relu, editor, report)
+        means = (*rounded_means(model.ir.graph), *padded_means(model.ir.graph))
+        for node in dict.fromkeys(each for each, *_ in (*means, *rounded_shifts(model.ir.graph))):
+            wrap_operand(producer_of(node.inputs[0], "Pad") or node, 0, _relu, editor, report)
         fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
         if fakes:
             SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)

@@ -14,19 +14,28 @@ linear. In this list, ``Q`` is QuantizeLinear and DequantizeLinear::
 If a reader of ``v`` must wait for the sum, OpenVINO rounds there, too; that order is not known
 from the file.
 
-The limits of a Clip of decoded codes become whole codes, whether it is one node or Min and Max. The
-codes may be moved in between::
+The limits of a Clip of decoded codes become whole codes, whether it is one node or Min and Max.
+Operators in between may move codes, choose some, scale them or add a constant::
 
     Clip(DequantizeLinear(c, 0.3), -1, 1)                    yes: -0.9, 0.9
+    Clip(Neg(DequantizeLinear(c, 0.3)), -1, 1)               yes
     Clip(DequantizeLinear(c, 0.3), 0)                        no: real zero is a code
     Clip(Conv(x), -1, 1)                                     no
 
-The mean of codes becomes a code if an operator before the next quantizer is computed on codes, too.
-Otherwise that quantizer rounds the mean itself::
+The mean of codes becomes a code unless only quantizers, outputs, and operators that need floats
+follow. Again, others may lie in between::
 
+    Conv(AveragePool(DequantizeLinear(c)), w)                yes; also MatMul, Mul, ReduceMean
     Q(Clip(AveragePool(DequantizeLinear(c))))                yes; also LeakyRelu, Neg, PRelu
     Q(Relu(AveragePool(DequantizeLinear(c))))                no
-    Q(Clip(AveragePool(LeakyRelu(DequantizeLinear(c)))))     no
+    Sigmoid(AveragePool(DequantizeLinear(c)))                no
+    Conv(AveragePool(LeakyRelu(DequantizeLinear(c))), w)     no
+
+A constant that is added to decoded codes becomes their zero point, which is a whole code, before a
+convolution with quantized weights, unless there is one already::
+
+    Conv(Sub(DequantizeLinear(c, 0.3), 1), w)                yes: 0.9
+    Conv(LeakyRelu(Sub(DequantizeLinear(c, 0.3), 1)), w)     no
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ from qgraph.graph.constants import array_of, clip_limits, constant_expression, i
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array
-from qgraph.quantizers.movement import is_linear, unmoved
+from qgraph.quantizers.movement import MOVES, is_linear
 from qgraph.records import dataclass
 
 _DECODER, _ENCODER = "DequantizeLinear", "QuantizeLinear"
@@ -58,9 +67,16 @@ _LINEAR = frozenset(
     {"Add", "BatchNormalization", "Div", "Identity", "Mul", "Neg", "Reshape", "Sub"}
 )
 """Operators that become part of the quantizer after them."""
-_ON_CODES = frozenset({"Clip", "LeakyRelu", "Neg", "PRelu"})
-"""Operators behind a mean that are computed on its codes."""
-_PASSED = frozenset({"Identity", "Relu", "Reshape", "Transpose"})
+_CARRIED = MOVES | {"Cast", "Dropout", "GlobalMaxPool", "Pad", "ReduceMax", "ReduceMin", "Relu"}
+_CARRIED |= {"Resize", "Split"}
+"""Operators whose results are codes, too, if their data are."""
+_SHIFTS = frozenset({"Add", "BatchNormalization", "Sub"})
+_SCALED = _SHIFTS | {"Div", "Mul", "Neg"}
+"""Operators that, with constants, change the scale or the zero point of codes."""
+_FLOATS = {"Abs", "AveragePool", "Celu", "CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "Log"}
+_FLOATS |= {"HardSigmoid", "HardSwish", "Max", "Min", "Mish", "Pow", "ReduceL2", "ReduceProd"}
+_FLOATS |= {"Round", "Selu", "Sigmoid", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh"}
+"""Operators that are always computed on floats."""
 _BEFORE = _CLAMPS | _LINEAR
 _AFTER = _BEFORE | {"Abs", "Elu", "Gelu", "HardSwish", "LeakyRelu", "PRelu", "Sigmoid", "Tanh"}
 """Operators between the sum and its quantizer that the convolution computes, too."""
@@ -98,29 +114,92 @@ def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.N
     for last in nodes:
         node, limits = _limits(last) if not last.domain else (last, ())
         data = _data(node) if limits else None
-        decoder = producer_of(unmoved(data))
-        is_decoder = decoder is not None and decoder.op_type in (_DECODER, "FakeQuantize")
-        ends = ends_of_codes(decoder) if decoder is not None and is_decoder else None
-        if data is None or decoder is None or ends is None:
+        decoder, between = _origin(data)
+        ends = None if decoder is None else ends_of_codes(decoder)
+        if data is None or decoder is None or ends is None or _is_hard(last, data):
             continue
-        if any(limit and ends[0] < limit < ends[1] for limit in limits):
+        low, high = (-np.inf, np.inf) if between & _SCALED else ends
+        if any(limit and low < limit < high for limit in limits):
             yield node, list(node.inputs).index(data), decoder
+
+
+def _is_hard(clip: ir.Node, data: ir.Value) -> bool:
+    """Return whether a Clip is part of a HardSwish or HardSigmoid, which is one kernel."""
+    factors = {reader.op_type for reader in clip.outputs[0].consumers()}
+    return producer_of(data, "Add") is not None and bool(factors) and factors <= {"Div", "Mul"}
 
 
 def rounded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
     """Yield each AveragePool of codes whose mean is rounded to a code, and the operator behind."""
     for node in nodes:
-        source = producer_of(unmoved(node.inputs[0])) if node.op_type == "AveragePool" else None
-        if source is None or source.op_type not in (_DECODER, "FakeQuantize"):
+        if node.op_type != "AveragePool" or _origin(node.inputs[0], "Clip")[0] is None:
             continue
-        readers = list(node.outputs[0].consumers())
-        while readers:
-            reader = readers.pop()
-            if reader.op_type in _ON_CODES:
-                yield node, reader
+        values, seen = [node.outputs[0]], set[ir.Node]()
+        while values:
+            readers = [reader for reader in values.pop().consumers() if reader not in seen]
+            seen.update(readers)
+            on_codes = [r for r in readers if r.op_type not in (*_ENCODERS, *_FLOATS, *_CARRIED)]
+            if on_codes:
+                yield node, on_codes[0]
                 break
-            if reader.op_type in _PASSED:
-                readers += reader.outputs[0].consumers()
+            values += [v for r in readers if r.op_type in _CARRIED for v in r.outputs]
+
+
+def padded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node, int, float]]:
+    """Yield each AveragePool that is padded with code 0 although another code stands for zero.
+
+    Yields the node, the decoder, the zero point, and the number that code 0 stands for.
+    """
+    for node in nodes:
+        if node.op_type != "AveragePool":
+            continue
+        decoder, between = _origin(node.inputs[0])
+        zero, low = (0, 0.0) if decoder is None else _zero_of_codes(decoder)
+        is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
+        pads = any(node.attributes.get_ints("pads", ())) or is_same
+        is_padded = pads and node.attributes.get_int("count_include_pad", 0)
+        if decoder is not None and zero and (is_padded or "Pad" in between - {"Relu"}):
+            yield node, decoder, zero, low
+
+
+def _zero_of_codes(decoder: ir.Node) -> tuple[int, float]:
+    """Return the zero point of codes as a runtime stores them, and what code 0 stands for."""
+    if decoder.op_type == _DECODER:
+        scale, point = (array_of(v) for v in (*decoder.inputs[1:3], None)[:2])
+        zero = 0 if point is None or not point.size else int(point.flat[0])
+        return zero, 0.0 if scale is None or not scale.size else -zero * float(scale.flat[0])
+    low, high = ends_of_codes(decoder) or (0.0, 0.0)
+    levels = decoder.attributes.get_int("levels", 0)
+    zero = round(-low * (levels - 1) / (high - low)) if high > low else 0
+    return (0, 0.0) if 2 * zero == levels else (zero, low)
+
+
+def rounded_shifts(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Yield each convolution of codes to which a constant was added, and their decoder."""
+    for node in nodes:
+        if node.op_type == "Conv" and _origin(node.inputs[1])[0] is not None:
+            decoder, between = _origin(node.inputs[0])
+            is_ranged = decoder is not None and decoder.op_type == "FakeQuantize"
+            if decoder is None or not between & _SHIFTS:
+                continue
+            if is_ranged or not _zero_of_codes(decoder)[0]:
+                yield node, decoder
+
+
+def _origin(value: ir.Value | None, *more: str) -> tuple[ir.Node | None, set[str]]:
+    """Return what decodes the codes that a value comes from, and the operators between them.
+
+    ``more`` are further operators that may be between. None if there is no such decoder.
+    """
+    between = set[str]()
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type in (_DECODER, "FakeQuantize"):
+            return (None if ends_of_codes(node) is None else node), between
+        if node.domain or node.op_type not in (*_CARRIED, *_SCALED, *more):
+            break
+        between.add(node.op_type)
+        value = node.inputs[0] if node.op_type in _CARRIED else _data(node)
+    return None, between
 
 
 def _limits(node: ir.Node) -> tuple[ir.Node, tuple[float, ...]]:

@@ -338,16 +338,6 @@ def is_codes_for_runtime(value: ir.Value | None) -> bool:
     return False
 
 
-def after_moves(facts: ModelFacts, node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes that read a result, directly or reshaped."""
-    waiting = list(facts.readers(node.outputs[0]))
-    while waiting:
-        reader = waiting.pop()
-        yield reader
-        if reader.op_type in ("Flatten", "Reshape", "Squeeze") and not reader.domain:
-            waiting += facts.readers(reader.outputs[0])
-
-
 def concat_before(facts: ModelFacts, value: ir.Value | None) -> ir.Node | None:
     """Return the Concat before a value, across activations and data movement."""
     source = unmoved(value)

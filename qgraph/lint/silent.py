@@ -23,7 +23,6 @@ from qgraph.inventory.openvino_traps import (
 from qgraph.lint.facts import DECODE, ModelFacts
 from qgraph.lint.kernels import coarse_softmax, cut_off_products, tied_sums
 from qgraph.lint.layers import (
-    after_moves,
     attribute,
     concat_before,
     is_codes_for_runtime,
@@ -32,10 +31,7 @@ from qgraph.lint.layers import (
     rounded_biases,
 )
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
-from qgraph.quantizers.movement import unmoved
-from qgraph.quantizers.quantizer import Affine, Ranged, Truncating
 from qgraph.targets.engine import KernelMatch
-from qgraph.targets.layer import LAYERS
 
 ERROR, WARNING, INFO = LintLevel.ERROR, LintLevel.WARNING, LintLevel.INFO
 _ORT, _OPENVINO = ("onnxruntime*",), ("openvino*",)
@@ -134,20 +130,9 @@ def data_gets_quantized(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG306", "average-rounds", WARNING, fix=_KEEPS, targets=_OPENVINO)
 def average_rounds(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO rounds the mean of an AveragePool to codes before it is quantized."""
-    behind = dict(roundings.rounded_means(facts.of("AveragePool")))
-    for node in facts.of("AveragePool"):
-        source = unmoved(node.inputs[0])
-        site = None if source is None else facts.site_ending.get(source)
-        if site is None or not isinstance(site.quantizer, Affine | Ranged | Truncating):
-            continue
-        reader = behind.get(node)
-        if reader is None and facts.quantizer_behind(node.outputs[0]) is None:
-            reader = next((n for n in after_moves(facts, node) if n.op_type in LAYERS), None)
-            if reader is not None and not facts.is_quantized(reader.inputs[1]):
-                continue
-        if reader is not None:
-            text = f"the mean is rounded to codes before {reader.op_type}: up to half a step"
-            yield Found((node, reader), text, {"error_steps": 0.5}, is_fixable=node in behind)
+    for node, reader in roundings.rounded_means(facts.of("AveragePool")):
+        text = f"the mean is rounded to codes before {reader.op_type}: up to half a step"
+        yield Found((node, reader), text, {"error_steps": 0.5})
 
 
 @rule("QG307", "residual-not-rounded", WARNING, fix=_KEEPS, targets=_OPENVINO)
@@ -301,23 +286,13 @@ def weights_read_turned(facts: ModelFacts) -> Iterator[Found]:
         yield Found((*turned, *plain), text)
 
 
-@rule("QG320", "pool-pads-codes", ERROR, targets=_OPENVINO)
+@rule("QG320", "pool-pads-codes", ERROR, fix=_KEEPS, targets=_OPENVINO)
 def pool_pads_codes(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO pads an AveragePool with code 0, which is not the real zero."""
-    for node in facts.of("AveragePool"):
-        pad = producer_of(node.inputs[0], "Pad")
-        decoder = facts.decoder_of(node.inputs[0] if pad is None else pad.inputs[0])
-        pads = attribute(node, "pads", None) or ()
-        is_same = str(attribute(node, "auto_pad", "NOTSET")).startswith("SAME")
-        is_padded = attribute(node, "count_include_pad", 0) and (any(pads) or is_same)
-        if decoder is None or decoder.zero is None or not (pad or is_padded):
-            continue
-        if facts.encoder_of(decoder) is not None and decoder.zero.any():
-            zero, step = int(decoder.zero.flat[0]), decoder.scale
-            text = f"its padding becomes code 0, and real zero is code {zero}"
-            error = None if step is None else float(abs(zero * step.flat[0]))
-            by = "" if error is None else f": the padding is off by {error:.4g}"
-            yield Found((node, decoder.node), text + by, {"zero_point": zero, "error": error})
+    for node, decoder, zero, number in roundings.padded_means(facts.of("AveragePool")):
+        text = f"its padding becomes code 0, and real zero is code {zero}"
+        text += f": the padding is off by {abs(number):.4g}"
+        yield Found((node, decoder), text, {"zero_point": zero, "error": abs(number)})
 
 
 @rule("QG321", "rows-with-column-scales", ERROR, targets=_OPENVINO)
@@ -396,3 +371,11 @@ def chained(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO makes one kernel of two products of few rows, which reads beyond its data."""
     for layer in chained_products(facts.layers, facts.shape):
         yield Found((layer.node,), "with the product before, it reads beyond its data")
+
+
+@rule("QG330", "constants-between-codes", WARNING, fix=_KEEPS, targets=_OPENVINO)
+def constants_between_codes(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO rounds constants that are added to decoded codes before a convolution."""
+    for node, decoder in roundings.rounded_shifts(facts.of("Conv")):
+        text = "a constant that is added to its data becomes a whole code: up to half a step off"
+        yield Found((node, decoder), text, {"error_steps": 0.5})

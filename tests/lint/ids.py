@@ -54,6 +54,7 @@ STABLE = {
     "misread-convolution": "QG327",
     "normalized-codes": "QG328",
     "chained-products": "QG329",
+    "constants-between-codes": "QG330",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

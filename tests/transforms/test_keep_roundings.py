@@ -1,4 +1,4 @@
-"""Roundings that OpenVINO 2026.4.1 drops or adds: of residual sums, 16 bits, limits and means."""
+"""Roundings that OpenVINO 2026.4.1 drops or adds: of sums, 16 bits, limits, means, constants."""
 
 from __future__ import annotations
 
@@ -67,6 +67,9 @@ LIMITS = {
     "before a convolution": f"{DATA} a = Clip (d, low, high) y = Conv (a, wf)",
     "Max and Min": f"{DATA} o = Max (low, d) y = Min (o, high)",
     "moved codes": f"{DATA} o = MaxPool <kernel_shape = [1, 1]> (d) y = Clip (o, low, high)",
+    "codes with another sign": f"{DATA} o = Neg (d) y = Clip (o, low, high)",
+    "ranges and a constant": "d = org.openvinotoolkit.FakeQuantize <levels = 256> "
+    "(x, wlow, four, wlow, four) o = Add (d, half) y = Clip (o, low, high)",
     "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
     "y = Clip (d, low, high)",
 }
@@ -86,8 +89,20 @@ PAIRS = {
 }  # fmt: skip
 
 
+PADDED = "kernel_shape = [3, 3], pads = [1, 1, 1, 1]"
 MEAN = "m = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (d)"
+COUNTED = MEAN.replace("> (d)", ", count_include_pad = 1> (d)")
 MEANS = {
+    "Conv": f"{DATA} {MEAN} e = DequantizeLinear (w, t) y = Conv (m, e)",
+    "after MaxPool": f"{DATA} d2 = MaxPool <{PADDED}> (d) {MEAN} y = Mul (m, half)".replace(
+        "> (d) y", "> (d2) y"
+    ),
+    "floats as weights": f"{DATA} {MEAN} y = MatMul (m, square)",
+    "Mul": f"{DATA} {MEAN} y = Mul (m, half)",
+    "moved, Add": f"{DATA} {MEAN} o = Transpose <perm = [0, 1, 3, 2]> (m) y = Add (o, half)",
+    "squares": f"{DATA} {MEAN} y = Mul (m, m)",
+    "padding": f"{DATA} {COUNTED} a = Relu (m) {LAST}",
+    "a Pad": f"{DATA} g = Pad (d, ends) a = AveragePool <kernel_shape = [3, 3]> (g) {LAST}",
     "Clip": f"{DATA} {MEAN} a = Clip (m, low, high) {LAST}",
     "LeakyRelu": f"{DATA} {MEAN} a = LeakyRelu <alpha = 0.3> (m) {LAST}",
     "Neg": f"{DATA} {MEAN} a = Neg (m) {LAST}",
@@ -96,7 +111,18 @@ MEANS = {
     "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
     f"{MEAN} a = Neg (m) {LAST}",
 }
+LAYER = f"e = DequantizeLinear (wide, t) y = Conv <{PADDED}> (o, e)"
+SHIFTS = {
+    "Sub": f"{DATA} o = Sub (d, half) {LAYER}",
+    "Sub, MaxPool": f"{DATA} i = Sub (d, half) o = MaxPool <{PADDED}> (i) {LAYER}",
+    "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
+    f"o = Add (d, half) {LAYER}",
+}
 KEPT |= {
+    "a mean, Sigmoid": f"{DATA} {MEAN} y = Sigmoid (m)",
+    "a mean, a result": f"{DATA} {MEAN} y = Transpose <perm = [0, 1, 3, 2]> (m)",
+    "a mean, FakeQuantize": f"{DATA} {MEAN} o = MaxPool <{PADDED}> (m) "
+    "y = org.openvinotoolkit.FakeQuantize <levels = 256> (o, wlow, four, wlow, four)",
     "a mean": f"{DATA} a {MEAN[1:]} {LAST}",
     "a mean, Relu": f"{DATA} {MEAN} a = Relu (m) {LAST}",
     "a mean in float": f"{DATA} e = LeakyRelu <alpha = 1.0> (d) {MEAN} a = Neg (m) {LAST}".replace(
@@ -119,7 +145,9 @@ def model(body: str, zero: np.generic) -> onnx.ModelProto:
         "w": random.integers(-64, 64, (64, 64, 1, 1)).astype(np.int8),
         "v": random.integers(-64, 64, (64, 64, 1, 1)).astype(np.int8),
         "wf": random.normal(size=(64, 64, 1, 1)) / 10, "sc": np.geomspace(0.01, 0.05, 64),
-        "zc": np.full(64, zero),
+        "zc": np.full(64, zero), "square": random.normal(size=(14, 14)),
+        "wide": random.integers(-64, 64, (64, 64, 3, 3)).astype(np.int8),
+        "ends": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
     }  # fmt: skip
     for name, array in arrays.items():
         if re.search(rf"\b{name}\b", re.sub(r"\w+ =", "", body)):
@@ -141,9 +169,11 @@ def feeds() -> dict[str, np.ndarray]:
     return {"x": x.astype(np.float32)}
 
 
+ROUNDINGS = {"QG306", "QG307", "QG308", "QG320", "QG323", "QG330"}
 CASES = {name: (*each, np.uint8(128), 0.03119) for name, each in SUMS.items()}
 CASES |= {f"limits, {name}": (body, 1, np.uint8(128), 0.03) for name, body in LIMITS.items()}
 CASES |= {f"means, {name}": (body, 1, np.uint8(128), 0.03119) for name, body in MEANS.items()}
+CASES |= {f"constants, {name}": (body, 1, np.uint8(0), 0.03) for name, body in SHIFTS.items()}
 CASES |= {f"16 bits, {name}": (body, 1, np.uint16(300), 0.01) for name, body in PAIRS.items()}
 
 
@@ -170,7 +200,7 @@ def test_openvino_rounds_after_a_deployment_only(name):
     deployed = load(proto)
     deployment = qgraph.deploy(deployed, "openvino-cpu")
     assert deployment.certificate.verdict in (ProofVerdict.PROVED, ProofVerdict.BOUNDED)
-    assert not {each.rule.id for each in deployment.findings} & {"QG306", "QG307", "QG308"}
+    assert not {each.rule.id for each in deployment.findings} & ROUNDINGS
     assert share_that_differs(deployed.to_proto(), expected, step) < 0.002
     once = deployed.to_proto()
     qgraph.deploy(deployed, "openvino-cpu")

@@ -12,8 +12,10 @@ from qgraph.graph.schema import code_type
 from qgraph.inventory.layers import FoundLayer
 from qgraph.inventory.openvino_convolutions import misread_convolutions_of
 from qgraph.inventory.openvino_roundings import (
+    padded_means,
     rounded_clips,
     rounded_means,
+    rounded_shifts,
     stripped_decoders,
     stripped_fake_quantizes,
     unrounded_sums,
@@ -88,7 +90,8 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
             *stripped_fake_quantizes(nodes),
         ),
         "limits-between-codes": lambda: rounded_clips(nodes),
-        "average-pool": lambda: rounded_means(nodes),
+        "average-pool": lambda: (*rounded_means(nodes), *padded_means(nodes)),
+        "constants-between-codes": lambda: rounded_shifts(nodes),
     }
     return any(any(find()) for name, find in found.items() if name in traps)
 

@@ -343,3 +343,11 @@ def normalized(model: ir.Model, node: ir.Node) -> str | None:
     for each in data_pair(node):
         fed(each, 2, np.asarray(0, np.uint8))
     return label(put(node, 0, "LayerNormalization", np.ones(width, F)))
+
+
+@fault("QG330", lambda node: has_data_pair(node) and node.op_type == "Conv")
+def less(model: ir.Model, node: ir.Node) -> str:
+    for each in data_pair(node):
+        fed(each, 2, np.asarray(0, np.uint8))
+    put(node, 0, "Sub", F(0.01))
+    return label(node)

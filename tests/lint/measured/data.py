@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.lint.measured.harness import (
+    PAIR,
     F,
     codes,
     differ,
@@ -243,4 +244,22 @@ def chained() -> str:
     return (
         f"Of two products of 8 rows and 256 columns, OpenVINO changed {differ(result, right)} "
         f"codes, by up to {farthest(result, right, 0.03)}."
+    )
+
+
+@measured("QG330")
+def rounded_constants() -> str:
+    changes = []
+    for name in ("d", "r"):
+        text = f"""(float[1,16,28,28] x) => (float[1,16,28,28] y) {{ {PAIR} a = Sub (d, k)
+            r = LeakyRelu <alpha = 1.0> (a) e = DequantizeLinear (w, t)
+            y = Conv <pads = [1, 1, 1, 1]> ({"a" if name == "d" else "r"}, e) }}"""
+        scales = {"s": F(0.2), "t": F(0.01), "z": np.uint8(0), "k": F(0.5)}
+        proto = model(text, **scales, w=codes(16, 16, 3, 3))
+        feeds = fed(proto)
+        right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+        changes.append(float(farthest(result, right)) / np.abs(right).max())
+    return (
+        "Results of a 3 x 3 Conv of UINT8 codes in steps of .2, less .5, moved in OpenVINO by up "
+        f"to {changes[0]:.1%} of the largest; with a LeakyRelu in between by {changes[1]:.1%}."
     )
