@@ -249,7 +249,8 @@ def _scalars(node: ir.Node, graph: _Graph) -> Draft | None:
     x, *parameters = inputs_of(node, 3)
     arrays = [None if value is None else constant_expression(value) for value in parameters]
     stated = [(value, array) for value, array in zip(parameters, arrays, strict=True) if value]
-    if x is None or node.graph not in graph.pooled or node.attributes.get_int("block_size", 0):
+    blocks = node.attributes.get_int("block_size", 0)
+    if x is None or node.graph not in graph.pooled or blocks:
         return None
     if any(array is None or array.shape not in ((), (1,)) for _, array in stated):
         return None

@@ -360,8 +360,10 @@ class KeepRoundings(Transform):
                 wrap_operand(node, 0, write, editor, report)
         for node, index, _ in list(rounded_clips(model.ir.graph)):
             wrap_operand(node, index, _relu, editor, report)
-        means = (*rounded_means(model.ir.graph), *padded_means(model.ir.graph))
-        for node in dict.fromkeys(each for each, *_ in (*means, *rounded_shifts(model.ir.graph))):
+        readers = [node for node, _ in rounded_means(model.ir.graph)]
+        readers += [node for node, *_ in padded_means(model.ir.graph)]
+        readers += [node for node, _ in rounded_shifts(model.ir.graph)]
+        for node in dict.fromkeys(readers):
             wrap_operand(producer_of(node.inputs[0], "Pad") or node, 0, _relu, editor, report)
         fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
         if fakes:

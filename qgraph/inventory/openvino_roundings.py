@@ -157,7 +157,7 @@ def padded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node, i
         zero, low = (0, 0.0) if decoder is None else _zero_of_codes(decoder)
         is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
         pads = any(node.attributes.get_ints("pads", ())) or is_same
-        is_padded = pads and node.attributes.get_int("count_include_pad", 0)
+        is_padded = pads and node.attributes.get_int("count_include_pad", 0) != 0
         if decoder is not None and zero and (is_padded or "Pad" in between - {"Relu"}):
             yield node, decoder, zero, low
 
