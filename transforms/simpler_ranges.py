@@ -361,7 +361,7 @@ class KeepRoundings(Transform):
         for node, index, _ in list(rounded_clips(model.ir.graph)):
             wrap_operand(node, index, _relu, editor, report)
         readers = [node for node, _ in rounded_means(model.ir.graph)]
-        readers += [node for node, *_ in padded_means(model.ir.graph)]
+        readers += [each.first for each in padded_means(model.ir.graph)]
         readers += [node for node, _ in rounded_shifts(model.ir.graph)]
         for node in dict.fromkeys(readers):
             wrap_operand(producer_of(node.inputs[0], "Pad") or node, 0, _relu, editor, report)

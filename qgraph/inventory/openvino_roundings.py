@@ -74,7 +74,7 @@ _SHIFTS = frozenset({"Add", "BatchNormalization", "Sub"})
 _SCALED = _SHIFTS | {"Div", "Mul", "Neg"}
 """Operators that, with constants, change the scale or the zero point of codes."""
 _FLOATS = {"Abs", "AveragePool", "Celu", "CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "Log"}
-_FLOATS |= {"HardSigmoid", "HardSwish", "Max", "Min", "Mish", "Pow", "ReduceL2", "ReduceProd"}
+_FLOATS |= {"HardSigmoid", "HardSwish", "Mish", "Pow", "ReduceL2", "ReduceProd"}
 _FLOATS |= {"Round", "Selu", "Sigmoid", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh"}
 """Operators that are always computed on floats."""
 _BEFORE = _CLAMPS | _LINEAR
@@ -114,11 +114,12 @@ def rounded_clips(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.N
     for last in nodes:
         node, limits = _limits(last) if not last.domain else (last, ())
         data = _data(node) if limits else None
-        decoder, between = _origin(data)
+        decoder, between = _origin(data, "Max", "Min")
         ends = None if decoder is None else ends_of_codes(decoder)
         if data is None or decoder is None or ends is None or _is_hard(last, data):
             continue
-        low, high = (-np.inf, np.inf) if between & _SCALED else ends
+        is_scaled = any(each.op_type in _SCALED for each in between)
+        low, high = (-np.inf, np.inf) if is_scaled else ends
         if any(limit and low < limit < high for limit in limits):
             yield node, list(node.inputs).index(data), decoder
 
@@ -145,21 +146,39 @@ def rounded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]
             values += [v for r in readers if r.op_type in _CARRIED for v in r.outputs]
 
 
-def padded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node, int, float]]:
-    """Yield each AveragePool that is padded with code 0 although another code stands for zero.
+@dataclass(frozen=True)
+class PaddedMean:
+    """An AveragePool that is padded with code 0 although another code stands for zero.
 
-    Yields the node, the decoder, the zero point, and the number that code 0 stands for.
+    Attributes:
+        node: the AveragePool.
+        first: the first AveragePool after the decoder; ``node`` itself if there is only one.
+        decoder: what decodes the codes.
+        zero_point: of the codes.
+        error: absolute value of the number that code 0 stands for.
     """
+
+    node: ir.Node
+    first: ir.Node
+    decoder: ir.Node
+    zero_point: int
+    error: float
+
+
+def padded_means(nodes: Iterable[ir.Node]) -> Iterator[PaddedMean]:
+    """Yield each AveragePool that is padded with another code than that of zero."""
     for node in nodes:
         if node.op_type != "AveragePool":
             continue
-        decoder, between = _origin(node.inputs[0])
+        decoder, between = _origin(node.inputs[0], "AveragePool")
         zero, low = (0, 0.0) if decoder is None else _zero_of_codes(decoder)
+        names = {each.op_type for each in between}
         is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
         pads = any(node.attributes.get_ints("pads", ())) or is_same
         is_padded = pads and node.attributes.get_int("count_include_pad", 0) != 0
-        if decoder is not None and zero and (is_padded or "Pad" in between - {"Relu"}):
-            yield node, decoder, zero, low
+        if decoder is not None and zero and (is_padded or "Pad" in names):
+            pools = [node, *(each for each in between if each.op_type == "AveragePool")]
+            yield PaddedMean(node, pools[-1], decoder, zero, abs(low))
 
 
 def _zero_of_codes(decoder: ir.Node) -> tuple[int, float]:
@@ -180,24 +199,25 @@ def rounded_shifts(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]
         if node.op_type == "Conv" and _origin(node.inputs[1])[0] is not None:
             decoder, between = _origin(node.inputs[0])
             is_ranged = decoder is not None and decoder.op_type == "FakeQuantize"
-            if decoder is None or not between & _SHIFTS:
+            if decoder is None or not any(each.op_type in _SHIFTS for each in between):
                 continue
             if is_ranged or not _zero_of_codes(decoder)[0]:
                 yield node, decoder
 
 
-def _origin(value: ir.Value | None, *more: str) -> tuple[ir.Node | None, set[str]]:
-    """Return what decodes the codes that a value comes from, and the operators between them.
+def _origin(value: ir.Value | None, *more: str) -> tuple[ir.Node | None, list[ir.Node]]:
+    """Return what decodes the codes that a value comes from, and the nodes between them.
 
-    ``more`` are further operators that may be between. None if there is no such decoder.
+    The last node is next to the decoder, which is None if there is none. ``more`` are further
+    operators that may be between.
     """
-    between = set[str]()
+    between = list[ir.Node]()
     while value is not None and (node := value.producer()) is not None:
         if node.op_type in (_DECODER, "FakeQuantize"):
             return (None if ends_of_codes(node) is None else node), between
         if node.domain or node.op_type not in (*_CARRIED, *_SCALED, *more):
             break
-        between.add(node.op_type)
+        between.append(node)
         value = node.inputs[0] if node.op_type in _CARRIED else _data(node)
     return None, between
 

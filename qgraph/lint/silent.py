@@ -289,10 +289,11 @@ def weights_read_turned(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG320", "pool-pads-codes", ERROR, fix=_KEEPS, targets=_OPENVINO)
 def pool_pads_codes(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO pads an AveragePool with code 0, which is not the real zero."""
-    for node, decoder, zero, number in roundings.padded_means(facts.of("AveragePool")):
-        text = f"its padding becomes code 0, and real zero is code {zero}"
-        text += f": the padding is off by {abs(number):.4g}"
-        yield Found((node, decoder), text, {"zero_point": zero, "error": abs(number)})
+    for each in roundings.padded_means(facts.of("AveragePool")):
+        text = f"its padding becomes code 0, and real zero is code {each.zero_point}"
+        text += f": the padding is off by {each.error:.4g}"
+        figures = {"zero_point": each.zero_point, "error": each.error}
+        yield Found((each.node, each.decoder), text, figures)
 
 
 @rule("QG321", "rows-with-column-scales", ERROR, targets=_OPENVINO)

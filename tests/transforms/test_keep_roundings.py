@@ -68,6 +68,8 @@ LIMITS = {
     "Max and Min": f"{DATA} o = Max (low, d) y = Min (o, high)",
     "moved codes": f"{DATA} o = MaxPool <kernel_shape = [1, 1]> (d) y = Clip (o, low, high)",
     "codes with another sign": f"{DATA} o = Neg (d) y = Clip (o, low, high)",
+    "ranges, Min": "d = org.openvinotoolkit.FakeQuantize <levels = 256> "
+    "(x, wlow, four, wlow, four) o = Min (d, high) y = Clip (o, low, half)",
     "ranges and a constant": "d = org.openvinotoolkit.FakeQuantize <levels = 256> "
     "(x, wlow, four, wlow, four) o = Add (d, half) y = Clip (o, low, high)",
     "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
@@ -102,6 +104,8 @@ MEANS = {
     "moved, Add": f"{DATA} {MEAN} o = Transpose <perm = [0, 1, 3, 2]> (m) y = Add (o, half)",
     "squares": f"{DATA} {MEAN} y = Mul (m, m)",
     "padding": f"{DATA} {COUNTED} a = Relu (m) {LAST}",
+    "a Pad between two": f"{DATA} {MEAN} g = Pad (m, ends) "
+    f"a = AveragePool <kernel_shape = [3, 3]> (g) {LAST}",
     "a Pad": f"{DATA} g = Pad (d, ends) a = AveragePool <kernel_shape = [3, 3]> (g) {LAST}",
     "Clip": f"{DATA} {MEAN} a = Clip (m, low, high) {LAST}",
     "LeakyRelu": f"{DATA} {MEAN} a = LeakyRelu <alpha = 0.3> (m) {LAST}",
