@@ -41,12 +41,12 @@ if TYPE_CHECKING:
         FloatSums,
         SeparatePairs,
         SeparateWeights,
-        WidenFloats,
     )
     from qgraph.transforms.simpler_ranges import DropRounding, KeepRoundings, SplitFakeQuantize
     from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
     from qgraph.transforms.tune_ranges import TuneRanges
     from qgraph.transforms.whole_zero_points import WholeZeroPoints
+    from qgraph.transforms.widen_floats import WidenFloats
     from qgraph.transforms.write_convolutions import WriteConvolutions
 
 __all__ = [
@@ -117,7 +117,6 @@ _SHARED = {
         "FloatSums",
         "SeparatePairs",
         "SeparateWeights",
-        "WidenFloats",
     ),
     "simpler_ranges": ("DropRounding", "KeepRoundings", "SplitFakeQuantize"),
     "split_layers": ("SplitLeakyRelu", "SplitZeroPoints"),

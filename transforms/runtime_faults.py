@@ -5,26 +5,27 @@
 ``float-sums``        sums over rows of codes, and normalizations, as floats
 ``separate-pairs``    two pairs with different parameters as they are
 ``separate-weights``  a matrix of its own for products that read a matrix turned
-``widen-floats``      float32 instead of floats of 16 bits
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.exactness import Exactness, Verdict
-from qgraph.graph.constants import array_of, constant_expression
+from qgraph.exactness import Exactness
+from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Operand
-from qgraph.graph.inference.rules import UNKNOWN
-from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import code_type
-from qgraph.graph.scopes import graphs_of, input_of, producer_of
-from qgraph.inventory.layers import quantized_einsums, quantized_layers
+from qgraph.graph.scopes import input_of, producer_of
+from qgraph.inventory.layers import (
+    decoded_before,
+    quantized_einsums,
+    quantized_layers,
+    scaled_products,
+)
 from qgraph.inventory.openvino_traps import (
     row_sums_of,
     scaled_normalizations,
@@ -34,21 +35,24 @@ from qgraph.inventory.openvino_traps import (
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.composite import region_of
-from qgraph.ops.operator import operator_of
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
 from qgraph.quantizers.quantizer import Affine, Floating, Ranged
 from qgraph.quantizers.sites import readable_sites
-from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM, NO_OPERATOR
-from qgraph.reports import Report, SiteStatus
+from qgraph.reasons import FAULTY_SCALE, NO_EQUAL_FORM
+from qgraph.reports import Report
 from qgraph.transforms.base import Transform, option, selects, transform
-from qgraph.transforms.drafts.choice import STORED, entry, label, refused
+from qgraph.transforms.drafts.choice import STORED, label, refused
 from qgraph.transforms.drafts.rebuilding import replace_node, turned_weights, wrap_operand
 
 _INFINITE = FAULTY_SCALE(
     "results of the quantizer of its operand may be infinite, and a Max would change them; "
     "export finite scales"
 )
+
+
+_SCALED = ("Add", "AveragePool", "Cast", "Div", "Dropout", "Mul", "Neg", "Relu", "Sub")
+"""Operators through which OpenVINO moves scales, so that a product after them reads codes."""
 
 
 @transform("float-products", preserves=Exactness.BITS)
@@ -60,31 +64,43 @@ class FloatProducts(Transform):
     2. ``Einsum(x, y) -> Einsum(x, Max(y, lowest))`` likewise, also if ``y`` are weights.
     3. ``data=true``: ``Conv(x, w, b) -> Conv(Max(x, lowest), w, b)`` for layers with quantized
        weights ``w``, instead.
+    4. ``data=true``: ``MatMul(Relu(x), y) -> MatMul(Relu(x), Max(y, -inf))`` for products of codes
+       after such operators on data or weights; likewise other layers and Einsum.
 
     The Max changes nothing, since all results of the quantizers are finite; others are refused.
+    Results of operators may be infinite: their limit is minus infinity.
     Without it, OpenVINO multiplies the codes, and processors without VNNI cut off large sums of
     such products.
     """
 
     nodes: str = option("*", help="names of operators, such as *attention*|!*MatMul_1")
-    data: bool = option(False, help="also insert a Max before the data of layers with weights")
+    data: bool = option(
+        False, help="insert a Max before the data of layers with weights, and after operators"
+    )
 
     def apply(self, model: Model, report: Report) -> None:
         """Insert a Max before the second operand of each product, and report it."""
         editor = Editor(model.ir)
         einsums = [] if self.data else quantized_einsums(model.ir)
-        finite = {site.y for site in readable_sites(model.ir) if _is_finite(site)}
+        sites = {site.y: site for site in readable_sites(model.ir)}
+        finite = {y for y, site in sites.items() if _is_finite(site)}
         index = 0 if self.data else 1
         limit = functools.partial(_limit, editor, report)
+        behind = scaled_products(model.ir, _SCALED, sites) if self.data else []
+        scaled = [each.node for each in behind if selects(self.nodes, label(each.node))]
         for node in [*_products(model, has_weights=self.data), *einsums]:
-            if len(node.inputs) < 2 or not selects(self.nodes, label(node)):
+            if len(node.inputs) < 2 or not selects(self.nodes, label(node)) or node in scaled:
                 continue
             y = node.inputs[index]
-            if y is not None and unmoved(y) not in finite:
+            if y is not None and not finite.issuperset(decoded_before(y, sites) or [y]):
                 report.sites.append(refused(node, _INFINITE))
             elif y is not None:
                 dtype = y.dtype or only_float_type(model.ir) or ir.DataType.FLOAT
                 limit(node, index, np.asarray(dtype.min, dtype.numpy()))
+        for node in scaled:
+            y = node.inputs[1]
+            dtype = (y and y.dtype) or only_float_type(model.ir) or ir.DataType.FLOAT
+            limit(node, 1, np.asarray(-np.inf, dtype.numpy()))
 
 
 def _limit(editor: Editor, report: Report, node: ir.Node, index: int, lowest: Array) -> None:
@@ -132,8 +148,9 @@ class FloatSums(Transform):
        codes without a zero point, and ``lowest`` is the lowest finite number; likewise other
        normalizations, and the Sub of those that are written as several operators.
 
-    The Max changes no number. Without it, OpenVINO adds the codes, and all results except those of
-    the first matrix are wrong, or epsilon is added to another variance.
+    The Max changes no number, since decoded codes that may be infinite are refused. Without it,
+    OpenVINO adds the codes, and all results except those of the first matrix are wrong, or epsilon
+    is added to another variance.
     """
 
     def apply(self, model: Model, report: Report) -> None:
@@ -143,10 +160,30 @@ class FloatSums(Transform):
             lowest = _lowest(each.decoder)
             if each.node.inputs[0] is not None and lowest is not None:
                 _limit(editor, report, each.node, 0, lowest)
-        for node in list(scaled_normalizations(model.nodes())):
+        normalizations = list(scaled_normalizations(model.nodes()))
+        sites = readable_sites(model.ir) if normalizations else []
+        finite = {site.y for site in sites if _is_finite(site)}
+        for node, decoder in normalizations:
+            if decoder.outputs[0] not in finite and not _has_finite_results(decoder):
+                report.sites.append(refused(node, _INFINITE))
+                continue
             x = node.inputs[0]
             dtype = (x and x.dtype) or only_float_type(model.ir) or ir.DataType.FLOAT
             _limit(editor, report, node, 0, np.asarray(dtype.min, dtype.numpy()))
+
+
+def _has_finite_results(decoder: ir.Node) -> bool:
+    """Return whether no code that a DequantizeLinear can read stands for an infinite number."""
+    codes = code_type(decoder) if decoder.op_type == "DequantizeLinear" else None
+    scale = None if codes is None else constant_expression(decoder.inputs[1])
+    stated = input_of(decoder, 2)
+    point = np.zeros(1) if stated is None else constant_expression(stated)
+    if codes is None or scale is None or point is None or not codes.is_integer():
+        return False
+    ends = np.array([codes.min, codes.max], np.float64)[:, None] - point.reshape(-1)
+    with np.errstate(all="ignore"):
+        most = np.abs(ends).max(initial=0).astype(scale.dtype) * np.abs(scale).max(initial=0)
+    return bool(np.isfinite(most))
 
 
 @transform("float-softmax", preserves=Exactness.BITS)
@@ -245,140 +282,3 @@ class SeparateWeights(Transform):
                 operands[1] = draft.node("Transpose", [turned], {"perm": chain.swap}, dtype=dtype)
             draft.giving(draft.copy(node, operands))
             replace_node(node, draft, STORED, report, heirs=(node.op_type,))
-
-
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_TYPE_NAMES = ("dtype", "output_dtype")
-_DOMAINS = ("", "com.microsoft")
-_OWN_TYPES = frozenset({"CastLike", "Optional", "SequenceEmpty", "If", "Loop", "Scan"})
-_BOUND = "results are rounded less; bound the difference with 'qgraph prove --within'"
-
-
-@transform("widen-floats", bounded=True)
-class WidenFloats(Transform):
-    """Compute in float32 what a model computes in floats of 16 bits.
-
-    1. Constants of float16 and bfloat16 become float32 constants of the same numbers, and all
-       operators on them compute in float32.
-    2. Inputs and outputs keep their types: a Cast follows each input and precedes each output.
-       A Cast to 16 bits stays, with a Cast back after it, so that its rounding stays too.
-
-    No number of the model changes, but results are rounded less. Kernels on codes of most runtimes
-    need scales of float32. Fold weights first, since float weights become twice as large.
-    """
-
-    def apply(self, model: Model, report: Report) -> None:
-        """Widen all values, or none."""
-        graph = model.ir.graph
-        nodes = list(graph)
-        facts = infer(model.ir)
-        kinds = {v: v.dtype or facts.get(v, UNKNOWN).dtype for v in _values(graph)}
-        narrow = [value for value, dtype in kinds.items() if dtype in _NARROW]
-        computing = [node for node in nodes if node.op_type != "Cast" or node.domain]
-        if not any(v in narrow for node in computing for v in (*node.inputs, *node.outputs)):
-            return
-        for node in nodes:
-            is_known = node.domain in _DOMAINS or operator_of(node) is not None
-            if graphs_of(node) or node.op_type in _OWN_TYPES or not is_known:
-                reason = f"{node.op_type} may state types of its own; the model keeps its types"
-                report.sites.append(refused(node, NO_OPERATOR(reason)))
-                return
-        ends = [(value, kinds[value]) for value in narrow if value.is_graph_output()]
-        starts = [(value, kinds[value]) for value in narrow if value.is_graph_input()]
-        kept = {node for node in nodes if node.op_type == "Cast" and _target(node) in _NARROW}
-        editor = Editor(model.ir)
-        for value in narrow:
-            if not value.is_graph_input():
-                _widen(value)
-        for node in nodes:
-            if node in kept:
-                _cast_behind(editor, graph, node.outputs[0], _target(node), node)
-            else:
-                _widen_attributes(node)
-        for value, dtype in starts:
-            _cast_behind(editor, graph, value, dtype, None)
-        for value, dtype in ends:
-            _cast_before(editor, graph, value, dtype)
-        for node in nodes:
-            if any(value in narrow for value in node.outputs) and node not in kept:
-                verdict = Verdict()
-                report.sites.append(entry(node, SiteStatus.CHANGED, _BOUND, verdict=verdict))
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
-
-
-def _target(node: ir.Node) -> ir.DataType | None:
-    to = node.attributes.get_int("to", None)
-    return None if to is None else ir.DataType(to)
-
-
-def _widen(value: ir.Value) -> None:
-    """Give a value, and a constant, the type float32."""
-    if value.const_value is not None:
-        array = array_of(value)
-        if array is not None:
-            value.const_value = ir.tensor(np.asarray(array).astype(np.float32), name=value.name)
-    value.type = ir.TensorType(ir.DataType.FLOAT)
-
-
-def _widen_attributes(node: ir.Node) -> None:
-    """Let the attributes of a node state float32 where they state 16 bits."""
-    for name, attribute in list(node.attributes.items()):
-        if attribute.type is ir.AttributeType.TENSOR:
-            tensor = attribute.as_tensor()
-            if tensor.dtype in _NARROW:
-                wide = ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
-                node.attributes[name] = ir.AttrTensor(name, wide)
-        elif name in _TYPE_NAMES and attribute.as_int() in _NARROW:
-            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT)
-
-
-def _cast_behind(
-    editor: Editor,
-    graph: ir.Graph,
-    value: ir.Value,
-    dtype: ir.DataType | None,
-    node: ir.Node | None,
-) -> None:
-    """Let all users of a value of 16 bits take it as float32."""
-    value.type = ir.TensorType(dtype or ir.DataType.FLOAT16)
-    uses = list(value.uses())
-    if not uses:
-        return
-    cast = _cast(editor, value, ir.DataType.FLOAT)
-    if node is None:
-        graph.insert_before(graph[0], cast)
-    else:
-        graph.insert_after(node, cast)
-    for user, index in uses:
-        user.replace_input_with(index, cast.outputs[0])
-
-
-def _cast_before(
-    editor: Editor, graph: ir.Graph, value: ir.Value, dtype: ir.DataType | None
-) -> None:
-    """Give an output its type again."""
-    maker = value.producer()
-    if maker is None or (maker.op_type == "Cast" and value.dtype is dtype):
-        return
-    name, shape = str(value.name), value.shape
-    cast = _cast(editor, value, dtype or ir.DataType.FLOAT16)
-    graph.insert_after(maker, cast)
-    for index, output in enumerate(graph.outputs):
-        if output is value:
-            graph.outputs[index] = cast.outputs[0]
-    value.name = editor.fresh(f"{name}_float")
-    cast.outputs[0].name, cast.outputs[0].shape = name, shape
-
-
-def _cast(editor: Editor, value: ir.Value, to: ir.DataType) -> ir.Node:
-    name = editor.fresh(f"{value.name}_{to.name.lower()}")
-    cast = ir.node("Cast", [value], {"to": to}, name=editor.fresh(f"{name}_Cast"))
-    cast.outputs[0].name, cast.outputs[0].shape = name, value.shape
-    cast.outputs[0].type = ir.TensorType(to)
-    return cast

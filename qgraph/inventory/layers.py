@@ -5,7 +5,7 @@ An Einsum of quantized operands is no layer: profiles describe no kernel for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from qgraph.graph.scopes import (
     owners,
     producer_of,
 )
-from qgraph.inventory.operands import OperandReader, is_decode
+from qgraph.inventory.operands import DATA_MOVES, OperandReader, is_decode
 from qgraph.numerics import Float32
 from qgraph.quantizers.dialects.dialect import Site
 from qgraph.quantizers.movement import unmoved
@@ -255,21 +255,75 @@ def quantized_einsums(model: ir.Model, read_sites: Sequence[Site] | None = None)
     ]
 
 
-def scaled_products(model: ir.Model, through: Sequence[str]) -> list[ir.Node]:
-    """Return each layer of quantized data behind operators, through which scales may be moved.
+@dataclass(frozen=True, eq=False)
+class ScaledProduct:
+    """A product of codes behind operators through which runtimes move scales.
 
-    Such operators, as ``through`` lists them, have constants besides the data.
+    Attributes:
+        x, w: the decoded codes that its operands are computed from.
     """
+
+    node: ir.Node
+    x: tuple[ir.Value, ...]
+    w: tuple[ir.Value, ...]
+
+
+def scaled_products(
+    model: ir.Model, through: Collection[str], sites: Mapping[ir.Value, Site]
+) -> list[ScaledProduct]:
+    """Return each layer and Einsum of codes behind operators, of its data or of its weights.
+
+    Such operators, as ``through`` lists them, have constants besides the data. ``sites`` are the
+    quantizers of the model, by their results.
+    """
+    ends = {
+        value
+        for value, site in sites.items()
+        if any(node.op_type in _DECODERS for node in site.nodes)
+        and site.nodes[-1].op_type in _ENDS_OF_CODES
+    }
     found = []
     for node in all_nodes(model) if through else ():
-        if node.op_type in LAYERS and not node.domain:
-            value = data = unmoved(node.inputs[0])
-            while (before := producer_of(value, *through)) is not None:
-                others = [each for each in before.inputs if constant_expression(each) is None]
-                if before.domain or len(others) != 1:
-                    break
-                value = unmoved(others[0])
-            maker = None if value is data else producer_of(value)
-            if maker is not None and maker.op_type in ("DequantizeLinear", "FakeQuantize"):
-                found.append(node)
+        if (node.op_type in LAYERS or node.op_type == "Einsum") and not node.domain:
+            operands = [decoded_before(value, ends, through) for value in node.inputs[:2]]
+            x, w = operands if len(operands) > 1 else (None, None)
+            if x and w and any(decoded_before(v, ends) is None for v in node.inputs[:2]):
+                found.append(ScaledProduct(node, x, w))
     return found
+
+
+_DECODERS = ("DequantizeLinear", "FakeQuantize")
+_ENDS_OF_CODES = (*_DECODERS, "Identity", "Mul")
+"""Last operators of quantizers without a limit, which would keep a product in float."""
+
+
+def decoded_before(
+    value: ir.Value | None, ends: Collection[ir.Value], through: Collection[str] = ()
+) -> tuple[ir.Value, ...] | None:
+    """Return the decoded codes that a value is computed from; None if it has other sources.
+
+    They are among ``ends``, or results of DequantizeLinear or FakeQuantize. Operators that move
+    data may follow, and those of ``through``, whose other operands are constants.
+    """
+    while value is not None and value not in ends:
+        maker = producer_of(value)
+        if maker is not None and maker.op_type in _DECODERS:
+            break
+        if maker is None or maker.domain or maker.op_type not in (*DATA_MOVES, *through):
+            return None
+        if maker.op_type == "Concat":
+            parts = [decoded_before(part, ends, through) for part in dict.fromkeys(maker.inputs)]
+            known = [part for part in parts if part is not None]
+            return tuple(v for part in known for v in part) if len(known) == len(parts) else None
+        others = [each for each in maker.inputs if constant_expression(each) is None]
+        if (maker.op_type in through and len(others) != 1) or _pads_infinities(maker):
+            return None
+        value = others[0] if maker.op_type in through else maker.inputs[0]
+    return None if value is None else (value,)
+
+
+def _pads_infinities(node: ir.Node) -> bool:
+    """Return whether the number that a Pad writes may be infinite, so that it has no code."""
+    stated = input_of(node, 2) if node.op_type == "Pad" else None
+    number = None if stated is None else constant_expression(stated)
+    return stated is not None and (number is None or not np.isfinite(number).all())

@@ -210,8 +210,11 @@ def row_sums(
             yield RowSum(node, decoder)
 
 
-def scaled_normalizations(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the normalizations, or their first Sub, of codes that may have no zero point."""
+def scaled_normalizations(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Yield the normalizations, or their first Sub, of codes that may have no zero point.
+
+    Each comes with the DequantizeLinear or FakeQuantize of its codes.
+    """
     for node in nodes:
         if node.domain or not node.inputs:
             continue
@@ -223,7 +226,7 @@ def scaled_normalizations(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
             is_found = node.op_type in _NORMALIZATIONS
         decoder, _ = _decoder(x, ("FakeQuantize", _DECODER)) if is_found else (None, False)
         if decoder is not None and not _has_point(decoder):
-            yield node
+            yield node, decoder
 
 
 def _has_point(decoder: ir.Node) -> bool:

@@ -23,7 +23,7 @@ from qgraph.records import dataclass, replace
 from qgraph.targets.layer import LAYERS, CodedOperand, Granularity, ZeroPoint
 from qgraph.targets.rules import type_of_codes
 
-_MOVES = frozenset(
+DATA_MOVES = frozenset(
     {
         *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "Identity"),
         *("MaxPool", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze"),
@@ -32,7 +32,7 @@ _MOVES = frozenset(
 )
 """Operators that move or select elements."""
 
-_ON_CODES = _MOVES | {"Clip", "Max", "Min", "Relu"}
+_ON_CODES = DATA_MOVES | {"Clip", "Max", "Min", "Relu"}
 ACTIVATIONS = frozenset({"Clip", "Identity", "Relu"})
 """Operators that limit data; before a quantizer, they are not treated as part of it."""
 _AGAIN = ACTIVATIONS | {"QuantizeLinear"}
@@ -98,7 +98,7 @@ class OperandReader:
                 before = (*read.operand.before, *reversed(passed))
                 operand = replace(read.operand, before=before, is_constant=is_constant)
                 return replace(read, operand=operand, axis=_moved_axis(read.axis, moves))
-            node = producer_of(value, *_MOVES)
+            node = producer_of(value, *DATA_MOVES)
             if node is None:
                 return None
             passed.append(node.op_type)
@@ -141,7 +141,7 @@ class OperandReader:
             return None
         names, uses = [node.op_type], list(node.outputs[0].uses())
         while uses and (after := uses[0].node).op_type in _ON_CODES and not after.domain:
-            names += [] if after.op_type in _MOVES else [after.op_type]
+            names += [] if after.op_type in DATA_MOVES else [after.op_type]
             uses = list(after.outputs[0].uses())
         if not uses or not is_decode(uses[0].node):
             return None

@@ -17,9 +17,15 @@ import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression, constant_stream, constant_tensor
 from qgraph.graph.schema import MICROSOFT, OpKey, element_type
-from qgraph.graph.scopes import all_nodes, input_of, producer_of
+from qgraph.graph.scopes import all_nodes, producer_of
 from qgraph.inventory.description import descriptions
-from qgraph.inventory.layers import FoundLayer, quantized_einsums, scaled_products
+from qgraph.inventory.layers import (
+    FoundLayer,
+    decoded_before,
+    quantized_einsums,
+    scaled_products,
+)
+from qgraph.inventory.operands import OperandReader
 from qgraph.inventory.weight_steps import used_steps
 from qgraph.ops.integer.products import SIGNATURES
 from qgraph.quantizers.dialects.dialect import Site
@@ -128,10 +134,12 @@ def is_narrow(value: ir.Value | None, sites: Sites, largest: int) -> bool:
 
     ``largest`` is a power of two. Data have codes from -64 to 63 for 64, as a type of 7 bits.
     """
-    source = unmoved(value)
-    site = None if source is None else sites.get(source)
-    if site is None:
-        return False
+    sources = None if value is None else decoded_before(value, sites)
+    found = [sites.get(source) for source in sources or ()]
+    return bool(found) and all(site and _uses_few(site, largest) for site in found)
+
+
+def _uses_few(site: Site, largest: int) -> bool:
     steps = used_steps(site)
     if steps is not None:
         return -largest <= steps.low and steps.high <= largest
@@ -186,5 +194,22 @@ def _unlisted(model: ir.Model, sites: Sites, rule: SaturatingProducts) -> list[i
     """Return the nodes without kernels that become such products, unless these are narrow."""
     nodes = quantized_einsums(model, [*sites.values()]) if "Einsum" in rule.operators else []
     wide = [node for node in nodes if not is_narrow(node.inputs[-1], sites, rule.largest)]
-    scaled = scaled_products(model, rule.through)
-    return wide + [n for n in scaled if _is_stored_narrow(input_of(n, 1), rule) is False]
+    scaled = scaled_products(model, rule.through, sites)
+    reader = OperandReader(model, sites.values()) if scaled else None
+
+    def is_among(values: Collection[ir.Value], kinds: Collection[str]) -> bool:
+        read = [reader.operand(value) for value in values] if reader else []
+        return all(each is not None and each.operand.codes in kinds for each in read)
+
+    for each in scaled:
+        weights = [value for value in each.w if not _is_safe(value, sites, rule)]
+        is_taken = each.node.op_type != "Einsum" or "Einsum" in rule.operators
+        if weights and is_taken and is_among(each.x, rule.x) and is_among(each.w, rule.w):
+            wide.append(each.node)
+    return wide
+
+
+def _is_safe(value: ir.Value, sites: Sites, rule: SaturatingProducts) -> bool:
+    """Return whether weights are in the safe range, as stored codes or results of a quantizer."""
+    is_safe = _is_stored_narrow(value, rule)
+    return is_narrow(value, sites, rule.largest) if is_safe is None else is_safe

@@ -362,7 +362,7 @@ def misread_convolution(facts: ModelFacts) -> Iterator[Found]:
 @rule("QG328", "normalized-codes", WARNING, fix=_FLOAT_SUMS, targets=_OPENVINO)
 def normalized_codes(facts: ModelFacts) -> Iterator[Found]:
     """OpenVINO adds epsilon to the variance of codes, not of the numbers that they stand for."""
-    for node in scaled_normalizations(facts.nodes):
+    for node, _ in scaled_normalizations(facts.nodes):
         text = f"{node.op_type} of codes without a zero point: epsilon has another weight"
         yield Found((node,), text)
 

@@ -204,6 +204,40 @@ def test_normalizations_of_codes_without_a_zero_point_get_a_limit(name, point):
         assert (np.abs(run(proto, x) - expected) > 0.01).mean() > 0.1
 
 
+CODES = {
+    "QuantizeLinear": "q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)",
+    "codes": "q = Cast <to = 3> (x)  d = DequantizeLinear (q, s, z)",
+    "FakeQuantize": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, l, h, l, h)",
+}
+
+
+@pytest.mark.parametrize("written", CODES)
+@pytest.mark.parametrize(("scale", "is_finite"), [(3e36, False), (2e36, True)])
+def test_normalizations_are_left_where_decoded_codes_may_be_infinite(written, scale, is_finite):
+    """-128 times 3e36 is -inf, which a Max with the lowest number would change.
+
+    For a FakeQuantize the difference of both ends is infinite, so that its results are not numbers.
+    """
+    proto = onnx.parser.parse_model(f"""<ir_version: 10,
+         opset_import: ["": 21, "org.openvinotoolkit": 1]>
+        net (float[1,1,3] x) => (float[1,1,3] y)
+        <float s = {{{scale}}}, int8 z = {{0}}, float l = {{{scale * -80}}},
+         float h = {{{scale * 80}}}, float[1] one = {{1}}, float[1] o = {{0}}> {{
+            {CODES[written]}
+            y = InstanceNormalization (d, one, o)
+        }}""")
+    before, after = load(proto), load(proto)
+    (site,) = after.apply(FloatSums())
+    assert site.outcome == ("changed" if is_finite else "refused")
+    assert is_finite or "may be infinite" in str(site.reason)
+    for x in ([-np.inf, 0, 1], [-128, 5, 127]):
+        feeds = (
+            {"x": np.float32([[x]])} if written != "codes" else {"x": np.float32([[[-128, 0, 1]]])}
+        )
+        results = [each.run(feeds, backend="numpy")["y"] for each in (before, after)]
+        assert np.array_equal(*results, equal_nan=True)
+
+
 @pytest.mark.slow
 def test_a_deployment_keeps_normalizations_of_codes_in_float():
     proto = normalized("one operator")

@@ -478,7 +478,7 @@ def test_onnx_runtime_gets_unsigned_weights():
 @pytest.mark.slow
 def test_layers_that_stay_wrong_are_told_first(monkeypatch):
     # no form with layers in float is within the limits
-    monkeypatch.setattr(preferences, "_leaving", lambda attempt, *others: attempt)
+    monkeypatch.setattr(preferences, "_with", lambda steps, attempt: attempt)
     result = qgraph.deploy(network(127), NO_VNNI)
     document = result.to_json()
     assert (result.saturating, document["summary"]["saturating_layers"]) == (["product"], 1)

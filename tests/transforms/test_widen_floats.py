@@ -12,7 +12,7 @@ import qgraph
 from qgraph.bound import Bounding
 from qgraph.model import load
 from qgraph.reports import SiteStatus
-from qgraph.transforms.runtime_faults import WidenFloats
+from qgraph.transforms.widen_floats import WidenFloats
 
 KINDS = {"float16": (10, np.float16), "bfloat16": (16, ml_dtypes.bfloat16)}
 

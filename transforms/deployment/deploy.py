@@ -177,6 +177,9 @@ def deploy(
     reasons = {n: own.get(n, r) if r.id == SATURATES.id else r for n, r in chosen.left.items()}
     left = {**_renamed(reasons, reference, attempt.model), **attempt.unmet}
     attempt = chosen.attempt
+    wrong = saturating(attempt.model, profile)
+    mended = deployment.unquantized.keys() - wrong
+    left |= {n: r for n, r in chosen.left.items() if n in mended and r.id == SATURATES.id}
     certificate = replace(attempt.certificate, reference=source_identity)
     deployment = listed(reference, attempt, runtime, left, certificate)
     notes = [*deployment.notes]
@@ -215,7 +218,7 @@ def deploy(
         accuracy=accuracy(reference, attempt.model, request, data, labels) if has_data else None,
         findings=_traps(attempt.model, profile, is_loaded=deployment.is_executed),
         conditions=[*filter(None, [condition(attempt.model, profile)])],
-        saturating=list(saturating(attempt.model, profile)),
+        saturating=list(wrong),
     )
     require_time("The layers were rewritten, but their kernels and findings were not read")
     if attempt.is_changed or is_inlined:

@@ -16,7 +16,7 @@ from qgraph.inventory.operands import OperandReader
 from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
-from qgraph.records import dataclass, replace
+from qgraph.records import dataclass
 from qgraph.reports import SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS, QuantizedLayer
@@ -209,10 +209,16 @@ def listed(
             taken = _unread(layer.description, profile, result)
         if taken.kernel is None and name in chosen:
             taken = _Taken(None, chosen[name])
-        description = layer.description
-        if source is not None:
-            description = replace(description, node=label(source))
-        rows.append(_row(description, names, taken, was, attempt, readable, certificate.regions))
+        own_name = name if source is None else label(source)
+        node = own_name, layer.description.op
+        rows.append(_row(node, names, taken, was, attempt, readable, certificate.regions))
+    # products behind operators, which the runtime would compute on codes
+    for product in in_pairs(reference).nodes(*LAYERS):
+        name = label(product)
+        if name in floats and name in chosen:
+            taken, node = _Taken(None, chosen[name]), (name, product.op_type)
+            rows.append(_row(node, {name}, taken, None, attempt, readable, certificate.regions))
+    listed_names = {row.node for row in rows}
     return Deployment(
         profile.name,
         profile.digest,
@@ -228,7 +234,7 @@ def listed(
             if each.needed is not None and (not each.kernels or {*each.kernels} & {*kinds})
         },
         [*notes, *(n for n in attempt.report.notes if not n.startswith(ABOUT_RUNTIME))],
-        unquantized=floats,
+        unquantized={n: why for n, why in floats.items() if n not in listed_names},
         processor=profile.processor,
         refusal=refusal,
     )
@@ -286,7 +292,7 @@ def _names(layer: FoundLayer) -> set[str]:
 
 
 def _row(
-    layer: QuantizedLayer,
+    node: tuple[str, str],
     names: set[str],
     taken: _Taken,
     before: str | None,
@@ -294,7 +300,7 @@ def _row(
     readable: set[str],
     proved: Sequence[RegionVerdict],
 ) -> DeployedLayer:
-    """Return the line of one layer of the input.
+    """Return the line of one layer of the input, given by name and operator.
 
     Names are those of its nodes up to the quantizer of its result, in both models. A pass that
     could not read a ``readable`` node came before the passes that mended it.
@@ -324,8 +330,7 @@ def _row(
     levels = [region.exactness for region in regions if region.exactness is not None]
     bounds = [region.bound for region in regions if region.bound is not None]
     return DeployedLayer(
-        layer.node,
-        layer.op,
+        *node,
         taken.kernel,
         reason,
         id_of(reason),

@@ -29,10 +29,10 @@ from qgraph.transforms.recoding import (
     SymmetricWeights,
     WidenCodes,
 )
-from qgraph.transforms.runtime_faults import WidenFloats
 from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
 from qgraph.transforms.weights.scaled_weights import NegativeFactor
 from qgraph.transforms.whole_zero_points import WholeZeroPoints
+from qgraph.transforms.widen_floats import WidenFloats
 from qgraph.transforms.write_convolutions import WriteConvolutions
 
 HIGHEST_OPSET = 21

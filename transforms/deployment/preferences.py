@@ -126,6 +126,9 @@ def preferred(
         attempt = _with([FloatProducts(nodes=names, data=True)], attempt)
     failed = failing(attempt.model, profile) | saturating(attempt.model, profile)
     attempt = _leaving(attempt, failed)
+    if rest := saturating(attempt.model, profile):  # behind operators, or of computed weights
+        names = "|".join(map(escaped, rest))
+        attempt = _with([FloatProducts(nodes=names, data=True)], attempt)
     failed |= floats
     if prefer is Preference.SIZE:
         return Preferred(attempt, failed | packed(attempt.model))
