@@ -103,7 +103,7 @@ def test_products_behind_operators_are_right_without_vnni(data, weights, name, t
     assert str(result.certificate.verdict) == "proved"
     assert not result.saturating
     assert not named_by_lint(model)
-    if name != "Einsum":
+    if name not in ("Einsum", "AveragePool"):  # a mean stays in float, so no codes are multiplied
         (layer,) = result.layers
         assert (layer.kernel, layer.reason_id) == (None, "QG239")
         assert not result.unquantized
