@@ -22,6 +22,7 @@ from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import quantized_layers
 from qgraph.inventory.openvino_roundings import (
     padded_means,
+    quantized_extremes,
     rounded_clips,
     rounded_means,
     rounded_shifts,
@@ -343,14 +344,17 @@ class KeepRoundings(Transform):
     6. ``Conv(Sub(x, k)) -> Conv(LeakyRelu<alpha=1>(Sub(x, k)))`` for decoded ``x`` without a zero
        point and quantized weights; likewise Add and BatchNormalization.
 
+    7. ``Q(ReduceMax(x)) -> Q(Max(ReduceMax(x), -inf))`` for ``x`` that are not codes; likewise
+       ReduceMin and GlobalMaxPool, also with operators on each element before ``Q``.
+
     Operators that move, choose or scale codes may lie in between. None of this changes a value.
     Without the first one, OpenVINO clamps the result of the convolution, but rounds only the sum.
     Without the next two, it removes the quantizer. Without the last ones, it rounds limits, means
-    and constants to codes, and pads with code 0.
+    and constants to codes, pads with code 0, and gives other codes for maxima.
     """
 
     def apply(self, model: Model, report: Report) -> None:
-        """Insert a LeakyRelu before, or an Identity inside, each of these operators."""
+        """Insert a LeakyRelu or Max before, or an Identity inside, each of these operators."""
         editor = Editor(model.ir)
         layers = {layer.node for layer in quantized_layers(model.ir)}
         sums = list(unrounded_sums(model.ir.graph, layers))
@@ -365,6 +369,9 @@ class KeepRoundings(Transform):
         readers += [node for node, _ in rounded_shifts(model.ir.graph)]
         for node in dict.fromkeys(readers):
             wrap_operand(producer_of(node.inputs[0], "Pad") or node, 0, _relu, editor, report)
+        for node, reader in list(quantized_extremes(model.ir.graph)):
+            index = list(reader.inputs).index(node.outputs[0])
+            wrap_operand(reader, index, _max, editor, report)
         fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
         if fakes:
             SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)
@@ -372,6 +379,13 @@ class KeepRoundings(Transform):
 
 def _relu(draft: Draft) -> ir.Value:
     return draft.node("LeakyRelu", [draft.x], {"alpha": 1.0}, dtype=draft.x.dtype)
+
+
+def _max(draft: Draft) -> ir.Value:
+    lowest = draft.constant(
+        np.asarray(-np.inf, (draft.x.dtype or ir.DataType.FLOAT).numpy()), "lowest"
+    )
+    return draft.node("Max", [draft.x, lowest], dtype=draft.x.dtype)
 
 
 def _identity(draft: Draft) -> ir.Value:

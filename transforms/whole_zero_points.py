@@ -55,6 +55,7 @@ class WholeZeroPoints(Transform):
     """
 
     nodes: str = option("*", help="names of the layers that read the data, such as *conv*|!conv1")
+    operators: str = option("*", help="operators, such as Conv*, of which one must read the data")
     opset: int | None = opset_option()
 
     def apply(self, model: Model, report: Report) -> None:
@@ -72,6 +73,8 @@ class WholeZeroPoints(Transform):
                 numbers = None if site.weight is not None else _Numbers.of(site.quantizer)
                 readers = [use.node for use in site.y.uses()]
                 if numbers is None or not all(selects(self.nodes, label(n)) for n in readers):
+                    continue
+                if not any(selects(self.operators, n.op_type) for n in readers):
                     continue
                 try:
                     pair = _Pair.of(site, numbers, known, facts, editor)

@@ -1,4 +1,4 @@
-"""Find where OpenVINO drops, changes or adds roundings: of sums, 16 bits, limits, and means.
+"""Find where OpenVINO drops, changes or adds roundings: of sums, 16 bits, limits, means, maxima.
 
 A convolution adds the other operand of an Add or Sub, and computes the quantizers before and after
 the sum, too. The first quantizer then only clamps, unless an operator precedes it that is not
@@ -31,11 +31,19 @@ follow. Again, others may lie in between::
     Sigmoid(AveragePool(DequantizeLinear(c)))                no
     Conv(AveragePool(LeakyRelu(DequantizeLinear(c))), w)     no
 
-A constant that is added to decoded codes becomes their zero point, which is a whole code, before a
-convolution with quantized weights, unless there is one already::
+The zero point of a convolution with quantized weights is a whole code, also that of a FakeQuantize
+whose zero point is none. A constant that is added to codes without one becomes their zero point::
 
     Conv(Sub(DequantizeLinear(c, 0.3), 1), w)                yes: 0.9
     Conv(LeakyRelu(Sub(DequantizeLinear(c, 0.3), 1)), w)     no
+
+The largest of floats and their quantizer become one kernel, which gives other codes. Operators on
+each element may lie in between::
+
+    Q(ReduceMax(Conv(x)))                                    yes; also ReduceMin, GlobalMaxPool
+    Q(Relu(ReduceMax(Sigmoid(x))))                           yes
+    Q(ReduceMax(DequantizeLinear(c)))                        no
+    Q(Max(ReduceMax(Conv(x)), -inf))                         no
 """
 
 from __future__ import annotations
@@ -49,7 +57,7 @@ from qgraph.graph.constants import array_of, clip_limits, constant_expression, i
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.numerics import Array
-from qgraph.quantizers.movement import MOVES, is_linear
+from qgraph.quantizers.movement import MOVES, is_linear, unmoved
 from qgraph.records import dataclass
 
 _DECODER, _ENCODER = "DequantizeLinear", "QuantizeLinear"
@@ -57,6 +65,8 @@ RESIDUAL_SUMS = ("Add", "Sub", "Sum")
 """Operators that a convolution computes with its own result."""
 _LEVELS = 1 << 16
 _BYTE_LEVELS, _BITS = 256, 8
+_LEAST = 2.0**-10
+"""Fractions of zero points up to it are rounding errors of ranges."""
 _OPERANDS = 5
 """Inputs of a FakeQuantize."""
 _EXTREMES = {"Max": "Min", "Min": "Max"}
@@ -80,6 +90,7 @@ _FLOATS |= {"Round", "Selu", "Sigmoid", "Sin", "Softmax", "Softplus", "Softsign"
 _BEFORE = _CLAMPS | _LINEAR
 _AFTER = _BEFORE | {"Abs", "Elu", "Gelu", "HardSwish", "LeakyRelu", "PRelu", "Sigmoid", "Tanh"}
 """Operators between the sum and its quantizer that the convolution computes, too."""
+_AFTER_EXTREMES = _AFTER | {"Cast", "Dropout", "Sqrt", "Transpose"}
 
 
 @dataclass(frozen=True)
@@ -171,38 +182,67 @@ def padded_means(nodes: Iterable[ir.Node]) -> Iterator[PaddedMean]:
         if node.op_type != "AveragePool":
             continue
         decoder, between = _origin(node.inputs[0], "AveragePool")
-        zero, low = (0, 0.0) if decoder is None else _zero_of_codes(decoder)
+        points, step = (np.zeros(1), 0.0) if decoder is None else _zero_points(decoder)
+        zero = 0 if np.isnan(points).any() else int(np.rint(points.flat[0]))
         names = {each.op_type for each in between}
         is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
         pads = any(node.attributes.get_ints("pads", ())) or is_same
         is_padded = pads and node.attributes.get_int("count_include_pad", 0) != 0
         if decoder is not None and zero and (is_padded or "Pad" in names):
             pools = [node, *(each for each in between if each.op_type == "AveragePool")]
-            yield PaddedMean(node, pools[-1], decoder, zero, abs(low))
+            yield PaddedMean(node, pools[-1], decoder, zero, abs(zero * step))
 
 
-def _zero_of_codes(decoder: ir.Node) -> tuple[int, float]:
-    """Return the zero point of codes as a runtime stores them, and what code 0 stands for."""
-    if decoder.op_type == _DECODER:
-        scale, point = (array_of(v) for v in (*decoder.inputs[1:3], None)[:2])
-        zero = 0 if point is None or not point.size else int(point.flat[0])
-        return zero, 0.0 if scale is None or not scale.size else -zero * float(scale.flat[0])
+def _zero_points(decoder: ir.Node) -> tuple[Array, float]:
+    """Return the zero points of stored codes, which may have fractions, and the size of a step."""
     low, high = ends_of_codes(decoder) or (0.0, 0.0)
-    levels = decoder.attributes.get_int("levels", 0)
-    zero = round(-low * (levels - 1) / (high - low)) if high > low else 0
-    return (0, 0.0) if 2 * zero == levels else (zero, low)
+    if decoder.op_type == _DECODER:
+        codes, point = code_type(decoder), array_of(input_of(decoder, 2))
+        bits = 0 if codes is None else codes.bitwidth
+        return np.zeros(1) if point is None else point.astype(float), (high - low) / (2**bits - 1)
+    lows, highs = (array_of(v) for v in decoder.inputs[3:5])
+    levels = decoder.attributes.get_int("levels", 2)
+    if lows is None or highs is None:
+        return np.zeros(1), 0.0
+    with np.errstate(all="ignore"):
+        points = lows.astype(np.float64) * (levels - 1) / (lows - highs.astype(np.float64))
+    return np.where(2 * np.rint(points) == levels, 0, points), (high - low) / (levels - 1)
 
 
 def rounded_shifts(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Yield each convolution of codes to which a constant was added, and their decoder."""
+    """Yield each convolution of codes whose zero point is rounded, and their decoder.
+
+    Their zero point has a fraction, or a constant was added to them.
+    """
     for node in nodes:
-        if node.op_type == "Conv" and _origin(node.inputs[1])[0] is not None:
-            decoder, between = _origin(node.inputs[0])
-            is_ranged = decoder is not None and decoder.op_type == "FakeQuantize"
-            if decoder is None or not any(each.op_type in _SHIFTS for each in between):
-                continue
-            if is_ranged or not _zero_of_codes(decoder)[0]:
-                yield node, decoder
+        if node.op_type != "Conv" or _origin(node.inputs[1])[0] is None:
+            continue
+        decoder, between = _origin(node.inputs[0])
+        if decoder is None:
+            continue
+        points, is_ranged = _zero_points(decoder)[0], decoder.op_type == "FakeQuantize"
+        is_shifted = any(each.op_type in _SHIFTS for each in between)
+        has_fraction = (np.abs(points - np.rint(points)) > _LEAST).any()
+        if has_fraction or (is_shifted and (is_ranged or not points.any())):
+            yield node, decoder
+
+
+def quantized_extremes(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Yield each maximum or minimum of floats that becomes one kernel with its quantizer.
+
+    Yields it, and the node that reads it.
+    """
+    for node in nodes:
+        if node.op_type not in ("GlobalMaxPool", "ReduceMax", "ReduceMin") or node.domain:
+            continue
+        source = unmoved(node.inputs[0])
+        maker = None if source is None else source.producer()
+        reader = _only_reader(node.outputs[0])
+        is_on_codes = maker is not None and maker.op_type in (_DECODER, "FakeQuantize")
+        if reader is None or is_on_codes:
+            continue
+        if _is_quantized_next(node.outputs[0], _AFTER_EXTREMES):
+            yield node, reader
 
 
 def _origin(value: ir.Value | None, *more: str) -> tuple[ir.Node | None, list[ir.Node]]:
@@ -341,7 +381,7 @@ def _swish(value: ir.Value) -> ir.Node | None:
     return last if is_swish and not value.is_graph_output() else None
 
 
-def _is_quantized_next(value: ir.Value) -> bool:
+def _is_quantized_next(value: ir.Value, passed: Collection[str] = _AFTER) -> bool:
     """Return whether a quantizer follows that is computed with the sum."""
     while (node := _only_reader(value) or _swish(value)) is not None:
         if node.op_type in _ENCODERS:
@@ -349,7 +389,7 @@ def _is_quantized_next(value: ir.Value) -> bool:
         if node is _swish(value):
             value = node.outputs[0]
             continue
-        if node.op_type not in _AFTER or _data(node) is not value:
+        if node.op_type not in passed or _data(node) is not value:
             return False
         value = node.outputs[0]
     return False

@@ -376,7 +376,16 @@ def chained(facts: ModelFacts) -> Iterator[Found]:
 
 @rule("QG330", "constants-between-codes", WARNING, fix=_KEEPS, targets=_OPENVINO)
 def constants_between_codes(facts: ModelFacts) -> Iterator[Found]:
-    """OpenVINO rounds constants that are added to decoded codes before a convolution."""
+    """OpenVINO rounds zero points, and constants added to codes, before a convolution."""
     for node, decoder in roundings.rounded_shifts(facts.of("Conv")):
-        text = "a constant that is added to its data becomes a whole code: up to half a step off"
-        yield Found((node, decoder), text, {"error_steps": 0.5})
+        text = "the zero point of its data, or what is added to them, becomes a whole code"
+        yield Found((node, decoder), f"{text}: up to half a step off", {"error_steps": 0.5})
+
+
+@rule("QG331", "quantized-extremes", ERROR, fix=_KEEPS, targets=_OPENVINO)
+def quantized_extremes(facts: ModelFacts) -> Iterator[Found]:
+    """OpenVINO makes one kernel of a maximum and its quantizer, which gives other codes."""
+    extremes = facts.of("GlobalMaxPool", "ReduceMax", "ReduceMin")
+    for node, reader in roundings.quantized_extremes(extremes):
+        text = f"{node.op_type} and its quantizer become one kernel, which gives other codes"
+        yield Found((node, reader), text)

@@ -55,6 +55,7 @@ STABLE = {
     "normalized-codes": "QG328",
     "chained-products": "QG329",
     "constants-between-codes": "QG330",
+    "quantized-extremes": "QG331",
     "float-layer": "QG401",
     "slower-form": "QG402",
     "batch-norm-behind-layer": "QG403",

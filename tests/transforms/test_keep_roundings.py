@@ -1,4 +1,4 @@
-"""Roundings that OpenVINO 2026.4.1 drops or adds: of sums, 16 bits, limits, means, constants."""
+"""Roundings that OpenVINO 2026.4.1 drops or adds: of sums, 16 bits, limits, means, maxima."""
 
 from __future__ import annotations
 
@@ -115,14 +115,24 @@ MEANS = {
     "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
     f"{MEAN} a = Neg (m) {LAST}",
 }
+EXTREMES = {
+    "ReduceMax": f"o = Sigmoid (x) m = ReduceMax (o, axes) a = Neg (m) {LAST}",
+    "ReduceMin": f"{DATA} e = DequantizeLinear (w, t) o = Conv (d, e) "
+    f"a = ReduceMin (o, axes) {LAST}",
+    "GlobalMaxPool": f"{DATA} e = DequantizeLinear (w, t) o = Conv (d, e) m = GlobalMaxPool (o) "
+    f"a = Relu (m) {LAST}",
+}
 LAYER = f"e = DequantizeLinear (wide, t) y = Conv <{PADDED}> (o, e)"
 SHIFTS = {
+    "a fraction": "d = org.openvinotoolkit.FakeQuantize <levels = 16> (x, wlow, four, wlow, four) "
+    "o = MaxPool <kernel_shape = [1, 1]> (d) e = DequantizeLinear (w, t) y = Conv (o, e)",
     "Sub": f"{DATA} o = Sub (d, half) {LAYER}",
     "Sub, MaxPool": f"{DATA} i = Sub (d, half) o = MaxPool <{PADDED}> (i) {LAYER}",
     "ranges": "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, wlow, four, wlow, four) "
     f"o = Add (d, half) {LAYER}",
 }
 KEPT |= {
+    "a maximum of codes": f"{DATA} a = GlobalMaxPool (d) {LAST}",
     "a mean, Sigmoid": f"{DATA} {MEAN} y = Sigmoid (m)",
     "a mean, a result": f"{DATA} {MEAN} y = Transpose <perm = [0, 1, 3, 2]> (m)",
     "a mean, FakeQuantize": f"{DATA} {MEAN} o = MaxPool <{PADDED}> (m) "
@@ -138,7 +148,7 @@ KEPT |= {
 def model(body: str, zero: np.generic) -> onnx.ModelProto:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21, "org.openvinotoolkit": 1]> net '
-        f"(float[1,64,14,14] x) => (float[1,64,14,14] y) {{ {body.replace('MORE', '')} }}"
+        f"(float[1,64,14,14] x) => (float[1,64,A,A] y) {{ {body.replace('MORE', '')} }}"
     )
     random, f = np.random.default_rng(1), np.float32
     arrays = {
@@ -152,6 +162,7 @@ def model(body: str, zero: np.generic) -> onnx.ModelProto:
         "zc": np.full(64, zero), "square": random.normal(size=(14, 14)),
         "wide": random.integers(-64, 64, (64, 64, 3, 3)).astype(np.int8),
         "ends": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "axes": np.array([2, 3]),
     }  # fmt: skip
     for name, array in arrays.items():
         if re.search(rf"\b{name}\b", re.sub(r"\w+ =", "", body)):
@@ -173,10 +184,11 @@ def feeds() -> dict[str, np.ndarray]:
     return {"x": x.astype(np.float32)}
 
 
-ROUNDINGS = {"QG306", "QG307", "QG308", "QG320", "QG323", "QG330"}
+ROUNDINGS = {"QG306", "QG307", "QG308", "QG320", "QG323", "QG330", "QG331"}
 CASES = {name: (*each, np.uint8(128), 0.03119) for name, each in SUMS.items()}
 CASES |= {f"limits, {name}": (body, 1, np.uint8(128), 0.03) for name, body in LIMITS.items()}
 CASES |= {f"means, {name}": (body, 1, np.uint8(128), 0.03119) for name, body in MEANS.items()}
+CASES |= {f"extremes, {name}": (b, 1, np.uint8(128), 0.03119) for name, b in EXTREMES.items()}
 CASES |= {f"constants, {name}": (body, 1, np.uint8(0), 0.03) for name, body in SHIFTS.items()}
 CASES |= {f"16 bits, {name}": (body, 1, np.uint16(300), 0.01) for name, body in PAIRS.items()}
 

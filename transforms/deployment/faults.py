@@ -13,6 +13,7 @@ from qgraph.inventory.layers import FoundLayer
 from qgraph.inventory.openvino_convolutions import misread_convolutions_of
 from qgraph.inventory.openvino_roundings import (
     padded_means,
+    quantized_extremes,
     rounded_clips,
     rounded_means,
     rounded_shifts,
@@ -91,6 +92,7 @@ def is_unrounded(model: Model, profile: Profile) -> bool:
         ),
         "limits-between-codes": lambda: rounded_clips(nodes),
         "average-pool": lambda: (*rounded_means(nodes), *padded_means(nodes)),
+        "quantized-extremes": lambda: quantized_extremes(nodes),
         "constants-between-codes": lambda: rounded_shifts(nodes),
     }
     return any(any(find()) for name, find in found.items() if name in traps)

@@ -102,8 +102,8 @@ def _plain(profile: Profile, opset: int, values: str, nodes: str) -> Iterator[Tr
     yield as_pairs()
     # Before conversion, since a bias would join the float operators around a quantizer.
     yield PlainPairs(values=values, opset=opset)
-    if needs_whole_zero_points(profile):
-        yield WholeZeroPoints(nodes=nodes, opset=opset)
+    if operators := rounding_zero_points(profile):
+        yield WholeZeroPoints(nodes=nodes, operators="|".join(operators), opset=opset)
     yield from conversion_for(profile)[1:]
     if needs_float32(profile):
         yield WidenFloats()
@@ -274,10 +274,13 @@ def takes_zero_points(profile: Profile, *, weights: bool) -> bool:
     return not zeros or not zeros <= _NONE
 
 
-def needs_whole_zero_points(profile: Profile) -> bool:
-    """Return whether kernels accept only data with zero points that are whole numbers."""
-    zeros = {zero for kernel in kernels(profile) for zero in kernel.x.zero or (ANY,)}
-    return bool(zeros) and zeros.isdisjoint({ANY, ZeroPoint.FRACTION})
+def rounding_zero_points(profile: Profile) -> list[str]:
+    """Return the operators whose kernels accept only data with whole zero points."""
+    zeros = {op: set[str]() for kernel in kernels(profile) for op in kernel.operators}
+    for kernel in kernels(profile):
+        for op in kernel.operators:
+            zeros[op] |= set(kernel.x.zero or (ANY,))
+    return sorted(op for op, taken in zeros.items() if taken.isdisjoint({ANY, ZeroPoint.FRACTION}))
 
 
 def needs_recurrent_numbers(profile: Profile) -> bool:

@@ -351,3 +351,11 @@ def less(model: ir.Model, node: ir.Node) -> str:
         fed(each, 2, np.asarray(0, np.uint8))
     put(node, 0, "Sub", F(0.01))
     return label(node)
+
+
+@fault("QG331", lambda node: has_data_pair(node) and node.op_type == "Conv")
+def largest(model: ir.Model, node: ir.Node) -> str:
+    value = beside(node.outputs[0], "GlobalMaxPool")
+    codes = beside(value.outputs[0], "QuantizeLinear", F(0.0273), np.asarray(3, np.uint8))
+    as_output(model, beside(codes.outputs[0], "DequantizeLinear", *parameters(codes)).outputs[0])
+    return label(value)

@@ -249,17 +249,48 @@ def chained() -> str:
 
 @measured("QG330")
 def rounded_constants() -> str:
-    changes = []
-    for name in ("d", "r"):
-        text = f"""(float[1,16,28,28] x) => (float[1,16,28,28] y) {{ {PAIR} a = Sub (d, k)
-            r = LeakyRelu <alpha = 1.0> (a) e = DequantizeLinear (w, t)
-            y = Conv <pads = [1, 1, 1, 1]> ({"a" if name == "d" else "r"}, e) }}"""
-        scales = {"s": F(0.2), "t": F(0.01), "z": np.uint8(0), "k": F(0.5)}
-        proto = model(text, **scales, w=codes(16, 16, 3, 3))
+    moved = []
+    before = (
+        "d = org.openvinotoolkit.FakeQuantize <levels = 16> (x, l, h, l, h) a = Identity (d)",
+        f"{PAIR} a = Sub (d, k)",
+        f"{PAIR} b = Sub (d, k) a = LeakyRelu <alpha = 1.0> (b)",
+    )
+    for data in before:
+        text = f"""(float[1,16,28,28] x) => (float[1,16,28,28] y) {{ {data}
+            e = DequantizeLinear (w, t) y = Conv <pads = [1, 1, 1, 1]> (a, e) }}"""
+        numbers = {"t": F(0.01), "w": codes(16, 16, 3, 3)}
+        numbers |= (
+            {"l": F(-0.1), "h": F(3.1)}
+            if "Fake" in data
+            else {"s": F(0.2), "z": np.uint8(0), "k": F(0.5)}
+        )
+        proto = model(text, **numbers)
         feeds = fed(proto)
         right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
-        changes.append(float(farthest(result, right)) / np.abs(right).max())
+        moved.append(f"{float(farthest(result, right)) / np.abs(right).max():.1%}")
     return (
-        "Results of a 3 x 3 Conv of UINT8 codes in steps of .2, less .5, moved in OpenVINO by up "
-        f"to {changes[0]:.1%} of the largest; with a LeakyRelu in between by {changes[1]:.1%}."
+        "Results of a 3 x 3 Conv of codes in steps of about .2 moved in OpenVINO: with 16 levels "
+        f"from -0.1 to 3.1 by up to {moved[0]} of the largest, with UINT8 less .5 by up to "
+        f"{moved[1]}, and with a LeakyRelu in between by {moved[2]}."
+    )
+
+
+@measured("QG331")
+def quantized_extremes() -> str:
+    shares = []
+    for name in ("ReduceMax", "ReduceMin"):
+        wrong, worst = 0, 0.0
+        for zero in (3, 128, 200):
+            text = f"""(float[1,64,14,14] x) => (float[1,64,1,1] y) {{ a = Neg (x)
+                b = {name} (a, i) q = QuantizeLinear (b, s, z) y = DequantizeLinear (q, s, z) }}"""
+            axes = np.array([2, 3])
+            proto = model(text, s=F(0.0273), z=np.uint8(zero), i=axes)
+            feeds = fed(proto)
+            right, result = qgraph_run(proto, feeds), openvino(proto, feeds)
+            wrong += int((np.abs(result - right) > 0.01).sum())
+            worst = max(worst, float(np.abs(result - right).max()) / 0.0273)
+        shares.append(f"{name} {wrong} of 192, by up to {worst:.0f} steps")
+    return (
+        "Results of 64 channels of 14 x 14 floats with zero points 3, 128 and 200 that OpenVINO "
+        f"changed: {shares[0]}; {shares[1]}."
     )
