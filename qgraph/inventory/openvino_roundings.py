@@ -385,7 +385,7 @@ def _is_quantized_next(value: ir.Value, passed: Collection[str] = _AFTER) -> boo
     """Return whether a quantizer follows that is computed with the sum."""
     while (node := _only_reader(value) or _swish(value)) is not None:
         if node.op_type in _ENCODERS:
-            return True
+            return node.inputs[0] is value
         if node is _swish(value):
             value = node.outputs[0]
             continue

@@ -263,9 +263,9 @@ have other purposes: the table shows which faults a file that passes them may st
 In the models as they are, without a target, lint reports three errors: QG604 in `TFC_1W2A`,
 `kwsmlp_w3a3` and `qkeras_jettagging`, which use a domain that they do not import. Each was checked
 by hand; `tests/lint/test_real_errors.py` lists them. `tests/lint/test_faults.py` plants at least
-1,391 faults of all 121 rules, each at up to two places of each model that can have it, with a
+1,391 faults of 129 of the 130 rules, each at up to two places of each model that can have it, with a
 target or with data if the rule needs them, and asks all rules: each fault is found at its node.
-Other rules then have findings that they did not have before. Each of the 205 kinds (pairs of the
+Other rules then have findings that they did not have before. Each of the 221 kinds (pairs of the
 fault and the other rule) was examined, and `tests/lint/faults/consequences.py` lists it: all are
 consequences of the fault, such as a bias whose scale is no longer the product of the other two.
 
