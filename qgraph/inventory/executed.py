@@ -141,7 +141,7 @@ def _mark(model: ir.Model, layers: Sequence[FoundLayer]) -> None:
             for each in _chain(node):
                 _rename(each, "qgraphother_")
     for number, layer in enumerate(layers):
-        for node in layer.follows:
+        for node in (*_chain(layer.node), *layer.follows):
             _rename(node, _BEHIND.format(number))
     for number, layer in enumerate(layers):
         _rename(layer.node, _LAYER.format(number))

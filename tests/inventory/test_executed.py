@@ -1,15 +1,20 @@
-"""Runtimes that do not return: OpenVINO takes twice as long for each If inside another."""
+"""Kernels that are found by name, and runtimes that do not return.
+
+OpenVINO takes twice as long for each If inside another.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from qgraph.cli.main import main
 from qgraph.comparison import bench
 from qgraph.inventory import executed
+from qgraph.model import load
 
 DEPTH = 24
 
@@ -56,6 +61,36 @@ def nested(tmp_path: Path) -> Path:
     path = tmp_path / "nested.onnx"
     onnx.save(model, path)
     return path
+
+
+@pytest.mark.slow
+@pytest.mark.runtime
+def test_a_kernel_has_the_names_of_all_operators_that_it_computes():
+    """OpenVINO 2026.4.1 names this one after BatchNormalization and LeakyRelu, not after Conv."""
+    pytest.importorskip("openvino")
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    net (float[1,16,8,8] x) => (float[1,16,4,4] y)
+    <float s = {0.03}, uint8 z = {0}, float t = {0.002}, int8 o = {0}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        e = DequantizeLinear (w, t, o)
+        [conv] c = Conv (d, e)
+        b = BatchNormalization (c, g, h, h, g)
+        u = QuantizeLinear (b, s, z)
+        v = DequantizeLinear (u, s, z)
+        l = LeakyRelu <alpha = 1.0> (v)
+        y = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (l)
+    }""")
+    random = np.random.default_rng(0)
+    arrays = {
+        "w": random.integers(-64, 64, (16, 16, 1, 1)).astype(np.int8),
+        "g": random.uniform(0.5, 1, 16).astype(np.float32),
+        "h": random.normal(size=16).astype(np.float32),
+    }
+    for name, array in arrays.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    (layer,) = executed.executed(load(proto).ir, "openvino").layers
+    assert (layer.node, layer.kernel, layer.is_integer) == ("conv", "Convolution u8", True)
 
 
 @pytest.mark.slow

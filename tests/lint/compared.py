@@ -276,8 +276,8 @@ for 15; ONNX Runtime 1.32.0 refuses these and no other. `openvino-cpu` has them 
 and with the code of its parser (onnx-tensorrt), which warns of UINT8 and reads INT8 instead.
 
 Viewers such as Netron check nothing: Netron 9.3.3 opened 247 of these models, with and without
-faults, and gave no message; those of QG325 to QG331, QG621 and QG622 were not tried. The last column
-says what a reader could compare by eye: a drawing with
+faults, and gave no message; those of QG325 to QG331, QG621 and QG622 were not tried. The last
+column says what a reader could compare by eye: a drawing with
 other nodes; an attribute, a type or a shape that opens with a click; or numbers in a tensor.
 
 `python -m tests.lint.compared MODELS --write` makes this page.

@@ -102,6 +102,7 @@ MEANS = {
     "floats as weights": f"{DATA} {MEAN} y = MatMul (m, square)",
     "Mul": f"{DATA} {MEAN} y = Mul (m, half)",
     "moved, Add": f"{DATA} {MEAN} o = Transpose <perm = [0, 1, 3, 2]> (m) y = Add (o, half)",
+    "a truncated mean": f"{DATA} {MEAN} o = Div (m, r) p = Floor (o) a = Mul (p, r) {LAST}",
     "squares": f"{DATA} {MEAN} y = Mul (m, m)",
     "padding": f"{DATA} {COUNTED} a = Relu (m) {LAST}",
     "a Pad between two": f"{DATA} {MEAN} g = Pad (m, ends) "

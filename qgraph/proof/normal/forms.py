@@ -22,7 +22,7 @@ result, and the rules keep values only. NaN stays NaN in all forms.
 
     HardSwish(x)            -> x * HardSigmoid(x, 1/6, 1/2)
     HardSigmoid(x, a, b)    -> Max(Min(x * a + b, 1), 0)
-    LeakyRelu(x, a)         -> Where(x < 0, x * a, x)
+    LeakyRelu(x, a)         -> Where(x < 0, x * a, x)      x if a is 1
     PRelu(x, s)             -> Where(x < 0, x * s, x)
     ThresholdedRelu(x, a)   -> Where(a < x, x, 0)
     Greater(a, b)           -> Less(b, a)              likewise GreaterOrEqual
@@ -202,6 +202,8 @@ def write_activation(graph: Rewriter, node: ir.Node) -> ir.Value:
         return result if node.op_type == "HardSigmoid" else like("Mul", [x, result])
     if node.op_type == "ThresholdedRelu":
         return like("Where", [like("Less", [factor, x], bool_), x, _ZERO])
+    if node.op_type == "LeakyRelu" and factor == 1:
+        return x
     if node.op_type == "PRelu":
         slope = given(node.inputs[1])
         number = graph.single(slope)
