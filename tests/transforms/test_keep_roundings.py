@@ -133,6 +133,8 @@ SHIFTS = {
     f"o = Add (d, half) {LAYER}",
 }
 KEPT |= {
+    "padding of codes with a sign": "d = org.openvinotoolkit.FakeQuantize <levels = 256> "
+    f"(x, even, odd, even, odd) {COUNTED} a = Relu (m) {LAST}",
     "a maximum of codes": f"{DATA} a = GlobalMaxPool (d) {LAST}",
     "a mean, Sigmoid": f"{DATA} {MEAN} y = Sigmoid (m)",
     "a mean, a result": f"{DATA} {MEAN} y = Transpose <perm = [0, 1, 3, 2]> (m)",
@@ -163,7 +165,7 @@ def model(body: str, zero: np.generic) -> onnx.ModelProto:
         "zc": np.full(64, zero), "square": random.normal(size=(14, 14)),
         "wide": random.integers(-64, 64, (64, 64, 3, 3)).astype(np.int8),
         "ends": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-        "axes": np.array([2, 3]),
+        "axes": np.array([2, 3]), "even": f(-2.56), "odd": f(2.54),
     }  # fmt: skip
     for name, array in arrays.items():
         if re.search(rf"\b{name}\b", re.sub(r"\w+ =", "", body)):
@@ -202,6 +204,18 @@ def test_no_value_changes(name):
     loaded = load(proto)
     assert loaded.apply(KeepRoundings()).count(SiteStatus.CHANGED) == count
     assert qgraph.prove(proto, loaded).exactness in ("bits", "values")
+    assert not loaded.apply(KeepRoundings()).sites
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["means, Conv", "means, a truncated mean", "means, padding", "constants, a fraction"]
+    + ["constants, Sub", "extremes, ReduceMin", "limits, codes with another sign"],
+)
+def test_each_kind_is_found_once(name):
+    body, count, zero, _ = CASES[name]
+    loaded = load(model(body, zero))
+    assert loaded.apply(KeepRoundings()).count(SiteStatus.CHANGED) == count
     assert not loaded.apply(KeepRoundings()).sites
 
 
