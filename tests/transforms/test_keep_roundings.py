@@ -207,11 +207,11 @@ def test_no_value_changes(name):
     assert not loaded.apply(KeepRoundings()).sites
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["means, Conv", "means, a truncated mean", "means, padding", "constants, a fraction"]
-    + ["constants, Sub", "extremes, ReduceMin", "limits, codes with another sign"],
-)
+KINDS = ["means, Conv", "means, a truncated mean", "means, padding", "constants, a fraction"]
+KINDS += ["constants, Sub", "extremes, ReduceMin", "limits, codes with another sign"]
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_each_kind_is_found_once(name):
     body, count, zero, _ = CASES[name]
     loaded = load(model(body, zero))
