@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -17,7 +18,7 @@ import onnx_ir as ir
 from qgraph.errors import Choice
 from qgraph.exactness import Exactness, Method, Verdict, Witness
 from qgraph.graph.edit import Draft, Editor, Operand
-from qgraph.graph.opset.versions import ceiling
+from qgraph.graph.opset.versions import ceiling, only_float_type
 from qgraph.graph.scopes import producer_of
 from qgraph.inventory.layers import quantized_layers
 from qgraph.inventory.openvino_roundings import (
@@ -371,7 +372,8 @@ class KeepRoundings(Transform):
             wrap_operand(producer_of(node.inputs[0], "Pad") or node, 0, _relu, editor, report)
         for node, reader in list(quantized_extremes(model.ir.graph)):
             index = list(reader.inputs).index(node.outputs[0])
-            wrap_operand(reader, index, _max, editor, report)
+            dtype = node.outputs[0].dtype or only_float_type(model.ir) or ir.DataType.FLOAT
+            wrap_operand(reader, index, partial(_max, dtype=dtype), editor, report)
         fakes = [escaped(label(node)) for node in stripped_fake_quantizes(model.ir.graph)]
         if fakes:
             SplitFakeQuantize(nodes="|".join(fakes)).apply(model, report)
@@ -381,11 +383,9 @@ def _relu(draft: Draft) -> ir.Value:
     return draft.node("LeakyRelu", [draft.x], {"alpha": 1.0}, dtype=draft.x.dtype)
 
 
-def _max(draft: Draft) -> ir.Value:
-    lowest = draft.constant(
-        np.asarray(-np.inf, (draft.x.dtype or ir.DataType.FLOAT).numpy()), "lowest"
-    )
-    return draft.node("Max", [draft.x, lowest], dtype=draft.x.dtype)
+def _max(draft: Draft, dtype: ir.DataType) -> ir.Value:
+    lowest = draft.constant(np.asarray(-np.inf, dtype.numpy()), "lowest")
+    return draft.node("Max", [draft.x, lowest], dtype=dtype)
 
 
 def _identity(draft: Draft) -> ir.Value:

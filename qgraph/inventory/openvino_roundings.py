@@ -144,7 +144,9 @@ def _is_hard(clip: ir.Node, data: ir.Value) -> bool:
 def rounded_means(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
     """Yield each AveragePool of codes whose mean is rounded to a code, and the operator behind."""
     for node in nodes:
-        if node.op_type != "AveragePool" or _origin(node.inputs[0], "Clip")[0] is None:
+        if node.op_type != "AveragePool" or node.domain:
+            continue
+        if _origin(node.inputs[0], "Clip")[0] is None:
             continue
         values, seen = [node.outputs[0]], set[ir.Node]()
         while values:
@@ -179,11 +181,11 @@ class PaddedMean:
 def padded_means(nodes: Iterable[ir.Node]) -> Iterator[PaddedMean]:
     """Yield each AveragePool that is padded with another code than that of zero."""
     for node in nodes:
-        if node.op_type != "AveragePool":
+        if node.op_type != "AveragePool" or node.domain:
             continue
         decoder, between = _origin(node.inputs[0], "AveragePool")
         points, step = (np.zeros(1), 0.0) if decoder is None else _zero_points(decoder)
-        zero = 0 if np.isnan(points).any() else int(np.rint(points.flat[0]))
+        zero = int(np.rint(points.flat[0])) if np.isfinite(points).all() else 0
         names = {each.op_type for each in between}
         is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
         pads = any(node.attributes.get_ints("pads", ())) or is_same
@@ -206,7 +208,7 @@ def _zero_points(decoder: ir.Node) -> tuple[Array, float]:
         return np.zeros(1), 0.0
     with np.errstate(all="ignore"):
         points = lows.astype(np.float64) * (levels - 1) / (lows - highs.astype(np.float64))
-    return np.where(2 * np.rint(points) == levels, 0, points), (high - low) / (levels - 1)
+        return np.where(2 * np.rint(points) == levels, 0, points), (high - low) / (levels - 1)
 
 
 def rounded_shifts(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
@@ -215,10 +217,10 @@ def rounded_shifts(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]
     Their zero point has a fraction, or a constant was added to them.
     """
     for node in nodes:
-        if node.op_type != "Conv" or _origin(node.inputs[1])[0] is None:
+        if node.op_type != "Conv" or node.domain or _origin(node.inputs[1])[0] is None:
             continue
         decoder, between = _origin(node.inputs[0])
-        if decoder is None:
+        if decoder is None or not np.isfinite(_zero_points(decoder)[0]).all():
             continue
         points, is_ranged = _zero_points(decoder)[0], decoder.op_type == "FakeQuantize"
         is_shifted = any(each.op_type in _SHIFTS for each in between)
@@ -280,6 +282,8 @@ def ends_of_codes(decoder: ir.Node) -> tuple[float, float] | None:
     ``decoder`` may be a QuantizeLinear or FakeQuantize, too.
     """
     arrays = [*map(array_of, decoder.inputs), None]
+    if any(array is not None and not array.size for array in arrays):
+        return None
     if decoder.op_type == "FakeQuantize" and len(decoder.inputs) == _OPERANDS:
         low, high = arrays[3:5]
         is_narrow = 0 < decoder.attributes.get_int("levels", 0) <= _BYTE_LEVELS

@@ -254,3 +254,37 @@ def test_levels_of_another_operator_say_nothing():
         net (float[2] x) => (float[2] y) { y = own.F <levels = 2.5> (x) }""")
     )
     assert not model.apply(KeepRoundings()).sites
+
+
+FAKE = "d = org.openvinotoolkit.FakeQuantize <levels = 256> (x, a, b, a, b)"
+COUNTING = "y = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1> (d)"
+UNUSUAL = {
+    "operators of another domain": "{ y = own.AveragePool () z = own.Conv (x) w = own.F () }",
+    "equal ends": f"<float a = {{2}}, float b = {{2}}> {{ {FAKE} {COUNTING} }}",
+    "ends that are no numbers": f"<float a = {{nan}}, float b = {{inf}}> {{ {FAKE} {COUNTING} }}",
+    "one level": f"<float a = {{-1}}, float b = {{2}}> {{ {FAKE} {COUNTING} }}".replace("256", "1"),
+    "equal ends before a Conv": "<float a = {2}, float b = {2}, float s = {1}, int8[1,4,1,1] "
+    f"w = {{1, 2, 3, 4}}> {{ {FAKE} e = DequantizeLinear (w, s) y = Conv (d, e) }}",
+    "no scale": "<float[0] s = {}, uint8[0] z = {}> { q = QuantizeLinear (x, s, z) "
+    f"d = DequantizeLinear (q, s, z) {COUNTING} }}",
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_parameters_are_left_alone(name):
+    text = f"""<ir_version: 10, opset_import: ["": 21, "own": 1, "org.openvinotoolkit": 1]>
+        net (float[1,4,4,4] x) => (float[n,m,k,l] y) {UNUSUAL[name]}"""
+    assert not load(onnx.parser.parse_model(text)).apply(KeepRoundings()).sites
+
+
+def test_the_limit_of_a_maximum_has_its_type():
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float16[1,4,4,4] x) => (float16[1,4,1,1] y) <uint8 z = {3}> {
+            a = Sigmoid (x) b = GlobalMaxPool (a)
+            q = QuantizeLinear (b, s, z) y = DequantizeLinear (q, s, z) }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float16(0.1), "s"))
+    loaded = load(proto)
+    loaded.apply(KeepRoundings())
+    onnx.checker.check_model(loaded.to_proto(), full_check=True)
+    assert len(list(loaded.nodes("Max"))) == 1
