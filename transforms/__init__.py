@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from qgraph.transforms.simpler_ranges import DropRounding, KeepRoundings, SplitFakeQuantize
     from qgraph.transforms.split_layers import SplitLeakyRelu, SplitZeroPoints
     from qgraph.transforms.tune_ranges import TuneRanges
+    from qgraph.transforms.unit_scales import SeparateLimits, UnitScales
     from qgraph.transforms.whole_zero_points import WholeZeroPoints
     from qgraph.transforms.widen_floats import WidenFloats
     from qgraph.transforms.write_convolutions import WriteConvolutions
@@ -78,6 +79,7 @@ __all__ = [
     "RaiseMatMulNBits",
     "RaiseMicrosoft",
     "Repack",
+    "SeparateLimits",
     "SeparatePairs",
     "SeparateWeights",
     "ShiftZeroPoints",
@@ -89,6 +91,7 @@ __all__ = [
     "SymmetricWeights",
     "Transform",
     "TuneRanges",
+    "UnitScales",
     "WholeZeroPoints",
     "WidenCodes",
     "WidenFloats",
@@ -120,6 +123,7 @@ _SHARED = {
     ),
     "simpler_ranges": ("DropRounding", "KeepRoundings", "SplitFakeQuantize"),
     "split_layers": ("SplitLeakyRelu", "SplitZeroPoints"),
+    "unit_scales": ("SeparateLimits", "UnitScales"),
 }
 """Names in modules with other names."""
 

@@ -37,6 +37,8 @@ from qgraph.targets.layer import (
 )
 from qgraph.targets.rules import type_of_codes
 
+_HOMOGENEOUS = frozenset({"Abs", "Clip", "Identity", "LeakyRelu", "PRelu", "Relu"})
+_MOST_ACTIVATIONS = 8
 _ATTRIBUTES = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0.0, "transB": 0.0}}
 _FURTHEST = 12
 """Operators that may lie between a layer and the quantizer of its result."""
@@ -295,6 +297,16 @@ def scaled_products(
 _DECODERS = ("DequantizeLinear", "FakeQuantize")
 _ENDS_OF_CODES = (*_DECODERS, "Identity", "Mul")
 """Last operators of quantizers without a limit, which would keep a product in float."""
+
+
+def convolution_before(encode: ir.Node) -> ir.Node | None:
+    """Return the Conv whose result a QuantizeLinear reads, also through activation functions."""
+    node = producer_of(encode.inputs[0])
+    for _ in range(_MOST_ACTIVATIONS):
+        if node is None or node.domain or node.op_type not in _HOMOGENEOUS:
+            break
+        node = producer_of(node.inputs[0])
+    return node if node is not None and not node.domain and node.op_type == "Conv" else None
 
 
 def decoded_before(

@@ -164,7 +164,8 @@ class OperandReader:
             case Affine(scale, zero_point, lo, hi):
                 limits = _code_limits(site)
                 low, high = (lo, hi) if limits is None else limits
-                ends = (low - zero_point) * scale, (high - zero_point) * scale
+                with np.errstate(over="ignore"):
+                    ends = (low - zero_point) * scale, (high - zero_point) * scale
                 return float(np.max(ends[0])), float(np.min(ends[1]))
             case Ranged(input_low=low, input_high=high):
                 return float(low.max()), float(high.min())

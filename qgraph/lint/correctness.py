@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qgraph.graph.scopes import input_of, inputs_of, node_name
+from qgraph.inventory.layers import convolution_before
 from qgraph.lint.facts import DECODE, QUANTIZE, ModelFacts, nodes_of_site
 from qgraph.lint.layers import bias_facts, listed, misfit, ulps_between
 from qgraph.lint.rule import Found, LintFix, LintLevel, rule
@@ -327,6 +328,8 @@ def pair_disagrees(facts: ModelFacts) -> Iterator[Found]:
         meaning = None if site is None else site.quantizer
         if isinstance(meaning, Affine) and meaning.decoding is None:
             continue  # operators around the pair make up for the difference
+        if (encoder.scale == 1).all() and convolution_before(encoder.node):
+            continue  # the weights of the convolution contain the scale, as unit-scales writes them
         one, other = float(encoder.scale.flat[0]), float(decoder.scale.flat[0])
         if not np.isfinite([one, other]).all():
             continue  # a finding of its own

@@ -40,7 +40,8 @@ PASSES = (
     *("merge-activation", "shift-zero-points", "symmetric-weights", "split-zero-points"),
     *("split-leaky-relu", "split-gemm", "lower-pointwise", "plain-pairs", "canonical-operators"),
     *("move-channel-scales", "move-quantizers", "widen-floats", "float-products", "float-sums"),
-    *("keep-roundings", "float-softmax", "separate-pairs"),
+    *("keep-roundings", "float-softmax", "separate-pairs", "separate-limits"),
+    *("unit-scales", "unit-scales{exact=near}"),
     "whole-zero-points",
     "write-convolutions",
 )

@@ -38,6 +38,8 @@ PASSES = (
     "float-products",
     "float-softmax",
     "separate-pairs",
+    "separate-limits",
+    "unit-scales",
     "float-sums",
     "keep-roundings",
     "separate-weights",

@@ -303,6 +303,16 @@ def copies_unsigned_pairs(profile: Profile) -> bool:
     return any(trap.id == "pairs-without-zero-point" for trap in profile.trap)
 
 
+def multiplies_results(profile: Profile) -> bool:
+    """Return whether the scale of a quantizer costs an operation on each result: a trap."""
+    return any(trap.id == "scaled-results" for trap in profile.trap)
+
+
+def joins_limits(profile: Profile) -> bool:
+    """Return whether a Clip before a quantizer limits each result after its rounding: a trap."""
+    return any(trap.id == "limits-after-rounding" for trap in profile.trap)
+
+
 def misreads_row_scales(profile: Profile) -> bool:
     """Return whether scales along the rows of short codes are misread: a trap of this id."""
     return any(trap.id == "row-scales" for trap in profile.trap)

@@ -27,7 +27,7 @@ from qgraph.records import field, guarded
 from qgraph.reporting.deploy_view import not_loaded
 from qgraph.targets.layer import LAYERS
 from qgraph.text import Displayed, counted, fields_json
-from qgraph.transforms.deployment.preferences import Tuning
+from qgraph.transforms.deployment.tuning import Tuning
 from qgraph.version import head
 
 

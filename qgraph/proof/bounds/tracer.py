@@ -218,6 +218,8 @@ class QuantityTracer:
 
     def _abs(self, x: Any) -> Quantity:
         q = self.quantity(x)
+        if (q.low >= 0).all():
+            return replace(q, operation=None)
         ends = np.abs(q.low), np.abs(q.high)
         low = np.where((q.low <= 0) & (q.high >= 0), 0.0, np.minimum(*ends))
         atom = self.atoms.make("function", "Abs", (q.meant,), (low, q.largest))

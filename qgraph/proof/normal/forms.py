@@ -16,6 +16,7 @@ These are equal bit for bit for every input; all NaN count as one.
     Max(Max(x, a), b)         -> Max(x, max(a, b))              likewise Min
     Max(Min(x, b), a)         -> Min(Max(x, a), b)              for a <= b
     Max(x, -inf), Min(x, inf) -> x
+    Abs(Max(x, a))            -> Max(x, a)                for a >= 0, also below a Min with b >= 0
 
 The values are equal for every input. If a bound is zero, ONNX does not define the sign of a zero
 result, and the rules keep values only. NaN stays NaN in all forms.
@@ -141,6 +142,18 @@ def write_clip(graph: Rewriter, node: ir.Node) -> ir.Value:
     for name, bound in steps:
         x = graph.like(node, name, [x, bound])
     return x
+
+
+def write_magnitude(graph: Rewriter, node: ir.Node) -> ir.Value:
+    """Leave out the Abs of numbers that a bound keeps from being negative."""
+    x = value = given(node.inputs[0])
+    require(graph.gives_up_zero_sign(node.outputs[0]))
+    while True:
+        inner = given(value.producer())
+        value, bound = given(_bounded(graph, inner))
+        require(bound >= 0)
+        if inner.op_type == "Max":
+            return x
 
 
 def join_bounds(graph: Rewriter, node: ir.Node) -> ir.Value:

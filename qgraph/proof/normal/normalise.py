@@ -74,6 +74,7 @@ RULES = (
     RewriteRule("write Greater as Less", forms.write_comparison, forms.SWAPPED),
     RewriteRule("write Relu as Max", forms.write_relu, {"Relu"}),
     RewriteRule("write Clip as Min and Max", forms.write_clip, {"Clip"}),
+    RewriteRule("leave out Abs of numbers that are not negative", forms.write_magnitude, {"Abs"}),
     RewriteRule("join bounds", forms.join_bounds, _EXTREMES, constants=True),
     RewriteRule("write Sub as Add", forms.write_difference, {"Sub"}),
     RewriteRule("write factors in one way", forms.write_factor, {"Mul", "Div"}),
