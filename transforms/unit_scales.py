@@ -146,7 +146,7 @@ def _is_separable(clip: ir.Node, encode: ir.Node) -> bool:
     y, limits = clip.outputs[0], clip_limits(clip)
     if limits is None or not 0 <= limits[1] < np.inf or clip.attributes:
         return False
-    if len(y.uses()) != 1 or y.is_graph_output() or y.uses()[0].idx != 0:
+    if len(y.uses()) != 1 or y.is_graph_output() or encode.inputs[0] is not y:
         return False
     return limits[0] >= 0 or _has_lowest_zero(encode)
 
