@@ -1,6 +1,8 @@
 """Time the first and the second run of chains, beside a session of ONNX Runtime on floats.
 
-python tests/benchmarks/bench_first_run.py [--nodes 1000 10000]
+python tests/benchmarks/bench_first_run.py [--nodes 1000 10000] [--command]
+
+With ``--command``, Python collects garbage as in a process of the command line, and else as usual.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import onnxruntime
 from bench_graphs import SHAPE, Maker, chain
 
 import qgraph
+from qgraph.cli.tuning import tune
 
 
 def milliseconds(task: Callable[[], object], nodes: int) -> float:
@@ -55,7 +58,10 @@ def main() -> None:
     """Time each kind of chain."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 10000])
+    parser.add_argument("--command", action="store_true", help="collect garbage as commands do")
     options = parser.parse_args()
+    if options.command:
+        tune()
     x = np.ones(SHAPE, np.float32)
     for nodes in (10, *options.nodes):  # the first one imports what is needed
         plain = milliseconds(lambda n=nodes: by_runtime(make_floats(n), x), nodes)
