@@ -396,6 +396,23 @@ def test_a_pair_whose_operators_make_up_for_its_parameters_does_not_disagree() -
     assert [each.rule.id for each in qgraph.lint(converted, select="QG121")] == ["QG121"]
 
 
+@pytest.mark.parametrize(
+    ("scale", "operator", "count"), [(1, "Conv", 0), (2, "Conv", 1), (1, "Mul", 1)]
+)
+def test_a_scale_of_1_after_a_convolution_does_not_disagree(scale, operator, count) -> None:
+    """``unit-scales`` merges the scale into the weights."""
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[1,2,3,3] x) => (float[1,2,3,3] y)
+    <float s = {{0.3}}, float u = {{{scale}}}, uint8 z = {{3}},
+     float[2,2,1,1] w = {{1, 2, 3, 4}}> {{
+        c = {operator} (x, {"w" if operator == "Conv" else "s"})
+        r = Relu (c)
+        q = QuantizeLinear (r, u, z)
+        y = DequantizeLinear (q, s, z)
+    }}""")
+    assert len(qgraph.lint(model, select="QG121").findings) == count
+
+
 @pytest.mark.cases(fast=5, slow=21)
 @pytest.mark.runtime
 @pytest.mark.parametrize("size", [5, 6, 7, 8])

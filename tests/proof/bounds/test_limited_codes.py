@@ -276,3 +276,20 @@ def test_limits_are_executed_with_the_digits_of_their_type():
     region["bound"] |= {**stated, "max_steps": 1, "levels": 1.0, "channels": []}
     found = checked(document, *models).regions[document["regions"].index(region)]
     assert str(found.status) != "checked"
+
+
+@pytest.mark.parametrize("low", [0.0, -3.0])
+def test_numbers_that_are_not_negative_may_be_made_absolute(low):
+    """As ``separate-limits`` writes them; the sums are computed in two ways."""
+    nodes = (
+        f"c = Clip (x, low, six) r = Identity (c) {OUTER}",
+        f"c = Clip (x, low, six) r = Abs (c) {OUTER}",
+    )
+    models = pair(nodes, constants=f"float low = {{{low}}}, ")
+    certificate = qgraph.prove(*models, within="1step", evidence=True)
+    assert str(certificate.verdict) == ("bounded" if low == 0 else "undecided")
+    assert (largest(models) <= 1.001) is (low == 0)
+    if low == 0:
+        assert not certificate.beyond
+        document = json.loads(json_text(certificate.to_json()))
+        assert verify(document, *models) == "bounded"
