@@ -101,7 +101,8 @@ def preferred(
         OptionError: times are requested for a target that cannot be run here.
         UnsupportedError: the runtime is not installed.
     """
-    proved = _proved(attempt)
+    is_fast = prefer is not Preference.SIZE
+    proved = _proved(attempt) if is_fast and multiplies_results(profile) else None
     attempt = _with(wider_codes(attempt.model, profile), attempt)
     steps = unsaturated(attempt.model, profile) + limited(attempt.model, profile)
     attempt = _with(steps, attempt)
@@ -128,7 +129,7 @@ def preferred(
         names = "|".join(map(escaped, rest))
         attempt = _with([FloatProducts(nodes=names, data=True)], attempt)
     failed |= floats
-    if prefer is Preference.SIZE:
+    if not is_fast:
         return Preferred(attempt, failed | packed(attempt.model))
     attempt = _cheaper(attempt, profile, proved)
     if prefer is Preference.SPEED:
@@ -165,7 +166,7 @@ def _cheaper(attempt: Attempt, profile: Profile, proved: Collection[str] | None)
     kept = set(proved or ())
     for _ in range(_MOST_ATTEMPTS):
         steps: list[Transform] = []
-        if multiplies_results(profile) and proved is not None:
+        if proved is not None:
             encoders = attempt.model.nodes("QuantizeLinear")
             names = [label(node) for node in encoders if node.outputs[0].name in kept]
             nodes = "|".join(f"!{escaped(name)}" for name in names) or "*"
