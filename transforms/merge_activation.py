@@ -50,8 +50,8 @@ class MergeActivation(Transform):
     QuantizeLinear ``Q`` is monotone, so for a positive scale
 
     1. ``Q(Clip(x, lo, hi)) -> Clip(Q(x), Q(lo), Q(hi))``, also for Relu, Max and Min of a constant,
-       chains of them, and following Clips of codes; without a Clip if ``Q`` saturates at the same
-       codes.
+       Abs of what is not negative, chains of them, and following Clips of codes; without a Clip if
+       ``Q`` saturates at the same codes.
     2. ``form=floats``: ``Clip(Q(x), a, b) -> Q(Clip(x, (a - z) * s, (b - z) * s))``, for runtimes
        that do not clip codes.
     3. ``form=units``: ``Clip(Q(x), a, b) -> Q(Clip(DQ(Q(x)), (a - z) * s, (b - z) * s))``, for
@@ -270,6 +270,10 @@ def _bounds(node: ir.Node) -> list[Float32]:
         return []
     if node.op_type in ("Relu", "Clip"):
         return [np.asarray(end, np.float32) for end in clip_limits(node) or ()]
+    if node.op_type == "Abs":
+        before = producer_of(node.inputs[0])
+        ends = [] if before is None else _bounds(before)
+        return [-_NONE, _NONE] if ends and min(ends) >= 0 else []  # as separate-limits writes it
     if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
         end = constant_expression(node.inputs[1 - _data(node)])
         if end is None or end.size != 1 or np.isnan(end).any():

@@ -14,6 +14,7 @@ from qgraph.model import Model
 from qgraph.proof.bounds.regions import with_bounds
 from qgraph.proof.certify import certify
 from qgraph.reports import SiteStatus
+from qgraph.transforms.merge_activation import MergeActivation
 from qgraph.transforms.unit_scales import SeparateLimits, UnitScales
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
@@ -180,6 +181,17 @@ def test_other_limits_stay(changes):
     before = model.to_proto()
     assert not model.apply(SeparateLimits()).sites
     assert model.to_proto() == before
+
+
+def test_merged_limits_need_no_abs():
+    """So that another runtime takes what was deployed for OpenVINO."""
+    model, other = network("r = Clip (c, , high)"), network("a = Abs (c) r = Clip (a, , high)")
+    assert model.apply(SeparateLimits(), MergeActivation()).count(SiteStatus.CHANGED) == 2
+    assert [n.op_type for n in model.nodes()][-3:] == ["QuantizeLinear", "Clip", "DequantizeLinear"]
+    results = [each.run(data(), backend="numpy")["y"] for each in (network(LIMITS), model)]
+    np.testing.assert_array_equal(*results)
+    other.apply(MergeActivation())
+    assert "Abs" in [node.op_type for node in other.nodes()]
 
 
 def test_names_choose_quantizers():
