@@ -147,11 +147,11 @@ def write_clip(graph: Rewriter, node: ir.Node) -> ir.Value:
 def write_magnitude(graph: Rewriter, node: ir.Node) -> ir.Value:
     """Leave out the Abs of numbers that a bound keeps from being negative."""
     x = value = given(node.inputs[0])
-    require(graph.gives_up_zero_sign(node.outputs[0]))
     while True:
         inner = given(value.producer())
         value, bound = given(_bounded(graph, inner))
         require(bound >= 0)
+        require(bound > 0 or graph.gives_up_zero_sign(node.outputs[0]))
         if inner.op_type == "Max":
             return x
 
