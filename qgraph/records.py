@@ -1,8 +1,9 @@
-"""Dataclasses that are made in a fifth of the time; records grouped by keys.
+"""Dataclasses that cost little until they are used much; records grouped by keys.
 
 ``dataclasses.dataclass`` compiles up to six functions for each class. A short command loads some
-150 classes, and this took a fifth of its time. Here, classes share all functions but ``__init__``,
-which is compiled when the first object is made; more than half of the classes have none.
+120 classes, and this took a fifth of its time. Here, classes share all functions but ``__init__``,
+which is compiled if a class has many objects. The fields of a class are described when it has the
+first one; half of the classes of a command have none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import field, fields, is_dataclass, replace
 from functools import partial
 from operator import attrgetter
 from reprlib import recursive_repr
+from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 __all__ = ["by_key", "dataclass", "field", "fields", "guarded", "is_dataclass", "replace"]
@@ -55,18 +57,21 @@ else:
             # dataclasses derives only frozen classes from frozen ones.
             derives = guard and any(map(is_dataclass, cls.__mro__[1:]))
             others["frozen"] = frozen and derives
-            made = dataclasses.dataclass(init=False, eq=False, repr=False, **others)(cls)
+            made = cls
+            if derives or "slots" in others:  # may fail, or return another class
+                made = _describe(cls, others)
+                made.__dataclass_params__.frozen = guard and frozen
+            else:
+                for name in _DESCRIPTION:
+                    setattr(cls, name, _Described(cls, name, guard and frozen, others))
             if guard and frozen:
-                made.__dataclass_params__.frozen = True
                 made.__setattr__, made.__delattr__ = _not_assigned, _not_deleted
             own = vars(made)
             if "__init__" not in own:
-                made.__init__ = _Init(made)
+                made.__init__ = _Init(made, guard and frozen)
             if repr and "__repr__" not in own:
                 made.__repr__ = _shown
             if eq:
-                compared = (each.name for each in fields(made) if each.compare)
-                made._compared = attrgetter("__class__", *compared)
                 if "__eq__" not in own:
                     made.__eq__ = _is_equal
                 if own.get("__hash__") is None:
@@ -88,18 +93,79 @@ _ABSENT = _Absent()
 """Default of a parameter whose value a factory makes."""
 
 
-class _Init:
-    """The function ``__init__`` of a class, compiled when it is first looked up."""
+_DESCRIPTION = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "_compared")
+"""Attributes of a dataclass that follow from its fields."""
 
-    def __init__(self, cls: type[Any]) -> None:
-        self._cls = cls
+_LOCK = RLock()
+"""Held while a class is described: this changes its attributes."""
+
+
+class _Described:
+    """One of the attributes :data:`_DESCRIPTION`; all are set when one is first read."""
+
+    def __init__(
+        self, cls: type[Any], name: str, is_frozen: bool, options: dict[str, bool]
+    ) -> None:
+        self._cls, self._name = cls, name
+        self._is_frozen, self._options = is_frozen, options
 
     def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
+        cls = self._cls
+        with _LOCK:
+            if vars(cls)[self._name] is self:
+                _describe(cls, self._options)
+                vars(cls)["__dataclass_params__"].frozen = self._is_frozen
+                named = (each.name for each in fields(cls) if each.kw_only is not True)
+                type.__setattr__(cls, "__match_args__", tuple(named))
+        return vars(cls)[self._name]
+
+
+def _describe(cls: type[Any], options: dict[str, bool]) -> Any:
+    """Return a class as a dataclass without functions; mostly this is the class itself."""
+    made: Any = dataclasses.dataclass(init=False, eq=False, repr=False, **options)(cls)
+    compared = (each.name for each in fields(made) if each.compare)
+    made._compared = attrgetter("__class__", *compared)
+    return made
+
+
+_FEW = 30
+"""Making so many objects takes as long as compiling the function ``__init__`` of their class."""
+
+
+class _Init:
+    """The function ``__init__`` of a class, compiled when it is inspected or used often."""
+
+    def __init__(self, cls: type[Any], is_frozen: bool) -> None:
+        self._cls, self._is_frozen = cls, is_frozen
+        self._uses = 0
+
+    def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
+        self._uses += 1
+        if record is None or self._uses > _FEW:
+            init = self._compiled()
+            return init if record is None else init.__get__(record)
+        return partial(self._assign, record)
+
+    def _assign(self, record: Any, /, *args: Any, **named: Any) -> None:
+        """Do what the compiled function does."""
+        known = fields(self._cls)
+        places = (each.name for each in known if each.kw_only is not True)
+        given = dict(zip(places, args, strict=False)) | named
+        values = given | {each.name: _default(each) for each in known if each.name not in given}
+        is_usable = len(given) == len(args) + len(named) and len(values) == len(known)
+        if not is_usable or any(value is dataclasses.MISSING for value in values.values()):
+            self._compiled()(record, *args, **named)  # raises the error
+        for each in known:
+            object.__setattr__(record, each.name, values[each.name])
+        if hasattr(record, "__post_init__"):
+            record.__post_init__()
+
+    def _compiled(self) -> Any:
         cls = self._cls
         scope: dict[str, Any] = {"_ABSENT": _ABSENT}
         parameters, named = ["self"], list[str]()
         lines, assign = ["pass"], "self.{}={}"
-        if cls.__dataclass_params__.frozen:
+        if self._is_frozen:
             scope["_assign"], assign = object.__setattr__, "_assign(self,'{}',{})"
         for each in fields(cls):
             name, value, default = each.name, each.name, ""
@@ -118,7 +184,13 @@ class _Init:
         init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
         init.__annotations__ = {each.name: each.type for each in fields(cls)} | {"return": None}
         cls.__init__ = init
-        return init if record is None else init.__get__(record)
+        return init
+
+
+def _default(each: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field, or MISSING."""
+    make: Any = each.default_factory
+    return each.default if make is dataclasses.MISSING else make()
 
 
 @recursive_repr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -122,6 +123,40 @@ def test_objects_are_made_like_those_of_dataclasses():
         return found
 
     assert made(records.dataclass) == made(records.guarded) == made(dataclasses.dataclass)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_first_and_the_hundredth_object_are_made_alike(maker: Any):
+    @maker
+    class Made:
+        """A class."""
+
+        a: int
+        b: list[int] = dataclasses.field(default_factory=list)
+        c: str = dataclasses.field(default="c", kw_only=True)
+
+    made = [Made(1, [2], c="d") for _ in range(100)]
+    assert {repr(each) for each in made} == {repr(made[0])}
+    assert [*vars(made[0])] == [*vars(made[-1])] == ["a", "b", "c"]
+    for wrong in (lambda: Made(), lambda: Made(1, a=2), lambda: Made(1, [], "c")):
+        with pytest.raises(TypeError, match=r"Made.__init__\(\) "):
+            wrong()
+
+
+def test_threads_describe_a_class_once():
+    for _ in range(20):
+
+        @records.dataclass
+        class Base:
+            a: int = dataclasses.field(default=1, compare=False)
+
+        @records.dataclass
+        class Derived(Base):
+            b: int = 2
+
+        with ThreadPoolExecutor(4) as pool:
+            found = {pool.submit(dataclasses.fields, Derived) for _ in range(8)}
+            assert {tuple(f.name for f in each.result()) for each in found} == {("a", "b")}
 
 
 def test_a_class_without_objects_has_the_signature_of_its_fields():
