@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import sys
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,6 +14,7 @@ from qgraph.cli.options import talk_options
 from qgraph.cli.output import BROKEN_PIPE, INTERRUPTED, UNUSABLE, USAGE, Talk, print_failure
 from qgraph.cli.process import SIGNALLED, Interrupted, guarded_streams, interruptible
 from qgraph.errors import QGraphError, closest
+from qgraph.registry import modules_of
 from qgraph.version import __version__
 
 
@@ -27,7 +27,7 @@ class Commands(click.Group):
 
     @cached_property
     def _names(self) -> list[str]:
-        return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+        return modules_of(commands)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import the command ``name``; None if there is no such file."""

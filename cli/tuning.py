@@ -36,10 +36,14 @@ _LAZY = frozenset(
         "google.protobuf.text_format",
         "html",
         "importlib.metadata",
+        "inspect",
+        "ipaddress",
         "json",
         "networkx",
         "numpy._core._add_newdocs",
         "numpy._core._add_newdocs_scalars",
+        "numpy._typing",
+        "numpy.typing",
         "onnx._mapping",
         "onnx.compose",
         "onnx.gen_proto",
@@ -59,10 +63,12 @@ _LAZY = frozenset(
         "onnx_ir.traversal",
         "packaging.version",
         "pickle",
-        "pkgutil",
+        "platform",
         "shutil",
         "sympy",
         "tempfile",
+        "textwrap",
+        "tokenize",
         "traceback",
         "zipfile",
     }
@@ -79,12 +85,13 @@ class _Unused(ModuleType):
 
     def __getattribute__(self, name: str) -> Any:
         own = super().__getattribute__
-        if name == "__spec__":  # import statements read it
+        if name in ("__path__", "__spec__"):  # import statements read them
             return own(name)
         if name == "__module__":  # onnx_ir asks modules for it; only classes and functions have it
             raise AttributeError(name)
-        if name == "version" and own("__name__") == "importlib.metadata":
-            return _version  # onnx asks for its own when it is imported
+        stand_in = _STAND_INS.get((own("__name__"), name))
+        if stand_in is not None:
+            return stand_in
         own("__spec__").loader_state.load(self)
         return own(name)
 
@@ -122,6 +129,27 @@ def _version(name: str) -> str:
                             if line.startswith("Version: "):
                                 return line.removeprefix("Version: ").strip()
     return str(sys.modules["importlib.metadata"].distribution(name).version)
+
+
+def _cleandoc(text: str) -> str:
+    """Return a text without the indentation of its lines, like ``inspect``."""
+    first, *others = text.expandtabs().split("\n")
+    margin = min((len(line) - len(line.lstrip()) for line in others if line.lstrip()), default=0)
+    return "\n".join([first.lstrip(), *(line[margin:] for line in others)]).strip("\n")
+
+
+def _system() -> str:
+    """Return the name of the operating system, like ``platform``."""
+    return os.uname().sysname if hasattr(os, "uname") else str(sys.modules["platform"].uname()[0])
+
+
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("importlib.metadata", "version"): _version,  # onnx asks for its own
+    ("inspect", "cleandoc"): _cleandoc,  # for the help of click, and for NumPy
+    ("numpy._typing", "NDArray"): list,  # for annotations in numpy.linalg
+    ("platform", "system"): _system,  # for uuid
+}
+"""What other modules read of unused ones when they are imported, and what they get instead."""
 
 
 class _LazyFinder:

@@ -11,10 +11,10 @@ import importlib
 import importlib.util
 import logging
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import ModuleType
 from typing import Generic, TypeVar
 
 from qgraph.errors import OptionError, closest, shown
@@ -60,6 +60,16 @@ def _has_plugins() -> bool:
                         if b"[qgraph." in file.read():
                             return True
     return False
+
+
+def modules_of(package: ModuleType) -> list[str]:
+    """Return the names of the modules in the folder of a package, sorted.
+
+    ``pkgutil`` does the same, but imports ``inspect``.
+    """
+    files = {file for folder in package.__path__ for file in os.listdir(folder)}
+    names = {file.partition(".")[0] for file in files if file.endswith((".py", ".pyc"))}
+    return sorted(names - {"__init__"})
 
 
 class Registry(Generic[T]):
@@ -136,7 +146,7 @@ class Registry(Generic[T]):
         if self._loaded:
             return
         package = importlib.import_module(self._package)
-        for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+        for module in modules_of(package):
             importlib.import_module(f"{self._package}.{module}")
         self._loaded = True
         if self._group is not None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from inspect import BoundArguments
+    from types import FunctionType
 
 __version__ = "0.1.0"
 
@@ -60,36 +62,50 @@ def grouped(**groups: Any) -> Callable[[F], F]:
     the dataclasses, by name of the parameter. Another value of this parameter becomes the first
     field.
     """
-    homes = {
-        field.name: group for group, group_type in groups.items() for field in fields(group_type)
-    }
 
     def decorate(function: F) -> F:
-        declared = signature(function)
-        old = homes.keys() - declared.parameters.keys()
+        code = cast("FunctionType", function).__code__
+        known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            moved = {name: kwargs.pop(name) for name in [*kwargs] if name in old}
-            if not moved:
+            if kwargs.keys() <= known:
                 return function(*args, **kwargs)
-            bound = declared.bind(*args, **kwargs)
-            for group in dict.fromkeys(homes[name] for name in moved):
-                group_type, value = groups[group], bound.arguments.get(group)
-                first = [] if value is None else [value]
-                start = value if isinstance(value, group_type) else group_type(*first)
-                own = {name: moved[name] for name in moved if homes[name] == group}
-                bound.arguments[group] = replace(start, **own)
-                instead = (
-                    f"{group}={group_type.__name__}({', '.join(f'{name}=...' for name in own)})"
-                )
-                warnings.warn(
-                    f"{function.__name__}: write {instead}; old keywords go with the next version.",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
+            bound = _regrouped(function, groups, args, kwargs)
             return function(*bound.args, **bound.kwargs)
 
         return cast("F", call)
 
     return decorate
+
+
+def _regrouped(
+    function: Callable[..., Any],
+    groups: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> BoundArguments:
+    """Return the arguments of a call, old keywords replaced by their group."""
+    from dataclasses import fields, replace  # only old programs need them
+    from inspect import signature
+
+    homes = {
+        field.name: group for group, group_type in groups.items() for field in fields(group_type)
+    }
+    declared = signature(function)
+    old = homes.keys() - declared.parameters.keys()
+    moved = {name: kwargs.pop(name) for name in [*kwargs] if name in old}
+    bound = declared.bind(*args, **kwargs)
+    for group in dict.fromkeys(homes[name] for name in moved):
+        group_type, value = groups[group], bound.arguments.get(group)
+        first = [] if value is None else [value]
+        start = value if isinstance(value, group_type) else group_type(*first)
+        own = {name: moved[name] for name in moved if homes[name] == group}
+        bound.arguments[group] = replace(start, **own)
+        instead = f"{group}={group_type.__name__}({', '.join(f'{name}=...' for name in own)})"
+        warnings.warn(
+            f"{function.__name__}: write {instead}; old keywords go with the next version.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return bound

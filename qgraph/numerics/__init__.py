@@ -1,12 +1,16 @@
 """Number formats and their arithmetic on NumPy arrays, without graphs and ONNX."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.bool_]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+ArrayOf = np.ndarray[tuple[Any, ...], np.dtype[Scalar]]
+"""What ``numpy.typing`` calls NDArray; importing that takes a quarter of the time of NumPy."""
+
+Array = ArrayOf[Any]
+Float32 = ArrayOf[np.float32]
+Float64 = ArrayOf[np.float64]
+Int32 = ArrayOf[np.int32]
+Mask = ArrayOf[np.bool_]

@@ -16,9 +16,8 @@ from concurrent import futures
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from qgraph.numerics import Array, Mask
+from qgraph.numerics import Array, ArrayOf, Mask
 from qgraph.numerics.formats import Bytes, pack
 
 
@@ -212,7 +211,7 @@ A group has as many rows as a word has codes.
 _TURNED = 256, 128
 """Rows, and bytes of each, that are transposed at a time: they stay in the first-level cache."""
 
-Words = npt.NDArray[np.uint64]
+Words = ArrayOf[np.uint64]
 
 _WORD = np.dtype("<u8")
 

@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import UnsupportedError
-from qgraph.numerics import Array, Float32
+from qgraph.numerics import Array, ArrayOf, Float32
 
 Table = Array
-Bits = npt.NDArray[np.unsignedinteger]
-Places = npt.NDArray[np.intp]
+Bits = ArrayOf[np.unsignedinteger]
+Places = ArrayOf[np.intp]
 Find = Callable[[Places, Bits], None]
 """Writes for each element the place of its entry in a table."""
 
@@ -56,7 +56,7 @@ def look_up(x: Float32, table: Table, out: Table | None = None) -> Table:
     return _in_pieces(x.view(np.uint32), table, out, _upper_halves)
 
 
-def look_up_bytes(x: npt.NDArray[np.uint8], table: Table, out: Table | None = None) -> Table:
+def look_up_bytes(x: ArrayOf[np.uint8], table: Table, out: Table | None = None) -> Table:
     """``table[x]`` for each byte ``[*shape]``, in the dtype of the table ``[256]``."""
     return _in_pieces(x, table, out, np.copyto)
 
@@ -90,7 +90,7 @@ def _upper_halves(entries: Places, bits: Bits) -> None:
     np.copyto(entries, halves, casting="unsafe")
 
 
-Keys = npt.NDArray[np.int64]
+Keys = ArrayOf[np.int64]
 
 NEGATIVE_INFINITY = -2139095041
 LOWEST = -2139095040

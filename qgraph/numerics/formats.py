@@ -8,9 +8,8 @@ from typing import Protocol
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-from qgraph.numerics import Array
+from qgraph.numerics import Array, ArrayOf
 from qgraph.numerics.minifloat import DTYPES, MINIFLOATS, Minifloat
 from qgraph.records import dataclass
 
@@ -145,7 +144,7 @@ def holding(lo: float, hi: float, kinds: Iterable[str]) -> str | None:
     return next((k for k in kinds if FORMATS[k].lo <= lo and hi <= FORMATS[k].hi), None)
 
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = ArrayOf[np.uint8]
 
 # elements per call of the kernels: the working set stays in the second-level cache
 _CHUNK = 1 << 18
@@ -156,7 +155,7 @@ def packed_size(bits: int, count: int) -> int:
     return -(-bits * count // 8)
 
 
-def pack(codes: npt.NDArray[np.generic], bits: int) -> Bytes:
+def pack(codes: ArrayOf[np.generic], bits: int) -> Bytes:
     """Codes side by side, in C order; the rest of the last byte is 0.
 
     2 bits  x0 | x1 << 2 | x2 << 4 | x3 << 6

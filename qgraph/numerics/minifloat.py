@@ -15,12 +15,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qgraph.numerics import Float32, Int32
+from qgraph.numerics import ArrayOf, Float32, Int32
 from qgraph.numerics.float32 import look_up, look_up_bytes, representatives
 from qgraph.numerics.rounding import Rounding, round_to_integer
 from qgraph.records import dataclass
 
-Codes = npt.NDArray[np.uint8]
+Codes = ArrayOf[np.uint8]
 
 _ZERO = np.float32(0)
 _SIX = np.float32(6)
@@ -279,7 +279,7 @@ def cast_e8m0(
     return p
 
 
-def encode(values: npt.ArrayLike, fmt: str, saturate: bool = True) -> npt.NDArray[np.generic]:
+def encode(values: npt.ArrayLike, fmt: str, saturate: bool = True) -> ArrayOf[np.generic]:
     """``values`` ``[*shape]`` cast to ``fmt``, in its ml_dtypes type; see :func:`cast`."""
     x = np.asarray(values, np.float32)
     return look_up(x, _codes(_minifloat(fmt).name, saturate)).view(DTYPES[fmt])
@@ -291,7 +291,7 @@ def _codes(fmt: str, saturate: bool) -> Codes:
     return _casts(fmt, saturate).astype(DTYPES[fmt]).view(np.uint8)
 
 
-def decode(codes: npt.NDArray[np.generic], out: Float32 | None = None) -> Float32:
+def decode(codes: ArrayOf[np.generic], out: Float32 | None = None) -> Float32:
     """Float32 values ``[*shape]`` of an array of an FP8, FP6, FP4 or E8M0 type; exact."""
     return look_up_bytes(codes.view(np.uint8), _values(codes.dtype), out)
 

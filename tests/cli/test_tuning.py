@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
+import platform
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from qgraph.cli import tuning
 
 TUNED = "import sys; from qgraph.cli import tuning; tuning.tune();"
 
@@ -43,6 +49,36 @@ except importlib.metadata.PackageNotFoundError as error:
     onnx, numpy = map(importlib.metadata.version, ("onnx", "numpy"))
     lines = [f"{onnx} {numpy} False", f"{onnx} True", "none there-is-no-such-package"]
     assert printed(code) == lines
+
+
+TEXTS = [
+    "",
+    "one",
+    "  one ",
+    "a\n  b\n    c\n  ",
+    "\n\n  a\n\n b\n\n",
+    "\ta\n\tb\n",
+    "a\n",
+    " \n a",
+]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, str(inspect.__doc__), str(inspect.signature.__doc__)])
+def test_texts_lose_their_indentation_as_in_the_standard_library(text: str):
+    assert tuning._cleandoc(text) == inspect.cleandoc(text)
+
+
+def test_what_replaces_parts_of_modules_goes_when_they_are_loaded():
+    code = """
+import numpy, inspect, platform
+print(platform.system(), numpy.linalg.eigh(numpy.eye(1)).eigenvalues)
+import numpy.typing
+print(numpy.typing.NDArray[numpy.int8], platform.node() and platform.system())
+"""
+    system = platform.system()
+    first, second = printed(code)
+    assert first.endswith(f"{system} [1.]")
+    assert second == f"numpy.ndarray[tuple[typing.Any, ...], numpy.dtype[numpy.int8]] {system}"
 
 
 def test_a_package_that_is_only_in_metadata_of_another_name_is_found(tmp_path: Path):

@@ -7,9 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from qgraph.numerics import Array, Float32, Mask
+from qgraph.numerics import Array, ArrayOf, Float32, Mask
 from qgraph.numerics.float32 import Keys, from_keys
 from qgraph.numerics.primitives import NUMPY
 from qgraph.proof.functions.expression import (
@@ -26,7 +25,7 @@ from qgraph.proof.functions.interval import RULES, Interval, apply
 from qgraph.reasons import DO_NOT_FIT, LEFT_OPEN, NO_RULE, Undecidable
 from qgraph.records import dataclass
 
-Channels = npt.NDArray[np.int64]
+Channels = ArrayOf[np.int64]
 
 TAKE_ONE_ZERO = frozenset({"Min", "Max", "Relu"})
 """Primitives for which ONNX does not define whether they return -0 or +0."""

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qgraph.errors import Choice
-from qgraph.numerics import Float32
+from qgraph.numerics import ArrayOf, Float32
 from qgraph.numerics.formats import FORMATS, IntFormat, numpy_dtype
 from qgraph.numerics.minifloat import MINIFLOATS, cast, decode, encode, floor_power_of_two
 from qgraph.records import dataclass
 
-Codes = npt.NDArray[np.uint8]
+Codes = ArrayOf[np.uint8]
 
 E8M0 = "FLOAT8E8M0"
 E4M3 = "FLOAT8E4M3FN"
