@@ -17,6 +17,8 @@ from importlib.util import LazyLoader
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from qgraph.cli.stand_ins import STAND_INS
+
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
@@ -89,7 +91,7 @@ class _Unused(ModuleType):
             return own(name)
         if name == "__module__":  # onnx_ir asks modules for it; only classes and functions have it
             raise AttributeError(name)
-        stand_in = _STAND_INS.get((own("__name__"), name))
+        stand_in = STAND_INS.get((own("__name__"), name))
         if stand_in is not None:
             return stand_in
         own("__spec__").loader_state.load(self)
@@ -116,40 +118,6 @@ class _Loader(LazyLoader):
                 self._has_begun = True
                 self._loader.exec_module(module)
                 module.__class__ = ModuleType
-
-
-def _version(name: str) -> str:
-    """Return the version of a package, like ``importlib.metadata``, but without importing email."""
-    for folder in sys.path:
-        with suppress(OSError):
-            for entry in os.listdir(folder or "."):
-                if entry.startswith(f"{name}-") and entry.endswith(".dist-info"):
-                    with open(os.path.join(folder, entry, "METADATA"), encoding="utf-8") as lines:
-                        for line in lines:
-                            if line.startswith("Version: "):
-                                return line.removeprefix("Version: ").strip()
-    return str(sys.modules["importlib.metadata"].distribution(name).version)
-
-
-def _cleandoc(text: str) -> str:
-    """Return a text without the indentation of its lines, like ``inspect``."""
-    first, *others = text.expandtabs().split("\n")
-    margin = min((len(line) - len(line.lstrip()) for line in others if line.lstrip()), default=0)
-    return "\n".join([first.lstrip(), *(line[margin:] for line in others)]).strip("\n")
-
-
-def _system() -> str:
-    """Return the name of the operating system, like ``platform``."""
-    return os.uname().sysname if hasattr(os, "uname") else str(sys.modules["platform"].uname()[0])
-
-
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("importlib.metadata", "version"): _version,  # onnx asks for its own
-    ("inspect", "cleandoc"): _cleandoc,  # for the help of click, and for NumPy
-    ("numpy._typing", "NDArray"): list,  # for annotations in numpy.linalg
-    ("platform", "system"): _system,  # for uuid
-}
-"""What other modules read of unused ones when they are imported, and what they get instead."""
 
 
 class _LazyFinder:

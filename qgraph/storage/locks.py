@@ -15,6 +15,7 @@ import errno
 import hashlib
 import logging
 import os
+import platform
 import re
 import shutil
 import stat
@@ -99,7 +100,7 @@ class Lock:
         self._close()
 
     def _sign(self) -> None:
-        text = _MARK + f"{os.getpid()} {_host()}\n".encode()
+        text = _MARK + f"{os.getpid()} {platform.node()}\n".encode()
         # Another user's left-over file can be locked, but not written.
         with suppress(OSError):
             if self._descriptor is not None:
@@ -178,7 +179,7 @@ def _holder(descriptor: int) -> str:
         words = os.pread(descriptor, _LONGEST, 0).decode(errors="replace").split()
         if len(words) == 3 and words[1].isdigit():
             number, host = int(words[1]), words[2]
-            if host != _host() or _is_alive(number):
+            if host != platform.node() or _is_alive(number):
                 return f"process {number} on {host}"
         # The holder has not signed it yet.
         if time.monotonic() > end:
@@ -227,17 +228,8 @@ class Scratch:
             os.close(descriptor)
 
 
-def _host() -> str:
-    """Return the name of this computer."""
-    if hasattr(os, "uname"):
-        return os.uname().nodename
-    import platform  # takes longer to import than this module
-
-    return platform.node()
-
-
 def _prefix(target: Path) -> str:
-    host = hashlib.sha256(_host().encode()).hexdigest()[:8]
+    host = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
     return f".{short(target.name)}.{host}-"
 
 

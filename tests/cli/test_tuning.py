@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qgraph.cli import tuning
+from qgraph.cli import stand_ins
 
 TUNED = "import sys; from qgraph.cli import tuning; tuning.tune();"
 
@@ -65,7 +65,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", [*TEXTS, str(inspect.__doc__), str(inspect.signature.__doc__)])
 def test_texts_lose_their_indentation_as_in_the_standard_library(text: str):
-    assert tuning._cleandoc(text) == inspect.cleandoc(text)
+    assert stand_ins.cleandoc(text) == inspect.cleandoc(text)
 
 
 def test_what_replaces_parts_of_modules_goes_when_they_are_loaded():
