@@ -12,6 +12,12 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 
+def _real(module: str, name: str) -> Any:
+    """Return a function of a module, which is executed now if it was not."""
+    vars(sys.modules[module])
+    return getattr(sys.modules[module], name)
+
+
 def version(name: str) -> str:
     """Return the version of a package, like ``importlib.metadata``, but without importing email."""
     for folder in sys.path:
@@ -22,7 +28,7 @@ def version(name: str) -> str:
                         for line in lines:
                             if line.startswith("Version: "):
                                 return line.removeprefix("Version: ").strip()
-    return str(sys.modules["importlib.metadata"].distribution(name).version)
+    return str(_real("importlib.metadata", "version")(name))
 
 
 def cleandoc(text: str) -> str:
@@ -35,7 +41,7 @@ def cleandoc(text: str) -> str:
 def signature(function: Any, **options: Any) -> Any:
     """Return a signature, like ``inspect``; of functions of NumPy only names of parameters."""
     if function.__module__.partition(".")[0] not in ("numpy", "typing"):
-        return sys.modules["inspect"].Signature.from_callable(function, **options)
+        return _real("inspect", "signature")(function, **options)
     code = function.__code__
     return SimpleNamespace(parameters=code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
@@ -44,12 +50,35 @@ def iscoroutinefunction(function: Any) -> bool:
     """Return whether a function was defined by ``async def``, like ``inspect``."""
     if isinstance(function, FunctionType):
         return bool(function.__code__.co_flags & 0x80)
-    return bool(sys.modules["inspect"].isfunction(function))
+    return bool(_real("inspect", "iscoroutinefunction")(function))
+
+
+def gettext(text: str) -> str:
+    """Return a text as it is: no package has translations for click."""
+    return text
+
+
+def ngettext(one: str, several: str, number: int) -> str:
+    """Return the singular or the plural form of a text, in English."""
+    return one if number == 1 else several
+
+
+def get_close_matches(word: str, *others: Any) -> list[str]:
+    """Return similar texts, like ``difflib``; none for an option of one letter.
+
+    click looks for these among the long ones first.
+    """
+    return [] if len(word) <= 2 else _real("difflib", "get_close_matches")(word, *others)
+
+
+def quote_from_bytes(*data: Any) -> str:
+    """Return a text for a URL, like ``urllib.parse``."""
+    return str(_real("urllib.parse", "quote_from_bytes")(*data))
 
 
 def system() -> str:
     """Return the name of the operating system, like ``platform``."""
-    return os.uname().sysname if hasattr(os, "uname") else str(sys.modules["platform"].uname()[0])
+    return os.uname().sysname if hasattr(os, "uname") else str(_real("platform", "system")())
 
 
 def node() -> str:
@@ -58,6 +87,9 @@ def node() -> str:
 
 
 STAND_INS: dict[tuple[str, str], Any] = {
+    ("difflib", "get_close_matches"): get_close_matches,  # click
+    ("gettext", "gettext"): gettext,  # click
+    ("gettext", "ngettext"): ngettext,  # click
     ("importlib.metadata", "version"): version,  # onnx, for its own
     ("inspect", "cleandoc"): cleandoc,  # click and NumPy
     ("inspect", "iscoroutinefunction"): iscoroutinefunction,  # typing_extensions
@@ -65,5 +97,6 @@ STAND_INS: dict[tuple[str, str], Any] = {
     ("numpy._typing", "NDArray"): list,  # numpy.linalg, for annotations
     ("platform", "node"): node,  # our locks
     ("platform", "system"): system,  # uuid
+    ("urllib.parse", "quote_from_bytes"): quote_from_bytes,  # pathlib
 }
 """What replaces a name of a module that is not executed yet; who reads it."""

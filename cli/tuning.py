@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 _LAZY = frozenset(
     {
+        "ast",
         "calendar",
         "concurrent.futures",
         "csv",
         "ctypes",
         "decimal",
+        "difflib",
         "fractions",
+        "gettext",
         "google.protobuf.descriptor_database",
         "google.protobuf.internal.python_edition_defaults",
         "google.protobuf.internal.python_message",
@@ -72,6 +75,7 @@ _LAZY = frozenset(
         "textwrap",
         "tokenize",
         "traceback",
+        "urllib.parse",
         "zipfile",
     }
 )

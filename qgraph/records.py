@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import field, fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from reprlib import recursive_repr
 from threading import RLock
@@ -139,6 +139,16 @@ class _Init:
         self._cls, self._is_frozen = cls, is_frozen
         self._uses = 0
 
+    @cached_property
+    def _places(self) -> list[str]:
+        """Names of the fields that arguments without names are for."""
+        return [each.name for each in fields(self._cls) if each.kw_only is not True]
+
+    @cached_property
+    def _makers(self) -> dict[str, Callable[[], object] | None]:
+        """What makes the default of each field; None if it has none."""
+        return {each.name: _maker(each) for each in fields(self._cls)}
+
     def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
         self._uses += 1
         if record is None or self._uses > _FEW:
@@ -148,15 +158,13 @@ class _Init:
 
     def _assign(self, record: Any, /, *args: Any, **named: Any) -> None:
         """Do what the compiled function does."""
-        known = fields(self._cls)
-        places = (each.name for each in known if each.kw_only is not True)
-        given = dict(zip(places, args, strict=False)) | named
-        values = given | {each.name: _default(each) for each in known if each.name not in given}
-        is_usable = len(given) == len(args) + len(named) and len(values) == len(known)
-        if not is_usable or any(value is dataclasses.MISSING for value in values.values()):
-            self._compiled()(record, *args, **named)  # raises the error
-        for each in known:
-            object.__setattr__(record, each.name, values[each.name])
+        given = dict(zip(self._places, args, strict=False)) | named
+        if len(given) != len(args) + len(named) or not given.keys() <= self._makers.keys():
+            self._compiled()(record, *args, **named)  # raises an error
+        for name, make in self._makers.items():
+            if name not in given and make is None:
+                self._compiled()(record, *args, **named)
+            object.__setattr__(record, name, given[name] if name in given else make())
         if hasattr(record, "__post_init__"):
             record.__post_init__()
 
@@ -187,10 +195,10 @@ class _Init:
         return init
 
 
-def _default(each: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field, or MISSING."""
-    make: Any = each.default_factory
-    return each.default if make is dataclasses.MISSING else make()
+def _maker(each: dataclasses.Field[Any]) -> Callable[[], object] | None:
+    if each.default_factory is not dataclasses.MISSING:
+        return each.default_factory
+    return None if each.default is dataclasses.MISSING else partial(getattr, each, "default")
 
 
 @recursive_repr()

@@ -8,7 +8,6 @@ at first use.
 from __future__ import annotations
 
 import importlib
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -129,9 +128,13 @@ _SHARED = {
 
 _ELSEWHERE = {name: module for module, names in _SHARED.items() for name in names}
 
-_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-_HOMES = {name: _ELSEWHERE.get(name) or _WORD.sub("_", name).lower() for name in __all__}
+def _file(name: str) -> str:
+    """Return ``fold_constants`` for ``FoldConstants``."""
+    return "".join(f"_{each.lower()}" if each.isupper() else each for each in name).lstrip("_")
+
+
+_HOMES = {name: _ELSEWHERE.get(name) or _file(name) for name in __all__}
 
 
 def __getattr__(name: str) -> object:
