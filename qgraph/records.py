@@ -90,7 +90,7 @@ class _Absent:
 
 
 _ABSENT = _Absent()
-"""Default of a parameter whose value a factory makes."""
+"""Default of a parameter that has none, or whose value a factory makes."""
 
 
 _DESCRIPTION = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "_compared")
@@ -140,14 +140,15 @@ class _Init:
         self._uses = 0
 
     @cached_property
-    def _places(self) -> list[str]:
+    def _places(self) -> tuple[str, ...]:
         """Names of the fields that arguments without names are for."""
-        return [each.name for each in fields(self._cls) if each.kw_only is not True]
+        return tuple(each.name for each in fields(self._cls) if each.kw_only is not True)
 
     @cached_property
-    def _makers(self) -> dict[str, Callable[[], object] | None]:
-        """What makes the default of each field; None if it has none."""
-        return {each.name: _maker(each) for each in fields(self._cls)}
+    def _defaults(self) -> dict[str, Any]:
+        """Defaults of all fields; _ABSENT for those that have none, or a factory."""
+        defaults = {each.name: each.default for each in fields(self._cls)}
+        return {n: _ABSENT if d is dataclasses.MISSING else d for n, d in defaults.items()}
 
     def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
         self._uses += 1
@@ -158,13 +159,19 @@ class _Init:
 
     def _assign(self, record: Any, /, *args: Any, **named: Any) -> None:
         """Do what the compiled function does."""
-        given = dict(zip(self._places, args, strict=False)) | named
-        if len(given) != len(args) + len(named) or not given.keys() <= self._makers.keys():
+        places, defaults = self._places, self._defaults
+        values = defaults | dict(zip(places, args, strict=False)) | named
+        is_right = len(values) == len(defaults) and len(args) <= len(places)
+        if not is_right or not named.keys().isdisjoint(places[: len(args)]):
             self._compiled()(record, *args, **named)  # raises an error
-        for name, make in self._makers.items():
-            if name not in given and make is None:
-                self._compiled()(record, *args, **named)
-            object.__setattr__(record, name, given[name] if name in given else make())
+        assign = object.__setattr__
+        for name, value in values.items():
+            if value is _ABSENT:
+                make = self._cls.__dataclass_fields__[name].default_factory
+                if make is dataclasses.MISSING:
+                    self._compiled()(record, *args, **named)
+                value = make()
+            assign(record, name, value)
         if hasattr(record, "__post_init__"):
             record.__post_init__()
 
@@ -193,12 +200,6 @@ class _Init:
         init.__annotations__ = {each.name: each.type for each in fields(cls)} | {"return": None}
         cls.__init__ = init
         return init
-
-
-def _maker(each: dataclasses.Field[Any]) -> Callable[[], object] | None:
-    if each.default_factory is not dataclasses.MISSING:
-        return each.default_factory
-    return None if each.default is dataclasses.MISSING else partial(getattr, each, "default")
 
 
 @recursive_repr()

@@ -143,6 +143,17 @@ def test_the_first_and_the_hundredth_object_are_made_alike(maker: Any):
             wrong()
 
 
+def test_a_value_may_stand_for_no_value():
+    @records.dataclass
+    class Made:
+        """A class."""
+
+        a: object
+        b: list[int] = dataclasses.field(default_factory=list)
+
+    assert Made(dataclasses.MISSING).a is dataclasses.MISSING
+
+
 def test_threads_describe_a_class_once():
     for _ in range(20):
 

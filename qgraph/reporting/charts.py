@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qgraph.reporting import drawing
-from qgraph.reporting.drawing import inline_svg, themed
 from qgraph.reporting.view import Chart, Section
 from qgraph.text import counted, one_line, percent
 
@@ -147,8 +146,8 @@ class Charts:
         number = self._number
 
         def drawn() -> str:
-            with themed():
-                return inline_svg(draw(), number, title)
+            with drawing.themed():
+                return drawing.inline_svg(draw(), number, title)
 
         return Chart(title, drawn, caption)
 

@@ -41,8 +41,8 @@ from qgraph.quantizers.dialects.parts import (
     split_top,
 )
 from qgraph.quantizers.quantizer import Affine, Bipolar, Decoding, Floating, Ranged
+from qgraph.quantizers.weights import level_table
 from qgraph.quantizers.weights.codes_job import LEAST_BYTES, CodesJob, CodesPlan, Coding, tally_of
-from qgraph.quantizers.weights.level_table import LevelTable
 from qgraph.quantizers.weights.piecewise import ElementProgram
 from qgraph.records import dataclass, replace
 from qgraph.reports import operator_name
@@ -274,7 +274,7 @@ class _Packer:
 
     def _table(
         self, quantize: ElementProgram, dequantize: ElementProgram, coding: Coding
-    ) -> LevelTable | None:
+    ) -> level_table.LevelTable | None:
         """Return a table that proves all levels at once, for the codes of the quantizer."""
         weight, meaning = self.site.weight, self.site.quantizer
         if weight is None or weight.kind != "FLOAT":
@@ -287,7 +287,7 @@ class _Packer:
             case Ranged() if coding.low is None:
                 # Codes are counted from the zero point, levels from the lowest one.
                 return None
-        return LevelTable.of(quantize, dequantize, coding.kind, coding.ends)
+        return level_table.LevelTable.of(quantize, dequantize, coding.kind, coding.ends)
 
     def _range(self, coding: Coding) -> tuple[float, float]:
         """Return the smallest and the largest of the used codes, or of all possible codes."""

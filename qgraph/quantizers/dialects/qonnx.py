@@ -17,9 +17,9 @@ from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import Operator
 from qgraph.ops.steps import power_of_two
+from qgraph.quantizers.dialects import qonnx_forms
 from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, single_node, written
 from qgraph.quantizers.dialects.onnx import decoded_in_float
-from qgraph.quantizers.dialects.qonnx_forms import WRITERS
 from qgraph.quantizers.quantizer import (
     Affine,
     Bipolar,
@@ -57,7 +57,7 @@ class Qonnx:
 
     def spellings(self, site: Site, editor: Editor) -> Iterator[Draft]:
         """Yield one node if it can express the quantizer, then nodes with float operators."""
-        yield from written(site, editor, WRITERS, later=True)
+        yield from written(site, editor, qonnx_forms.WRITERS, later=True)
         yield from decoded_in_float(site, editor)
 
     def reason(self, site: Site) -> str:

@@ -23,9 +23,7 @@ from qgraph.graph.streaming import Sink, Stream, box_at
 from qgraph.numerics import Array, Mask
 from qgraph.numerics.formats import FORMATS, IntFormat, container
 from qgraph.numerics.minifloat import encode
-from qgraph.quantizers.weights import job
-from qgraph.quantizers.weights.job import CodeWriter, Workspace, flat_parts
-from qgraph.quantizers.weights.level_table import LevelTable, numbers_of
+from qgraph.quantizers.weights import job, level_table
 from qgraph.quantizers.weights.piecewise import ElementProgram, Parameter, pieces
 from qgraph.records import dataclass, fields, is_dataclass
 
@@ -141,7 +139,7 @@ class CodesPlan:
     dequantize: ElementProgram
     shape: tuple[int, ...]
     same_zeros: bool
-    table: LevelTable | None = None
+    table: level_table.LevelTable | None = None
 
     @cached_property
     def digest(self) -> bytes:
@@ -160,9 +158,9 @@ class CodesPlan:
         start, stop = span
         table = [] if self.table is None else [self.table.shape]
         shapes = sorted({*self.quantize.shapes, *self.dequantize.shapes, self.shape, *table})
-        buffer, scratch = np.empty(min(job.PIECE, stop - start), self.weight.dtype), Workspace()
+        buffer, scratch = np.empty(min(job.PIECE, stop - start), self.weight.dtype), job.Workspace()
         tally = _no_elements(self.coding.bits)
-        writer = CodeWriter(sinks[0], self.coding.kind, start, self.label)
+        writer = job.CodeWriter(sinks[0], self.coding.kind, start, self.label)
         for first, last in pieces(shapes, start, stop, job.PIECE):
             data = self.weight.read(first, last, buffer[: last - first])
             codes = self._by_table(data, first, tally, scratch)
@@ -172,7 +170,9 @@ class CodesPlan:
             writer.write(codes, is_last=last == stop, checks=not is_proved)
         return tally
 
-    def _by_table(self, data: Array, start: int, tally: Tally, scratch: Workspace) -> Array | None:
+    def _by_table(
+        self, data: Array, start: int, tally: Tally, scratch: job.Workspace
+    ) -> Array | None:
         """Return codes of proved levels and overwrite ``data``; None if not possible."""
         if self.table is None:
             return None
@@ -194,7 +194,7 @@ class CodesPlan:
             shaped, seen = values.reshape(box[1]), data.reshape(box[1])
             scale = coding.scale.at(*box)
             codes = coding.codes(shaped, seen, scale, box)
-            decoded = self.dequantize(numbers_of(codes.reshape(-1), coding.kind), start)
+            decoded = self.dequantize(level_table.numbers_of(codes.reshape(-1), coding.kind), start)
             self._compare(data, values, decoded, start, tally)
             tally.clipped += coding.clipped(codes, seen, scale, box)
         flat = codes.reshape(-1)
@@ -236,7 +236,7 @@ class CodesJob:
 
     def parts(self) -> Sequence[Part]:
         """Return the parts, which begin at whole bytes of codes."""
-        return flat_parts(self.plan.weight, self.plan.compute)
+        return job.flat_parts(self.plan.weight, self.plan.compute)
 
     def conclude(self, results: Sequence[Tally]) -> None:
         """Add up the counts of all parts."""
