@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from types import FunctionType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 
 def _real(module: str, name: str) -> Any:
@@ -40,17 +43,15 @@ def cleandoc(text: str) -> str:
 
 def signature(function: Any, **options: Any) -> Any:
     """Return a signature, like ``inspect``; of functions of NumPy only names of parameters."""
-    if function.__module__.partition(".")[0] not in ("numpy", "typing"):
+    if not function.__module__.startswith("numpy."):
         return _real("inspect", "signature")(function, **options)
     code = function.__code__
     return SimpleNamespace(parameters=code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
-def iscoroutinefunction(function: Any) -> bool:
-    """Return whether a function was defined by ``async def``, like ``inspect``."""
-    if isinstance(function, FunctionType):
-        return bool(function.__code__.co_flags & 0x80)
-    return bool(_real("inspect", "iscoroutinefunction")(function))
+def deprecated(*_: object, **options: object) -> Callable[[T], T]:
+    """Return a decorator that does nothing: a command does not show what libraries deprecate."""
+    return lambda function: function
 
 
 def gettext(text: str) -> str:
@@ -92,11 +93,15 @@ STAND_INS: dict[tuple[str, str], Any] = {
     ("gettext", "ngettext"): ngettext,  # click
     ("importlib.metadata", "version"): version,  # onnx, for its own
     ("inspect", "cleandoc"): cleandoc,  # click and NumPy
-    ("inspect", "iscoroutinefunction"): iscoroutinefunction,  # typing_extensions
-    ("inspect", "signature"): signature,  # NumPy and typing_extensions
+    ("inspect", "signature"): signature,  # NumPy
     ("numpy._typing", "NDArray"): list,  # numpy.linalg, for annotations
     ("platform", "node"): node,  # our locks
     ("platform", "system"): system,  # uuid
+    ("typing_extensions", "Concatenate"): Concatenate,  # onnx_ir, as the next ones
+    ("typing_extensions", "ParamSpec"): ParamSpec,
+    ("typing_extensions", "Self"): Self,
+    ("typing_extensions", "TypeIs"): TypeGuard,
+    ("typing_extensions", "deprecated"): deprecated,
     ("urllib.parse", "quote_from_bytes"): quote_from_bytes,  # pathlib
 }
 """What replaces a name of a module that is not executed yet; who reads it."""

@@ -79,6 +79,7 @@ _LAZY = frozenset(
         "textwrap",
         "tokenize",
         "traceback",
+        "typing_extensions",
         "urllib.parse",
         "zipfile",
     }

@@ -19,7 +19,7 @@ from qgraph.graph.constants import constant
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import raise_versions, restore_versions
 from qgraph.graph.schema import OpKey
-from qgraph.graph.scopes import IR_OF_OVERLOADS, PORTABLE, owners
+from qgraph.graph.scopes import IR_OF_OVERLOADS, PORTABLE, nodes_of, owners
 from qgraph.model import Model
 from qgraph.ops.operator import Operator, is_defined, operator_of
 from qgraph.quantizers.dialects.dialect import try_out
@@ -176,7 +176,7 @@ def _take_back(model: Model) -> tuple[Functions, dict[ir.Node, str]]:
 
 def _quantizers(model: ir.Model) -> Iterable[_QuantizerCall | SiteReport]:
     for owner in owners(model):
-        for node in list(ir.traversal.RecursiveGraphIterator(owner)):
+        for node in list(nodes_of(owner)):
             try:
                 operator = operator_of(node)
                 if operator is None or operator.schema.standard:
@@ -211,7 +211,7 @@ def _overloads(groups: dict[_Key, list[_QuantizerCall]], model: ir.Model) -> dic
     operator, unless another node without overload would call it too.
     """
     mine = {call.node for members in groups.values() for call in members}
-    nodes = (n for owner in owners(model) for n in ir.traversal.RecursiveGraphIterator(owner))
+    nodes = (n for owner in owners(model) for n in nodes_of(owner))
     strangers = {OpKey.of(node) for node in nodes if not node.overload and node not in mine}
     names = {}
     taken = set(model.functions)

@@ -16,6 +16,7 @@ from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.walk import inferred
 from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import raise_opset
+from qgraph.graph.scopes import nodes_of
 from qgraph.model import Model
 from qgraph.numerics import Array
 from qgraph.ops.composite import composite_of, region_of
@@ -177,7 +178,7 @@ def inferred_operands(
 
     Nodes in functions are not treated.
     """
-    nodes = ir.traversal.RecursiveGraphIterator(model.ir.graph)
+    nodes = nodes_of(model.ir.graph)
     values = [value for node in nodes if wanted(node) for value in node.inputs if value]
     return inferred(model.ir, values)
 

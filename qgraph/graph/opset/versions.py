@@ -230,7 +230,7 @@ def _standard(model: ir.Model) -> Iterator[tuple[Body, ir.Node]]:
     """Yield the nodes of the standard domain, with the graph or function that contains them."""
     own = set(model.functions)
     for owner in owners(model):
-        for node in list(ir.traversal.RecursiveGraphIterator(owner)):
+        for node in list(nodes_of(owner)):
             if not node.domain and node.op_identifier() not in own:
                 yield owner, node
 
@@ -357,7 +357,7 @@ def lower_opset(model: ir.Model, target: int) -> list[str]:
         return []
     now = max(owner.opset_imports[""] for owner in higher)
     for owner in higher:
-        for node in ir.traversal.RecursiveGraphIterator(owner):
+        for node in nodes_of(owner):
             reason = None if node.domain else _misfit(node, target, owner.opset_imports[""])
             if reason:
                 return [f"opset {now} stays, above {target}: {where(node)}: {reason}"]
@@ -391,7 +391,7 @@ def _mean_the_same(model: ir.Model, lower: int, higher: int) -> bool:
     """Return whether all nodes, in all bodies, exist with one meaning in both opsets."""
     if len({owner.opset_imports.get("", 0) for owner in owners(model)} - {0}) > 1:
         return False
-    nodes = (node for owner in owners(model) for node in ir.traversal.RecursiveGraphIterator(owner))
+    nodes = (node for owner in owners(model) for node in nodes_of(owner))
     return all(
         node.domain or (defs.has(node.op_type, lower, "") and not changes_of(node, lower, higher))
         for node in nodes
