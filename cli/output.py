@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Lock, Timer
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 import click
 
 from qgraph.effort import watched
 from qgraph.errors import EquivalenceError, OptionError, QGraphError, UndecidedError, unexpected
-from qgraph.records import dataclass, field
+from qgraph.records import dataclass, field, replace
 from qgraph.reporting.view import Tone
 from qgraph.text import printable, size
 
@@ -174,7 +174,8 @@ DIFFERENT, USAGE, UNUSABLE, UNDECIDED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 4, 13
 """Exit codes; the last two are those of a process ended by SIGINT or SIGPIPE."""
 
 
-class Failure(NamedTuple):
+@dataclass(frozen=True)
+class Failure:
     """Why a command ends without success: exit status, what is wrong and what to do, remarks."""
 
     status: int
@@ -188,7 +189,7 @@ def print_failure(error: Exception, talk: Talk) -> Failure:
         traceback.print_exc()
     failure = _failure(error)
     if talk.subject not in failure.message:
-        failure = failure._replace(message=f"{talk.subject}: {failure.message}")
+        failure = replace(failure, message=f"{talk.subject}: {failure.message}")
     talk.error(failure.message, *failure.notes)
     return failure
 

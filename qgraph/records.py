@@ -122,6 +122,7 @@ class _Described:
 
 def _describe(cls: type[Any], options: dict[str, bool]) -> Any:
     """Return a class as a dataclass without functions; mostly this is the class itself."""
+    cls.__doc__ = cls.__doc__ or cls.__name__  # or dataclasses imports inspect to make one
     made: Any = dataclasses.dataclass(init=False, eq=False, repr=False, **options)(cls)
     compared = (each.name for each in fields(made) if each.compare)
     made._compared = attrgetter("__class__", *compared)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +15,7 @@ from qgraph.errors import ModelError, where
 from qgraph.graph.constants import constant_tensor
 from qgraph.graph.schema import MICROSOFT, QONNX_DOMAINS
 from qgraph.graph.scopes import nodes_of, owners
+from qgraph.records import dataclass
 
 _AGAIN = "Correct what wrote the model, or export it again."
 
@@ -90,7 +90,8 @@ _COUNTS = {name: count for count, names in _NAMES_BY_COUNT.items() for name in n
 """Smallest numbers of inputs of these operators; the trailing ones may be absent beyond that."""
 
 
-class _Formal(NamedTuple):
+@dataclass(frozen=True)
+class _Formal:
     """An input of an operator: its name, whether it is required, and the allowed types."""
 
     name: str
@@ -98,7 +99,8 @@ class _Formal(NamedTuple):
     types: frozenset[str]
 
 
-class _Form(NamedTuple):
+@dataclass(frozen=True)
+class _Form:
     inputs: tuple[_Formal, ...]
     is_variadic: bool
     outputs: int

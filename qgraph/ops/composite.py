@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -158,7 +158,8 @@ def write_out(
         draft.commit(sweep=False)
 
 
-class _Written(NamedTuple):
+@dataclass(frozen=True)
+class _Written:
     inputs: list[ir.Value | None]
     draft: Draft
     steps: list[Run]
@@ -178,13 +179,12 @@ def composite_kernel(
         if form not in written:
             written.clear()
             written[form] = _written_for(node, entry, prepare, arrays)
-        inputs, draft, steps = written[form]
-        values: dict[ir.Value, Any] = {
-            value: array for value, array in zip(inputs, arrays, strict=True) if value is not None
-        }
+        graph, draft = written[form], written[form].draft
+        pairs = zip(graph.inputs, arrays, strict=True)
+        values: dict[ir.Value, Any] = {value: array for value, array in pairs if value is not None}
         values |= draft.constants
         values |= {value: tensor.numpy() for value, tensor in draft.tensors.items()}
-        for step in steps:
+        for step in graph.steps:
             step(values)
         return [values[value] for value in (draft.y, *draft.others.values())]
 

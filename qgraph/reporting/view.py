@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from enum import StrEnum
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 from qgraph.records import by_key, dataclass
 from qgraph.text import NONE
@@ -40,7 +40,8 @@ class Column:
     spare: bool = False
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True)
+class Cell:
     """A cell of a table: its text, its colour, and the full text if it is shortened."""
 
     text: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -30,6 +29,7 @@ from qgraph.ops.composite import (
     reshape,
     sizes_of,
 )
+from qgraph.records import dataclass
 
 _OLD = "com.vai.quantize"
 _DOMAIN = "com.amd.quark"
@@ -47,7 +47,8 @@ Coded = Callable[[Operand, Operand], Operand]
 _HALF_AWAY, _HALF_UP, _HALF_EVEN = range(3)
 
 
-class BlockFormat(NamedTuple):
+@dataclass(frozen=True)
+class BlockFormat:
     """The format of the codes of a block.
 
     Attributes:

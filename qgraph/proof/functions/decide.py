@@ -163,7 +163,8 @@ def not_counted(pair: FunctionPair) -> PairOutcome:
 
 def judge(pair: FunctionPair, finding: PairFinding, kept: PairFinding | None = None) -> PairOutcome:
     """Return the outcome of a finding about a pair of functions, which keeps ``kept`` if given."""
-    level, largest = (graded := grade(finding, pair))[:2]
+    graded = grade(finding, pair)
+    level, largest = graded.level, graded.largest
     method = Method.CONGRUENCE if pair.is_same else Method.INTERVALS
     reason, at_most = finding.undecided, Exactness.BITS
     witness, channel = finding.witness, finding.witness_channel
@@ -191,7 +192,9 @@ def judge(pair: FunctionPair, finding: PairFinding, kept: PairFinding | None = N
         largest,
         finding.nan_differs,
         finding.infinity_differs,
-        *graded[2:],
+        graded.codes,
+        graded.noise,
+        graded.noise_steps,
     )
     return PairOutcome(verdict, kept or finding, pair, at_most=at_most)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +14,7 @@ from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.program import PairProgram
 from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
 from qgraph.reasons import Undecidable
+from qgraph.records import dataclass
 
 SAME_LEVEL = 2.0**-8
 """Largest difference of values of the same code, in steps."""
@@ -31,7 +30,8 @@ _BOXES_OF_CHANNEL = 1 << 14
 """Functions that need more boxes count as functions without steps."""
 
 
-class Graded(NamedTuple):
+@dataclass(frozen=True)
+class Graded:
     """The level of a finding, and its differences in steps of the reference.
 
     Attributes:
