@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qgraph.cli import stand_ins
+from qgraph.cli import stand_ins, tuning
 
 TUNED = "import sys; from qgraph.cli import tuning; tuning.tune();"
 
@@ -79,6 +79,32 @@ print(numpy.typing.NDArray[numpy.int8], platform.node() and platform.system())
     first, second = printed(code)
     assert first.endswith(f"{system} [1.]")
     assert second == f"numpy.ndarray[tuple[typing.Any, ...], numpy.dtype[numpy.int8]] {system}"
+
+
+def test_stand_ins_are_for_names_of_lazy_modules():
+    for module, name in stand_ins.STAND_INS:
+        assert module in tuning._LAZY
+        assert hasattr(importlib.import_module(module), name)
+
+
+def test_a_conversion_does_not_execute_what_libraries_need_for_names_only(tmp_path: Path):
+    code = """
+from qgraph.cli.main import main
+main(["convert", sys.argv[1], "-o", sys.argv[2], "--to", "qdq", "-q"])
+names = ["gettext", "numpy._typing", "typing_extensions", "qgraph.quantizers.weights.job"]
+print(*(type(sys.modules[name]).__name__ for name in names))
+"""
+    model = Path(__file__).parents[2] / "examples" / "digits_brevitas.onnx"
+    assert printed(code, model, tmp_path / "out.onnx")[-1] == " ".join(["_Unused"] * 4)
+
+
+def test_signatures_of_other_functions_are_whole():
+    code = """
+import inspect
+def function(a, *, b=1): ...
+print(inspect.signature(function), inspect.signature(function).parameters["b"].default)
+"""
+    assert printed(code) == ["(a, *, b=1) 1"]
 
 
 def test_a_package_that_is_only_in_metadata_of_another_name_is_found(tmp_path: Path):
