@@ -1,6 +1,7 @@
 """Functions that every command calls, without the modules that define them.
 
-Each is the only reason to execute its module, which takes longer than a short command should.
+Each is the only reason to execute its module, which takes longer than a short command should. Where
+a stand-in does not know the result, it calls the function that it stands for.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
 T = TypeVar("T")
@@ -21,32 +21,37 @@ def _real(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-def version(name: str) -> str:
+def version(distribution_name: str) -> str:
     """Return the version of a package, like ``importlib.metadata``, but without importing email."""
     for folder in sys.path:
         with suppress(OSError):
             for entry in os.listdir(folder or "."):
-                if entry.startswith(f"{name}-") and entry.endswith(".dist-info"):
+                if entry.startswith(f"{distribution_name}-") and entry.endswith(".dist-info"):
                     with open(os.path.join(folder, entry, "METADATA"), encoding="utf-8") as lines:
                         for line in lines:
                             if line.startswith("Version: "):
                                 return line.removeprefix("Version: ").strip()
-    return str(_real("importlib.metadata", "version")(name))
+    return str(_real("importlib.metadata", "version")(distribution_name))
 
 
-def cleandoc(text: str) -> str:
+def cleandoc(doc: str) -> str:
     """Return a text without the indentation of its lines, like ``inspect``."""
-    first, *others = text.expandtabs().split("\n")
+    first, *others = doc.expandtabs().split("\n")
     margin = min((len(line) - len(line.lstrip()) for line in others if line.lstrip()), default=0)
     return "\n".join([first.lstrip(), *(line[margin:] for line in others)]).strip("\n")
 
 
-def signature(function: Any, **options: Any) -> Any:
-    """Return a signature, like ``inspect``; of functions of NumPy only names of parameters."""
-    if not function.__module__.startswith("numpy."):
-        return _real("inspect", "signature")(function, **options)
-    code = function.__code__
-    return SimpleNamespace(parameters=code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+_DISPATCHERS = ("numpy._core.multiarray", "numpy.lib._ufunclike_impl")
+
+
+def signature(obj: Any, **options: Any) -> Any:
+    """Return a signature, like ``inspect``; None for what NumPy makes of its C functions.
+
+    These have no signature then, as with earlier versions of NumPy.
+    """
+    if obj.__module__ in _DISPATCHERS:
+        return None
+    return _real("inspect", "signature")(obj, **options)
 
 
 def deprecated(*_: object, **options: object) -> Callable[[T], T]:
@@ -54,27 +59,28 @@ def deprecated(*_: object, **options: object) -> Callable[[T], T]:
     return lambda function: function
 
 
-def gettext(text: str) -> str:
+def gettext(message: str) -> str:
     """Return a text as it is: no package has translations for click."""
-    return text
+    return message
 
 
-def ngettext(one: str, several: str, number: int) -> str:
+def ngettext(msgid1: str, msgid2: str, n: int) -> str:
     """Return the singular or the plural form of a text, in English."""
-    return one if number == 1 else several
+    return msgid1 if n == 1 else msgid2
 
 
-def get_close_matches(word: str, *others: Any) -> list[str]:
+def get_close_matches(word: str, *others: Any, **options: Any) -> Any:
     """Return similar texts, like ``difflib``; none for an option of one letter.
 
     click looks for these among the long ones first.
     """
-    return [] if len(word) <= 2 else _real("difflib", "get_close_matches")(word, *others)
+    is_option = len(word) == 2 and word.startswith("-")
+    return [] if is_option else _real("difflib", "get_close_matches")(word, *others, **options)
 
 
-def quote_from_bytes(*data: Any) -> str:
+def quote_from_bytes(*data: Any, **options: Any) -> str:
     """Return a text for a URL, like ``urllib.parse``."""
-    return str(_real("urllib.parse", "quote_from_bytes")(*data))
+    return str(_real("urllib.parse", "quote_from_bytes")(*data, **options))
 
 
 def system() -> str:

@@ -107,6 +107,31 @@ print(inspect.signature(function), inspect.signature(function).parameters["b"].d
     assert printed(code) == ["(a, *, b=1) 1"]
 
 
+def test_stand_ins_take_all_arguments():
+    code = """
+import difflib, inspect, pathlib, urllib.parse
+from difflib import get_close_matches
+from urllib.parse import quote_from_bytes
+print(get_close_matches("word", ["lord", "wood"], n=1, cutoff=0.5), get_close_matches("-o", ["o"]))
+print(quote_from_bytes(b"a b/c", safe=""), pathlib.Path("/a b").as_uri())
+"""
+    assert printed(code) == ["['wood'] []", "a%20b%2Fc file:///a%20b"]
+
+
+def test_the_closest_command_is_named():
+    code = "from qgraph.cli.main import main; print(main(['convrt']), main(['info', '--jsn', 'a']))"
+    done = subprocess.run([sys.executable, "-c", TUNED + code], capture_output=True, text=True)
+    assert done.stdout == "2 2\n"
+    assert "Did you mean 'convert'?" in done.stderr
+    assert "--json" in done.stderr
+
+
+def test_masked_arrays_can_be_imported():
+    """NumPy makes functions from the signatures of others then."""
+    code = "import numpy; print(numpy.ma.masked_array([1, 2], [True, False]).sum())"
+    assert printed(code) == ["2"]
+
+
 def test_a_package_that_is_only_in_metadata_of_another_name_is_found(tmp_path: Path):
     folder = tmp_path / "some_thing-1.5.dist-info"
     folder.mkdir()
