@@ -28,6 +28,9 @@ from qgraph.transforms.weights.output_scale import Scaling, Stuck, scaling, titl
 from qgraph.transforms.weights.scaled_weights import present
 
 _BOUND = "results are rounded elsewhere; bound the difference with 'qgraph prove --within'"
+_LEAST = 2.0**-64
+"""Least scale; results that are divided by a smaller one, and parts of sums, may become infinite."""
+
 _LAYERS = "names of QuantizeLinear, such as *conv*|!*last"
 
 
@@ -77,6 +80,8 @@ class UnitScales(Transform):
         moved = scaling(data, encode, 1 / scale.astype(np.float64).reshape(()), {})
         if any(_underflows(moved)):
             raise Stuck(f"constants of {title(moved.absorbers[0])} would become subnormal")
+        if scale.min() < _LEAST:
+            raise Stuck(f"sums of {title(moved.absorbers[0])} might exceed the range of float32")
         verdict = Verdict(reason=_BOUND)
         if moved.exact:
             verdict = Verdict(Exactness.VALUES, Method.CONGRUENCE)

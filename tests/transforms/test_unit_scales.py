@@ -124,6 +124,7 @@ def test_powers_of_two_keep_all_values():
         ({"step": -0.125}, "not above 0"),
         ({"step": 2.0**-126, "text": TEXT.replace("b = {0.3", "b = {8")}, "exceed the range"),
         ({"step": 1e37}, "become subnormal"),
+        ({"step": 2.0**-126}, "sums of Conv 'layer' might exceed"),
         ({"between": "r = Sigmoid (c)"}, None),
         ({"between": "r = Add (c, c)"}, None),
         ({"text": TEXT.replace("y = Deq", "y2 = Abs (c) y = Deq")}, "also used elsewhere"),
