@@ -29,7 +29,7 @@ from qgraph.transforms.weights.scaled_weights import present
 
 _BOUND = "results are rounded elsewhere; bound the difference with 'qgraph prove --within'"
 _LEAST = 2.0**-64
-"""Least scale; results that are divided by a smaller one, and parts of sums, may become infinite."""
+"""Least scale; parts of sums that are divided by a smaller one may become infinite."""
 
 _LAYERS = "names of QuantizeLinear, such as *conv*|!*last"
 

@@ -44,6 +44,10 @@ WRONG = {
         *("1,8,4,4,4", "uint8", 9, (8, 1, 3, 3, 3)),
         "c = Conv <group = 8> (d, w)",
     ),
+    "two filters for each of few channels": (
+        *("1,4,8,7", "uint8", 128, (8, 1, 2, 2)),
+        "c = Conv <group = 4, strides = [1, 2]> (d, w)",
+    ),
     "INT4 with a zero point": ("1,8,6,6", "int4", -3, (8, 8, 3, 3), "c = Conv (d, w)"),
 }
 RIGHT = {
@@ -62,6 +66,18 @@ RIGHT = {
     ),
     "equal zero points joined": (
         *("2,6,6,6", "uint8", 100, (12, 3, 3, 3), JOINED.replace(", n)", ", z)")),
+    ),
+    "one filter for each of few channels": (
+        *("1,4,8,7", "uint8", 128, (4, 1, 2, 2)),
+        "c = Conv <group = 4, strides = [1, 2]> (d, w)",
+    ),
+    "two filters for each of many channels": (
+        *("1,8,8,7", "uint8", 128, (16, 1, 2, 2)),
+        "c = Conv <group = 8, strides = [1, 2]> (d, w)",
+    ),
+    "two factors for each channel": (
+        *("1,4,8,7", "uint8", 128, (8, 1, 1, 1)),
+        "c = Conv <group = 4> (d, w)",
     ),
     "INT4 without": ("1,8,6,6", "int4", 0, (8, 8, 3, 3), "c = Conv (d, w)"),
 }
