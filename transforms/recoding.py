@@ -183,7 +183,8 @@ class ShiftZeroPoints(Transform):
 
     1. ``activations``: all codes between QuantizeLinear and DequantizeLinear, also across Clip,
        Concat and data movement, ``q' = q + 128`` and ``z' = z + 128``, or minus 128. Without
-       ``symmetric``, codes with zero point 0 are unchanged, except at a Concat.
+       ``symmetric``, codes with zero point 0 are unchanged, except at a Concat, and before a
+       Transpose of data of a Conv.
     2. ``weights``: stored codes likewise. As ``int8``, codes with zero point 128 need no zero
        point.
     3. ``centre``: instead of 128, the zero point is subtracted from codes of data and becomes 0, if

@@ -232,3 +232,21 @@ def test_codes_with_zero_point_0_of_a_concat_are_not_left(check_pass):
     model, _ = check_pass(step, text, exactly=BITS)
     kinds = [str(constant(node.inputs[2]).dtype) for node in model.nodes("QuantizeLinear")]
     assert sorted(kinds) == ["int8", "uint8", "uint8", "uint8"]
+
+
+@pytest.mark.parametrize(("operator", "kind"), [("Conv", "uint8"), ("ConvTranspose", "int8")])
+def test_codes_with_zero_point_0_that_are_turned_for_a_convolution_are_not_left(
+    check_pass, operator, kind
+):
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[1,2,3,3] x) => (float[1,2,3,3] y)
+        <float s = {{0.5}}, int8 p = {{0}}, int8[2,2,1,1] w = {{1, -2, 3, 4}}> {{
+            a = QuantizeLinear (x, s, p)    b = DequantizeLinear (a, s, p)
+            t = Transpose <perm = [0, 1, 3, 2]> (b)
+            v = DequantizeLinear (w, s)
+            y = {operator} (t, v)
+        }}"""
+    step = ShiftZeroPoints(activations="uint8", symmetric=False)
+    model, _ = check_pass(step, text, exactly=BITS)
+    (encode,) = model.nodes("QuantizeLinear")
+    assert str(constant(encode.inputs[2]).dtype) == kind

@@ -73,10 +73,10 @@ def failing(model: Model, profile: Profile) -> dict[str, ExplainedReason]:
 
 
 def is_misread(model: Model, profile: Profile) -> bool:
-    """Return whether a target is wrong after a Concat of codes."""
+    """Return whether a target reads signed codes as unsigned."""
     wrong = {kind for row in profile.codes if "Concat" in row.operators for kind in row.wrong}
     return bool(wrong) and any(
-        chain.kind in wrong and chain.meets_concat for chain in code_chains(model)
+        chain.kind in wrong and chain.is_read_unsigned for chain in code_chains(model)
     )
 
 

@@ -77,6 +77,16 @@ class CodeChain:
         return any(node.op_type == "Concat" for node in (*self.movers, *after, *before))
 
     @property
+    def is_read_unsigned(self) -> bool:
+        """Whether OpenVINO may read signed codes as unsigned: at a Concat, or turned for a Conv."""
+        after = (user for node in self.decoders for user in _users(node.outputs[0]))
+        turns = (node for node in after if node.op_type == "Transpose")
+        is_turned = any(
+            user.op_type == "Conv" for node in turns for user in _users(node.outputs[0])
+        )
+        return self.meets_concat or is_turned
+
+    @property
     def is_first_factor(self) -> bool:
         """Whether it has zero point 128, and only products of data use it, as first operands."""
         middles = all((_points(n) == _MIDDLE).all() for n in (*self.encoders, *self.decoders))
@@ -301,8 +311,9 @@ def shift_activations(
 ) -> None:
     """Shift all codes of data that have the width of ``type_name``; do nothing if it names no type.
 
-    Without ``symmetric``, codes with zero point 0 are shifted only at a Concat. With ``centre``,
-    zero points become 0. With ``products``, only first factors of products of data are shifted.
+    Without ``symmetric``, codes with zero point 0 are shifted only at a Concat, and before a
+    Transpose of data of a Conv. With ``centre``, zero points become 0. With ``products``, only
+    first factors of products of data are shifted.
     """
     editor, opset = Editor(model.ir), model.ir.opset_imports.get("", 0)
     for chain in list(code_chains(model)):
@@ -310,7 +321,7 @@ def shift_activations(
         if products and not (chain.obstacle is None and chain.is_first_factor):
             continue
         is_plain = not any(_points(node).any() for node in chain.encoders)
-        if not symmetric and is_plain and not chain.meets_concat:
+        if not symmetric and is_plain and not chain.is_read_unsigned:
             continue
         if centre and type_name in FORMATS:
             form, step = FORMATS.get(chain.kind), chain.obstacle
