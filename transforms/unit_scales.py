@@ -31,7 +31,7 @@ _BOUND = "results are rounded elsewhere; bound the difference with 'qgraph prove
 _LEAST = 2.0**-64
 """Least scale; parts of sums that are divided by a smaller one may become infinite."""
 
-_LAYERS = "names of QuantizeLinear, such as *conv*|!*last"
+_LAYERS = "names of convolutions, such as *conv*|!*last"
 
 
 @transform("unit-scales", preserves=Exactness.VALUES)
@@ -59,9 +59,10 @@ class UnitScales(Transform):
         editor = Editor(model.ir)
         layers = {layer.node for layer in quantized_layers(model.ir)}
         for encode in list(model.nodes("QuantizeLinear")):
-            if not selects(self.nodes, label(encode)) or not _is_quantizer(encode):
+            layer = convolution_before(encode)
+            if layer not in layers or not _is_quantizer(encode):
                 continue
-            if convolution_before(encode) not in layers:
+            if layer is None or not selects(self.nodes, label(layer)):
                 continue
             try:
                 report.sites.append(self._moved(encode, editor))
@@ -115,14 +116,12 @@ class SeparateLimits(Transform):
         editor = Editor(model.ir)
         layers = {layer.node for layer in quantized_layers(model.ir)}
         for encode in list(model.nodes("QuantizeLinear")):
-            if not selects(self.nodes, label(encode)) or not _is_quantizer(encode):
+            layer, clip = convolution_before(encode), producer_of(encode.inputs[0], "Clip")
+            if layer not in layers or not _is_quantizer(encode):
                 continue
-            clip = producer_of(encode.inputs[0], "Clip")
-            if (
-                clip is None
-                or convolution_before(encode) not in layers
-                or not _is_separable(clip, encode)
-            ):
+            if layer is None or not selects(self.nodes, label(layer)):
+                continue
+            if clip is None or not _is_separable(clip, encode):
                 continue
             draft = editor.draft(
                 Region(clip.inputs[0] or ir.Value(name=""), clip.outputs[0], (clip,))

@@ -195,9 +195,9 @@ def test_merged_limits_need_no_abs():
     assert "Abs" in [node.op_type for node in other.nodes()]
 
 
-def test_names_choose_quantizers():
+def test_names_choose_convolutions():
     model = network(LIMITS)
-    assert not model.apply(UnitScales(nodes="!last"), SeparateLimits(nodes="!last")).sites
+    assert not model.apply(UnitScales(nodes="!layer"), SeparateLimits(nodes="!layer")).sites
 
 
 MANY = """<ir_version: 10, opset_import: ["": 20, "qonnx.custom_op.general": 1]>
@@ -227,10 +227,11 @@ def test_deployments_for_openvino_save_operations(bits, between):
     *_, encoder = model.nodes("QuantizeLinear")
     assert model.constant(encoder.inputs[1]) == 1
     assert (str(found.certificate.verdict), found.left) == ("bounded", [])
-    small = qgraph.load(proto)
-    qgraph.deploy(small, "openvino-cpu@x86-64", prefer="size")
-    *_, encoder = small.nodes("QuantizeLinear")
-    assert small.constant(encoder.inputs[1]) == np.float32(0.06)
+    for options in ({"prefer": "size"}, {"keep": "c"}):
+        other = qgraph.load(proto)
+        qgraph.deploy(other, "openvino-cpu@x86-64", **options)
+        *_, encoder = other.nodes("QuantizeLinear")
+        assert other.constant(encoder.inputs[1]) == np.float32(0.06)
 
 
 def test_proved_codes_keep_their_scales():

@@ -166,10 +166,10 @@ def deploy(
         attempt = unchanged_layers(reference, profile, request, note)
     attempt = _loadable(attempt, runtime)
     shapes = data.shapes or {}
-    chosen = preferred(attempt, reference, profile, request, preference, shapes)
+    chosen = preferred(attempt, reference, profile, request, preference, shapes, patterns)
     if chosen.attempt.is_changed and chosen.attempt.failing:
         attempt = not_shown(reference, profile, request, chosen.attempt.failing)
-        chosen = preferred(attempt, reference, profile, request, preference, shapes)
+        chosen = preferred(attempt, reference, profile, request, preference, shapes, patterns)
         if chosen.attempt.failing:
             chosen = Preferred(attempt, {})
     # What has no kernel for another reason would not be cut off.

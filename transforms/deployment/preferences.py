@@ -13,6 +13,7 @@ from qgraph.comparison.bench import Timing, bench
 from qgraph.errors import ExecutionError, OptionError
 from qgraph.exactness import Exactness, ProofVerdict
 from qgraph.graph.opset.rewrites import unsigned_copies
+from qgraph.inventory.layers import convolution_before
 from qgraph.model import Model
 from qgraph.reasons import ExplainedReason
 from qgraph.records import dataclass, field, replace
@@ -86,6 +87,7 @@ def preferred(
     request: Bounding,
     prefer: Preference,
     shapes: Mapping[str, Sequence[int]],
+    keep: Sequence[str] = (),
 ) -> Preferred:
     """Return a model with each layer in its preferred form: on codes, or in float.
 
@@ -96,6 +98,7 @@ def preferred(
         request: the limits.
         prefer: the preference.
         shapes: of the inputs of models that are timed, by name.
+        keep: patterns of names of layers into which no factors are merged.
 
     Raises:
         OptionError: times are requested for a target that cannot be run here.
@@ -131,7 +134,7 @@ def preferred(
     failed |= floats
     if not is_fast:
         return Preferred(attempt, failed | packed(attempt.model))
-    attempt = _cheaper(attempt, profile, proved)
+    attempt = _cheaper(attempt, profile, proved, keep)
     if prefer is Preference.SPEED:
         left = marked_slower(attempt.model, profile)
         return Preferred(_leaving(attempt, left), failed | left)
@@ -155,11 +158,13 @@ def _proved(attempt: Attempt) -> set[str] | None:
     return {each.candidate_value for each in regions if each.verdict is ProofVerdict.PROVED}
 
 
-def _cheaper(attempt: Attempt, profile: Profile, proved: Collection[str] | None) -> Attempt:
+def _cheaper(
+    attempt: Attempt, profile: Profile, proved: Collection[str] | None, keep: Sequence[str]
+) -> Attempt:
     """Return a form with fewer operations on each result of a convolution, if it is shown, too.
 
     What is ``proved``, None for all values, stays proved: scales of such codes are not moved, nor
-    those of codes before them, if the proof needs that.
+    those of codes before them, if the proof needs that; nor those after layers to ``keep``.
     """
     if not attempt.is_changed:
         return attempt
@@ -168,8 +173,9 @@ def _cheaper(attempt: Attempt, profile: Profile, proved: Collection[str] | None)
         steps: list[Transform] = []
         if proved is not None:
             encoders = attempt.model.nodes("QuantizeLinear")
-            names = [label(node) for node in encoders if node.outputs[0].name in kept]
-            nodes = "|".join(f"!{escaped(name)}" for name in names) or "*"
+            ending = [convolution_before(e) for e in encoders if e.outputs[0].name in kept]
+            names = [*keep, *(escaped(label(layer)) for layer in ending if layer)]
+            nodes = "|".join(f"!{name}" for name in names) or "*"
             steps.append(UnitScales(nodes=nodes, exact=Exactness.NEAR))
         if joins_limits(profile):
             steps.append(SeparateLimits())
