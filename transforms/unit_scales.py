@@ -62,7 +62,7 @@ class UnitScales(Transform):
             layer = convolution_before(encode)
             if layer not in layers or not _is_quantizer(encode):
                 continue
-            if layer is None or not selects(self.nodes, label(layer)):
+            if not selects(self.nodes, label(layer)):
                 continue
             try:
                 report.sites.append(self._moved(encode, editor))
@@ -119,7 +119,7 @@ class SeparateLimits(Transform):
             layer, clip = convolution_before(encode), producer_of(encode.inputs[0], "Clip")
             if layer not in layers or not _is_quantizer(encode):
                 continue
-            if layer is None or not selects(self.nodes, label(layer)):
+            if not selects(self.nodes, label(layer)):
                 continue
             if clip is None or not _is_separable(clip, encode):
                 continue
