@@ -193,7 +193,7 @@ def clock(monkeypatch):
     """Times as they are asked for, in milliseconds: by the number of integer weights."""
     from qgraph.comparison.bench import BenchReport, ModelTime
     from qgraph.inventory.kernels import Kernels
-    from qgraph.transforms.deployment import preferences
+    from qgraph.transforms.deployment import preferences, tuning
 
     times = {"FLOAT": 4.0, "INT8": 3.0, "INT16": 2.0}
 
@@ -208,7 +208,8 @@ def clock(monkeypatch):
         ]
         return BenchReport("clock 1", timing, rows)
 
-    monkeypatch.setattr(preferences, "bench", bench)
+    for module in (preferences, tuning):
+        monkeypatch.setattr(module, "bench", bench)
     return times
 
 
