@@ -86,7 +86,9 @@ class UnitScales(Transform):
         verdict = Verdict(reason=_BOUND)
         if moved.exact:
             verdict = Verdict(Exactness.VALUES, Method.CONGRUENCE)
-        elif self.exact > Exactness.NEAR:
+        if moved.exact and self.exact > Exactness.VALUES:
+            raise Stuck("zeros may get another sign; exact=values accepts that")
+        if not moved.exact and self.exact > Exactness.NEAR:
             raise Stuck(f"its scale is no power of two, so {_BOUND}; exact=near accepts that")
         moved.settle(editor)
         data = present(encode, 0)  # its operators were replaced

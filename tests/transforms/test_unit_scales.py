@@ -114,6 +114,8 @@ def test_powers_of_two_keep_all_values():
     assert site.verdict.exactness is Exactness.VALUES
     results = [model.run(data(), backend="numpy")["y"] for model in (before, after)]
     np.testing.assert_array_equal(*results)
+    (site,) = network(step=0.125).apply(UnitScales(exact=Exactness.BITS)).sites
+    assert (site.outcome, "another sign" in str(site.reason)) == (SiteStatus.REFUSED, True)
 
 
 @pytest.mark.parametrize(
