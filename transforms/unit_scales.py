@@ -68,7 +68,6 @@ class UnitScales(Transform):
                 report.sites.append(self._moved(encode, editor))
             except Stuck as stuck:
                 report.sites.append(refused(encode, explained(stuck.reason, NOT_ABSORBED)))
-            editor.learn()
 
     def _moved(self, encode: ir.Node, editor: Editor) -> SiteReport:
         data, scale = present(encode, 0), constant_expression(encode.inputs[1])
