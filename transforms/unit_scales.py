@@ -116,6 +116,7 @@ class SeparateLimits(Transform):
         """Insert an Abs after each of these Clips, and report it."""
         editor = Editor(model.ir)
         layers = {layer.node for layer in quantized_layers(model.ir)}
+        kind = only_float_type(model.ir) or ir.DataType.FLOAT
         for encode in list(model.nodes("QuantizeLinear")):
             layer, clip = convolution_before(encode), producer_of(encode.inputs[0], "Clip")
             if layer not in layers or not _is_quantizer(encode):
@@ -130,7 +131,7 @@ class SeparateLimits(Transform):
             operands: list[Operand | None] = [draft.x, *clip.inputs[1:]]
             limits = clip_limits(clip) or (0.0, 0.0)
             if limits[0] < 0:
-                dtype = clip.outputs[0].dtype or only_float_type(model.ir) or ir.DataType.FLOAT
+                dtype = clip.outputs[0].dtype or kind
                 operands[1] = draft.constant(np.zeros((), dtype.numpy()), "lowest")
             limited = draft.copy(clip, operands)
             draft.giving(draft.node("Abs", [limited], dtype=limited.dtype))
