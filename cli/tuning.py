@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import atexit
 import gc
+import marshal
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
-from types import ModuleType
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import MAGIC_NUMBER, LazyLoader
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from qgraph.cli.stand_ins import STAND_INS
@@ -87,6 +88,25 @@ _LAZY = frozenset(
 """Modules that qgraph and its dependencies import but use in few functions or none. sympy, for
 arithmetic on symbolic dimensions, takes more than half of the time that importing onnx_ir takes."""
 
+_WITH_DATACLASSES = frozenset(
+    {
+        "onnx_ir._core",
+        "onnx_ir._multi_device",
+        "onnx_ir.external_data",
+        "onnx_ir.passes._pass_infra",
+    }
+)
+"""Modules with dataclasses of which few commands make objects."""
+
+_PACKAGES = frozenset({"click", "google", "ml_dtypes", "numpy", "onnx", "onnx_ir", "qgraph"})
+"""Packages whose modules with source are not extension modules too."""
+
+_HAS_OTHER_BYTECODE = bool(sys.flags.optimize or sys.pycache_prefix)
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+_HEAD = MAGIC_NUMBER + bytes(4)
+_WORD = 0xFFFFFFFF
+"""Bytecode files begin with a magic number, flags, time and size of the source (PEP 552)."""
+
 _OBJECTS = 1_000_000
 """Number of new objects after which Python collects garbage."""
 
@@ -129,16 +149,76 @@ class _Loader(LazyLoader):
                 module.__class__ = ModuleType
 
 
-class _LazyFinder:
-    """Import finder that executes the modules of :data:`_LAZY` only when they are first used."""
+class _RecordsLoader(SourceFileLoader):
+    """Executes a module with our dataclasses, which compile their functions at first use."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        import dataclasses  # after tune(), so that what it imports is lazy
+
+        from qgraph.records import guarded
+
+        standard, dataclasses.dataclass = dataclasses.dataclass, guarded
+        try:
+            super().exec_module(module)
+        finally:
+            dataclasses.dataclass = standard
+
+
+class _BytecodeLoader(SourceFileLoader):
+    """Reads the bytecode of a module, which must be that of its source, with few system calls."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        found = os.stat(self.path)
+        stamp = int(found.st_mtime) & _WORD, found.st_size & _WORD
+        with suppress(OSError, EOFError, ValueError):
+            with open(_cached(self.path), "rb", buffering=0) as file:
+                content = file.read()
+            if content[:16] == b"".join([_HEAD, *(n.to_bytes(4, "little") for n in stamp)]):
+                code: CodeType = marshal.loads(memoryview(content)[16:])
+                return code
+        return super().get_code(fullname)
+
+
+def _cached(source: str) -> str:
+    folder, _, name = source.rpartition(os.sep)
+    return f"{folder}{os.sep}__pycache__{os.sep}{name[:-3]}.{sys.implementation.cache_tag}.pyc"
+
+
+def _spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Return the spec of a module with source in the one folder that it can be in, or None."""
+    folders = [_STANDARD_LIBRARY] if path is None else path  # or it is lazy and not found there
+    if _HAS_OTHER_BYTECODE or not isinstance(folders, list) or len(folders) != 1:
+        return None
+    base = folders[0] + os.sep + fullname.rpartition(".")[2]
+    for source in (base + ".py", base + os.sep + "__init__.py"):
+        if os.path.isfile(source):
+            make = _RecordsLoader if fullname in _WITH_DATACLASSES else _BytecodeLoader
+            is_package = source != base + ".py"
+            spec = ModuleSpec(
+                fullname, make(fullname, source), origin=source, is_package=is_package
+            )
+            spec.submodule_search_locations = [base] if is_package else None
+            spec.has_location, spec.cached = True, _cached(source)
+            return spec
+    return None
+
+
+class _Finder:
+    """Import finder for the standard library, modules of :data:`_PACKAGES`, and :data:`_LAZY`."""
 
     @staticmethod
     def find_spec(
         fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in _LAZY else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+        is_lazy, package = fullname in _LAZY, fullname.partition(".")[0]
+        is_standard = package in sys.stdlib_module_names
+        if not (is_lazy or is_standard or (path is not None and package in _PACKAGES)):
+            return None
+        spec = _spec(fullname, path)
+        if is_lazy:
+            spec = spec or PathFinder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader)
         return spec
 
 
@@ -149,7 +229,7 @@ def tune() -> None:
     objects of a command live until the process ends. Passes multiply no matrices, so NumPy is
     limited to one thread.
     """
-    sys.meta_path.insert(0, _LazyFinder)
+    sys.meta_path.insert(0, _Finder)
     gc.set_threshold(_OBJECTS, 50, 50)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

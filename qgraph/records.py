@@ -2,15 +2,23 @@
 
 ``dataclasses.dataclass`` compiles up to six functions for each class. A short command loads some
 120 classes, and this took a fifth of its time. Here, classes share all functions but ``__init__``,
-which is compiled if a class has many objects. The fields of a class are described when it has the
-first one; half of the classes of a command have none.
+which is compiled if a class has many objects. ``dataclasses`` describes the fields of a class when
+a function such as ``fields`` or ``replace`` asks for them; making objects does not.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import (
+    MISSING,
+    Field,
+    FrozenInstanceError,
+    dataclass as described,
+    field,
+    fields,
+    is_dataclass,
+    replace,
+)
 from functools import cached_property, partial
 from operator import attrgetter
 from reprlib import recursive_repr
@@ -64,6 +72,7 @@ else:
             else:
                 for name in _DESCRIPTION:
                     setattr(cls, name, _Described(cls, name, guard and frozen, others))
+                cls._compared = _Compared(cls)
             if guard and frozen:
                 made.__setattr__, made.__delattr__ = _not_assigned, _not_deleted
             own = vars(made)
@@ -93,7 +102,7 @@ _ABSENT = _Absent()
 """Default of a parameter that has none, or whose value a factory makes."""
 
 
-_DESCRIPTION = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "_compared")
+_DESCRIPTION = ("__dataclass_fields__", "__dataclass_params__", "__match_args__")
 """Attributes of a dataclass that follow from its fields."""
 
 _LOCK = RLock()
@@ -109,6 +118,13 @@ class _Described:
         self._cls, self._name = cls, name
         self._is_frozen, self._options = is_frozen, options
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether the fields are what the annotations say."""
+        kinds = vars(self._cls).get("__annotations__", {}).values()
+        texts = "".join(kind if isinstance(kind, str) else "KW_ONLY" for kind in kinds)
+        return not ("kw_only" in self._options or "KW_ONLY" in texts or "InitVar" in texts)
+
     def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
         cls = self._cls
         with _LOCK:
@@ -123,10 +139,38 @@ class _Described:
 def _describe(cls: type[Any], options: dict[str, bool]) -> Any:
     """Return a class as a dataclass without functions; mostly this is the class itself."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # or dataclasses imports inspect to make one
-    made: Any = dataclasses.dataclass(init=False, eq=False, repr=False, **options)(cls)
-    compared = (each.name for each in fields(made) if each.compare)
-    made._compared = attrgetter("__class__", *compared)
+    made: Any = described(init=False, eq=False, repr=False, **options)(cls)
+    made._compared = _Compared(made)
     return made
+
+
+class _Compared:
+    """Function that returns the class and the compared fields of an object; made at first use."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        self._cls = cls
+
+    def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
+        compared = (name for name, each in _fields(self._cls).items() if each.compare)
+        type.__setattr__(self._cls, "_compared", attrgetter("__class__", *compared))
+        return self._cls._compared
+
+
+def _fields(cls: type[Any]) -> dict[str, Field[Any]]:
+    """Return the fields of a class by name, without describing it if it is simple."""
+    found: dict[str, Field[Any]] = {}
+    with _LOCK:
+        for base in reversed(cls.__mro__):
+            own = vars(base)
+            description = own.get("__dataclass_fields__")
+            if isinstance(description, _Described) and description.is_simple:
+                for name, kind in own.get("__annotations__", {}).items():
+                    if "ClassVar" not in kind:
+                        given = own.get(name, MISSING)
+                        found[name] = given if isinstance(given, Field) else field(default=given)
+            elif description is not None:
+                found |= {each.name: each for each in fields(base)}
+    return found
 
 
 _FEW = 30
@@ -141,15 +185,24 @@ class _Init:
         self._uses = 0
 
     @cached_property
+    def _fields(self) -> dict[str, Field[Any]]:
+        return _fields(self._cls)
+
+    @cached_property
     def _places(self) -> tuple[str, ...]:
         """Names of the fields that arguments without names are for."""
-        return tuple(each.name for each in fields(self._cls) if each.kw_only is not True)
+        return tuple(name for name, each in self._fields.items() if each.kw_only is not True)
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
         """Defaults of all fields; _ABSENT for those that have none, or a factory."""
-        defaults = {each.name: each.default for each in fields(self._cls)}
-        return {n: _ABSENT if d is dataclasses.MISSING else d for n, d in defaults.items()}
+        defaults = {name: each.default for name, each in self._fields.items()}
+        return {n: _ABSENT if d is MISSING else d for n, d in defaults.items()}
+
+    @cached_property
+    def _made(self) -> tuple[str, ...]:
+        """Names of the fields without default, and of those with a factory."""
+        return tuple(name for name, default in self._defaults.items() if default is _ABSENT)
 
     def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
         self._uses += 1
@@ -163,15 +216,16 @@ class _Init:
         places, defaults = self._places, self._defaults
         values = defaults | dict(zip(places, args, strict=False)) | named
         is_right = len(values) == len(defaults) and len(args) <= len(places)
-        if not is_right or not named.keys().isdisjoint(places[: len(args)]):
+        if not is_right or (args and not named.keys().isdisjoint(places[: len(args)])):
             self._compiled()(record, *args, **named)  # raises an error
-        assign = object.__setattr__
-        for name, value in values.items():
-            if value is _ABSENT:
-                make = self._cls.__dataclass_fields__[name].default_factory
-                if make is dataclasses.MISSING:
+        for name in self._made:
+            if values[name] is _ABSENT:
+                make: Any = self._fields[name].default_factory
+                if make is MISSING:
                     self._compiled()(record, *args, **named)
-                value = make()
+                values[name] = make()
+        assign = object.__setattr__  # keeps the dictionaries of objects small
+        for name, value in values.items():
             assign(record, name, value)
         if hasattr(record, "__post_init__"):
             record.__post_init__()
@@ -185,10 +239,10 @@ class _Init:
             scope["_assign"], assign = object.__setattr__, "_assign(self,'{}',{})"
         for each in fields(cls):
             name, value, default = each.name, each.name, ""
-            if each.default_factory is not dataclasses.MISSING:
+            if each.default_factory is not MISSING:
                 scope[f"_default_{name}"], default = each.default_factory, "=_ABSENT"
                 value = f"_default_{name}() if {name} is _ABSENT else {name}"
-            elif each.default is not dataclasses.MISSING:
+            elif each.default is not MISSING:
                 scope[f"_default_{name}"], default = each.default, f"=_default_{name}"
             (named if each.kw_only is True else parameters).append(name + default)
             lines.append(assign.format(name, value))
@@ -221,13 +275,13 @@ def _hashed(record: Any) -> int:
 
 def _not_assigned(record: Any, name: str, value: object) -> None:
     if _is_frozen(record, name):
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(record, name, value)
 
 
 def _not_deleted(record: Any, name: str) -> None:
     if _is_frozen(record, name):
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
     object.__delattr__(record, name)
 
 

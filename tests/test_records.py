@@ -7,7 +7,7 @@ import inspect
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -152,6 +152,53 @@ def test_a_value_may_stand_for_no_value():
         b: list[int] = dataclasses.field(default_factory=list)
 
     assert Made(dataclasses.MISSING).a is dataclasses.MISSING
+
+
+@pytest.mark.parametrize("maker", MAKERS[:2])
+def test_objects_do_not_need_the_description_of_their_class(maker: Any):
+    @maker
+    class Base:
+        a: int
+        number: ClassVar[int] = 3
+        b: list[int] = dataclasses.field(default_factory=list, compare=False)
+
+    @maker
+    class Derived(Base):
+        a: int = 2
+        c: str = dataclasses.field(default="c", compare=False)
+
+    one, other = Derived(1, [5]), Derived(1, c="d")
+    assert (one, one.b, Derived(), Base(4).b) == (other, [5], Derived(2), [])
+    assert [*vars(one)] == ["a", "b", "c"]
+    if maker is records.dataclass:  # a guarded class that derives is described at once
+        for cls in (Base, Derived):
+            assert isinstance(vars(cls)["__dataclass_fields__"], records._Described)
+    assert [each.name for each in dataclasses.fields(Derived)] == ["a", "b", "c"]
+    assert not isinstance(vars(Base)["__dataclass_fields__"], records._Described)
+    assert (Derived(1), Derived(3, [], "e").c) == (one, "e")
+
+
+def test_fields_after_a_mark_are_named():
+    def made(maker: Any) -> list[object]:
+        @maker
+        class Made:
+            a: int
+            _: dataclasses.KW_ONLY
+            b: int = 2
+
+        @maker
+        class Given:
+            a: int
+            start: dataclasses.InitVar[int] = 3
+
+            def __post_init__(self, start: int) -> None:
+                self.a += start
+
+        with pytest.raises(TypeError):
+            Made(1, 3)
+        return [vars(Made(1, b=3)), vars(Made(1))]
+
+    assert made(records.dataclass) == made(dataclasses.dataclass)
 
 
 def test_threads_describe_a_class_once():

@@ -30,7 +30,7 @@ class Region:
         return all(node.graph is not None for node in self.nodes)
 
     @property
-    def types(self) -> tuple[object, ...]:
+    def types(self) -> tuple[ir.DataType | None, ir.DataType | None, tuple[object, ...] | None]:
         """Types of its input and output, and the shape of its input."""
         shape = None if self.x.shape is None else self.x.shape.dims
         return self.x.dtype, self.y.dtype, shape

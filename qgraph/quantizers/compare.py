@@ -37,7 +37,7 @@ from qgraph.proof.functions.pair import (
     single_scale,
 )
 from qgraph.quantizers.dialects.dialect import Site
-from qgraph.quantizers.quantizer import Affine, Ranged
+from qgraph.quantizers.quantizer import Affine, Ranged, arrays_of
 from qgraph.reasons import DO_NOT_FIT, NOT_COMPUTED, NOT_KNOWN, TYPE_NOT_PROVED, Undecidable
 from qgraph.records import replace
 
@@ -59,6 +59,10 @@ class Comparer:
     @cached_property
     def _float(self) -> ir.DataType | None:
         return only_float_type(self._model)
+
+    def type_of(self, data: ir.Value) -> ir.DataType | None:
+        """Return the type of data: the stated or implied one, or the model's only float type."""
+        return element_type(data, self._model.opset_imports) or self._float
 
     def compare(self, site: Site, draft: Draft) -> Verdict:
         """Return the verdict on ``draft`` and ``site``; see :meth:`compare_all`."""
@@ -85,7 +89,7 @@ class Comparer:
         try:
             if site.weight is not None:
                 return PairOutcome(_compare_constant(site, draft))
-            dtype = element_type(site.x, self._model.opset_imports) or self._float
+            dtype = self.type_of(site.x)
             if dtype is None:
                 text = "the type of its data is unknown; run shape inference first"
                 return undecided(NOT_KNOWN(text))
@@ -266,7 +270,24 @@ def opened(site: Site, forms: Forms) -> Hashable:
     arrays = (meaning.zero_point, meaning.lo, meaning.hi)
     others = [(array.shape, array.tobytes()) for array in arrays]
     kind = site.dialect, meaning.rounding, meaning.recipe
-    return nodes, site.shape, site.types, kind, *others
+    return nodes, type_key(site), kind, *others
+
+
+def type_key(site: Site) -> Hashable:
+    """Return what the drafts of a site depend on of the types and the shape of its data.
+
+    If all parameters are scalars, only these sizes matter: 0, 1, and unknown ones.
+    """
+    *types, dims = site.types
+    shapes: list[Sequence[object] | None] = [site.shape, dims]
+    is_scalar = all(array.ndim == 0 for array in arrays_of(site.quantizer))
+    if is_scalar and all(node.op_type != "Reshape" for node in site.nodes):
+        shapes = [sizes and [_few(size) for size in sizes] for sizes in shapes]
+    return *types, *(sizes if sizes is None else tuple(sizes) for sizes in shapes)
+
+
+def _few(size: object) -> object:
+    return min(size, 2) if isinstance(size, int) else size
 
 
 def spelled_once(

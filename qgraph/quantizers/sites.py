@@ -156,7 +156,7 @@ class PatternMatcher:
         if isinstance(site, Site) and (site.x, site.nodes) == (x, nodes):
             readings[number] = site
             if _open_reading(readings) is not None:
-                site = readings[number] = replace(site, form=(form, fixed_sizes(x)))
+                site = readings[number] = replace(site, form=form)
         return site
 
     def _search(self) -> None:

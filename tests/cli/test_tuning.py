@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
+import importlib.machinery
 import importlib.metadata
 import inspect
+import os
 import platform
 import subprocess
 import sys
@@ -155,6 +158,91 @@ with ThreadPoolExecutor(4) as pool:
     print({each.result() for each in [pool.submit(lambda: slow_module.answer) for _ in range(4)]})
 """
     assert printed(code, tmp_path) == ["{42}"]
+
+
+def test_modules_have_what_they_have_in_other_processes():
+    code = """
+import json, xml.dom, numpy.lib, onnx.helper, qgraph.text, onnx_ir.serde, onnx_ir._core
+for module in (xml.dom, numpy.lib, onnx.helper, qgraph.text, onnx_ir.serde, onnx_ir._core):
+    spec = module.__spec__
+    print(module.__name__, module.__file__, module.__cached__, module.__package__,
+          getattr(module, '__path__', None), spec.name, spec.origin, spec.has_location,
+          spec.submodule_search_locations, spec.parent, len(spec.loader.get_source(spec.name)))
+"""
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    usual = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed(code) == usual.splitlines()
+    command = [sys.executable, "-O", "-c", TUNED + "import numpy; print(numpy.lib.__cached__)"]
+    optimized = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert optimized.endswith(".opt-1.pyc\n")
+
+
+def test_bytecode_of_another_source_is_not_executed(tmp_path: Path, monkeypatch):
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    package = tmp_path / "changing"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    code = """
+sys.path.insert(0, sys.argv[1])
+tuning._PACKAGES |= {'changing'}
+from changing import module
+print(module.answer, type(module.__loader__).__name__)
+"""
+    (package / "module.py").write_text("answer = 41\n")
+    assert printed(code, tmp_path) == ["41 _BytecodeLoader"]
+    compileall.compile_dir(package, quiet=1)
+    (cached,) = package.glob("__pycache__/module.*.pyc")
+    for text in ("answer = 42\n", "answer = 'longer'\n"):
+        (package / "module.py").write_text(text)
+        os.utime(package / "module.py", (1e9 + len(text), 1e9 + len(text)))
+        assert printed(code, tmp_path) == [f"{eval(text.split('=')[1])} _BytecodeLoader"]
+    compileall.compile_dir(package, quiet=1, force=True)
+    whole = cached.read_bytes()
+    for wrong in (b"", whole[:10], bytes(4) + whole[4:], whole[:4] + b"\1" + whole[5:]):
+        cached.write_bytes(wrong)
+        assert printed(code, tmp_path) == ["longer _BytecodeLoader"]
+    cached.unlink()
+    assert printed(code, tmp_path) == ["longer _BytecodeLoader"]
+
+
+def test_no_module_is_found_that_python_would_not_import():
+    """Of a module with source and an extension module of the same name, Python takes the latter."""
+    library = Path(tuning._STANDARD_LIBRARY)
+    roots = [library / name for name in sys.stdlib_module_names - {"lib2to3", "test"}]
+    packages = map(importlib.import_module, tuning._PACKAGES)
+    roots += (Path(next(iter(package.__path__))) for package in packages)
+    files = [*library.glob("*.*"), *(path for root in roots for path in root.rglob("*.*"))]
+    sources = {path.with_suffix("") for path in files if path.suffix == ".py"}
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    extensions = {
+        path.with_name(path.name.removesuffix(suffix))
+        for path in files
+        for suffix in suffixes
+        if path.name.endswith(suffix)
+    }
+    folders = {path.parent for path in sources if path.name == "__init__"}
+    assert extensions
+    assert not sources & (extensions | folders)
+
+
+def test_classes_of_libraries_are_dataclasses():
+    code = """
+import dataclasses, onnx_ir
+from onnx_ir._multi_device import ShardingSpec, SimpleShardedDim
+sharded = SimpleShardedDim(dim=8, num_shards=2)
+equal = SimpleShardedDim(8, 2)
+print(dataclasses.dataclass.__module__, sharded, sharded == equal, hash(sharded) == hash(equal))
+print([each.name for each in dataclasses.fields(sharded)], dataclasses.is_dataclass(ShardingSpec))
+try:
+    sharded.dim = 3
+except dataclasses.FrozenInstanceError as error:
+    print(error)
+print(dataclasses.replace(sharded, dim=3))
+"""
+    usual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed(code) == usual.stdout.splitlines()
 
 
 ENDING = "import atexit; atexit.register(print, 'registered'); print('printed');"

@@ -13,7 +13,7 @@ import qgraph
 from qgraph import transforms
 from qgraph.graph.edit import Draft
 from qgraph.proof.functions.lowering import lower_node
-from qgraph.quantizers import sites
+from qgraph.quantizers import compare, sites
 from qgraph.quantizers.recognition import regions
 from qgraph.quantizers.recognition.readers import is_ruled_out
 from qgraph.quantizers.recognition.regions import is_elementwise
@@ -132,6 +132,42 @@ def test_scales_of_all_kinds_side_by_side(
     quantizer: tuple[float, int, int], to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect_same(scaled(*quantizer), to, monkeypatch)
+
+
+def shaped(kind: str) -> ir.Model:
+    """Return equal quantizers of data of several shapes, whose types the model does not state."""
+    lines, numbers = [], ["float z = {0}", "float b = {4}", "float w = {8}"]
+    quant = "qonnx.custom_op.general.Quant <signed = 0>"
+    shapes = ("1, 16", "4, 4", "16, 1", "1, 4, 4", "2, 8", "1, 1, 16", "16", "1, 2, 8")
+    for i, sizes in enumerate(shapes):
+        numbers.append(f"int64[{sizes.count(',') + 1}] t{i} = {{{sizes}}}")
+        numbers.append(f"float s{i} = {{{i + 1}}}")
+        lines.append(f"x{i} = Reshape (x, t{i})")
+        lines.append(f"y{i} = {quant} (x{i}, s{i if kind == 'scales' else 0}, z, {'bw'[i // 7]})")
+        lines.append(f"r{i} = Reshape (y{i}, t0)")
+    last = ", ".join(f"r{i}" for i in range(len(shapes)))
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21, {QONNX}]>
+    net (float[1, 16] x) => (float[1, 16] y) <{", ".join(numbers)}>
+    {{ {" ".join(lines)} y = Sum ({last}) }}""")
+
+
+@pytest.mark.parametrize("to", ["qdq", "qonnx", "onnx", "openvino"])
+@pytest.mark.parametrize("kind", ["scales", "equal"])
+def test_data_of_several_shapes(kind: str, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect_same(shaped(kind), to, monkeypatch)
+
+
+def test_quantizers_of_several_shapes_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms are two numbers of bits, and ranks of 1, 2 and 3 with or without an axis of size 1."""
+    calls, own = [], compare.lower
+
+    def counted(*arguments: object, **options: object) -> object:
+        calls.append(arguments)
+        return own(*arguments, **options)
+
+    monkeypatch.setattr(compare, "lower", counted)
+    qgraph.load(shaped("scales")).apply(transforms.ConvertDialect(to="qdq"))
+    assert len(calls) == 2 * 7  # 4 x 4 and 2 x 8 alone are alike, each other is of its own form
 
 
 def test_a_form_that_is_equal_for_one_scale_is_not_taken_for_the_next() -> None:

@@ -15,7 +15,7 @@ from qgraph.graph.opset import versions as opset
 from qgraph.graph.opset.versions import raise_opset
 from qgraph.model import Model
 from qgraph.proof.functions.lowering import Forms
-from qgraph.quantizers.compare import Comparer, Spell, spelled_once
+from qgraph.quantizers.compare import Comparer, Spell, spelled_once, type_key
 from qgraph.quantizers.dialects.dialect import Refusal, Site
 from qgraph.quantizers.quantizer import unhealthy
 from qgraph.reasons import NEEDS_OPSET, NO_EQUAL_FORM, UNREADABLE, ExplainedReason, explained
@@ -135,7 +135,7 @@ def choose(
     same: list[tuple[_Offer, _Offer]] = []
     forms = Forms()
     for offer in tried if spell is not None else ():
-        form = _form(offer.site, forms)
+        form = _form(offer.site, comparer.type_of(offer.site.x), forms)
         earlier = offer if form is None else first.setdefault(form, offer)
         if earlier is not offer:
             same.append((offer, earlier))
@@ -178,12 +178,15 @@ def _decide(
         pending = [offer for offer, _ in drafted if offer.decision is None]
 
 
-def _form(site: Site, forms: Forms) -> object | None:
-    """Return a key that is equal for sites of data with equal quantizers and nodes, or None."""
-    if type(site) is not Site or site.weight is not None or site.x.dtype is None:
+def _form(site: Site, dtype: ir.DataType | None, forms: Forms) -> object | None:
+    """Return a key that is equal for sites of data with equal quantizers and nodes, or None.
+
+    ``dtype`` is the type of the data.
+    """
+    if type(site) is not Site or site.weight is not None or dtype is None:
         return None
     nodes = forms.of_region(site.nodes, site.x, site.y) if site.form is None else site.form
-    key = id(site.meaning), id(site.repeats), site.dialect, site.shape, site.types, nodes
+    key = id(site.meaning), id(site.repeats), site.dialect, type_key(site), dtype, nodes
     return None if nodes is None else key
 
 

@@ -270,9 +270,12 @@ def compare_special_inputs(program: PairProgram, collector: Collector) -> tuple[
     count = len(program.first)
     x, kinds = np.repeat(special, count), np.tile(np.arange(count, dtype=np.int64), 4)
     with np.errstate(all="ignore"):
-        points, neither = PointResults.of(program, x, kinds), program.is_undefined(x, kinds)
+        points = PointResults.of(program, x, kinds)
+        neither = points.unknown
+        if neither.any():
+            neither = program.is_undefined(x, kinds)
     nan, keys = np.isnan(x), to_keys(x)
-    neither &= ~nan
+    neither = neither & ~nan
     boxes, results = BoxBatch(kinds, keys, keys, np.zeros(len(x), np.uint8)), points[:2]
     at_all = points.differ | points.unknown | points.zero_sign
     collector.note("nan", boxes, *results, at_all & nan)

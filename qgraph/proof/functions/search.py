@@ -5,7 +5,8 @@ on it with interval arithmetic. If both results are single numbers, or are disjo
 box is settled. Other boxes are split, and evaluated input by input once they are small.
 
 Fake quantizers have thresholds near the midpoint between two of their output values, so boxes are
-split there first. A split in the wrong place costs time but cannot make a result wrong.
+split there first, the first few at all midpoints that samples show. A split in the wrong place
+costs time but cannot make a result wrong.
 
 Two results may be disjoint on a box on which they vary. Such boxes can also be split until the
 results are single numbers. A limit on their number ends this for functions without steps.
@@ -50,6 +51,8 @@ _BATCH = 1 << 16
 _ENUMERATED = 8
 _WINDOW = 2
 _CUTS = 24
+_FEW = 16
+_PROBES = 1024
 _SAMPLES = 4096
 _PATIENCE = 1 << 18
 _MOST_REFINED = 1 << 20
@@ -179,8 +182,9 @@ class BoxSearch:
         kind, lo, hi, cuts = boxes
         fixed = settled(a)
         low, high = np.where(fixed, b.lo, a.lo), np.where(fixed, b.hi, a.hi)
-        half = np.float32(0.5)
-        guess = to_keys(low * half + high * half)
+        if len(lo) <= _FEW and not cuts.any() and self._split_everywhere(boxes, fixed, low, high):
+            return
+        guess = to_keys(_middle(low, high))
         fresh = cuts < _CUTS
         inside = fresh & (guess - _WINDOW > lo) & (guess + _WINDOW < hi)
         # next to a window that was split off, search at growing distances from it
@@ -196,6 +200,40 @@ class BoxSearch:
         if inside.any():
             window = BoxBatch(kind, guess - _WINDOW, guess + _WINDOW, cuts)
             self._single.append(_every_input(window.at(inside)))
+
+    def _split_everywhere(self, boxes: BoxBatch, fixed: Mask, low: Float32, high: Float32) -> bool:
+        """Split boxes at midpoints between the results of inputs from ``low`` to ``high``.
+
+        Where the first function is ``fixed``, the results are those of the second. Returns False,
+        and splits nothing, if no results differ, or most of them: this is no step function.
+        """
+        kind, lo, hi, cuts = boxes
+        share = np.linspace(0, 1, _PROBES, dtype=np.float32)
+        ends = from_keys(lo)[:, None], from_keys(hi)[:, None]
+        x = np.clip(low[:, None] * (1 - share) + high[:, None] * share, *ends)
+        points = self._program.points(x.reshape(-1), np.repeat(kind, _PROBES), zero=True)
+        first, second = (each.values.reshape(x.shape) for each in points)
+        y = np.where(fixed[:, None], second, first)
+        box, at = np.nonzero(y[:, 1:] != y[:, :-1])
+        if 2 * len(box) > y.size:
+            return False
+        guess = to_keys(_middle(y[box, at], y[box, at + 1]))
+        order = np.lexsort((guess, box))
+        box, guess = box[order], guess[order]
+        is_free = (guess - _WINDOW > lo[box]) & (guess + _WINDOW < hi[box])
+        is_free[1:] &= (box[1:] != box[:-1]) | (guess[1:] - guess[:-1] > 2 * _WINDOW + 1)
+        box, guess = box[is_free], guess[is_free]
+        if not box.size:
+            return False
+        every = np.concatenate([np.arange(len(lo)), box])
+        starts = np.concatenate([lo, guess + _WINDOW + 1])
+        stops = np.concatenate([hi, guess - _WINDOW - 1])
+        starts, stops = (bounds[np.lexsort((bounds, every))] for bounds in (starts, stops))
+        every = np.sort(every)
+        self._wide.append(BoxBatch(kind[every], starts, stops, cuts[every] + np.uint8(1)))
+        window = BoxBatch(kind[box], guess - _WINDOW, guess + _WINDOW, cuts[box])
+        self._single.append(_every_input(window))
+        return True
 
     def _estimate(self) -> None:
         """Raise Undecidable if most small sample boxes cannot be settled."""
@@ -246,6 +284,11 @@ def _results(a: Interval, b: Interval, apart: Mask, done: Mask) -> PointResults:
         if result.open is not None:
             signs |= result.open
     return PointResults(*ends, apart, signs & done, np.zeros(len(apart), np.bool_))
+
+
+def _middle(low: Float32, high: Float32) -> Float32:
+    half = np.float32(0.5)
+    return low * half + high * half
 
 
 def _take(stack: list[BoxBatch]) -> BoxBatch:

@@ -225,6 +225,7 @@ def test_differences_that_were_counted_have_no_steps(small: int) -> None:
 def test_the_environment_of_each_thread_is_looked_at(small: int, monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(enumeration, "check_float_environment", lambda: calls.append(1))
+    monkeypatch.setattr(enumeration, "available_cores", lambda: 2)
     b = Builder()
     enumerate_inputs(b.input, b.Mul(b.input, 2.0))
     assert len(calls) == 2 + 2 * 2
