@@ -78,6 +78,11 @@ def get_close_matches(word: str, *others: Any, **options: Any) -> Any:
     return [] if is_option else _real("difflib", "get_close_matches")(word, *others, **options)
 
 
+def finfo(dtype: Any) -> Any:
+    """Return the limits of a type, like ``ml_dtypes``."""
+    return _real("ml_dtypes._finfo", "finfo")(dtype)
+
+
 def quote_from_bytes(*data: Any, **options: Any) -> str:
     """Return a text for a URL, like ``urllib.parse``."""
     return str(_real("urllib.parse", "quote_from_bytes")(*data, **options))
@@ -100,6 +105,7 @@ STAND_INS: dict[tuple[str, str], Any] = {
     ("importlib.metadata", "version"): version,  # onnx, for its own
     ("inspect", "cleandoc"): cleandoc,  # click and NumPy
     ("inspect", "signature"): signature,  # NumPy
+    ("ml_dtypes._finfo", "finfo"): finfo,  # ml_dtypes
     ("numpy._typing", "NDArray"): list,  # numpy.linalg, for annotations
     ("platform", "node"): node,  # our locks
     ("platform", "system"): system,  # uuid

@@ -239,13 +239,20 @@ def code_type(node: ir.Node) -> ir.DataType | None:
 
 def like_typed(node: ir.Node, index: int, version: int) -> ir.Value | None:
     """Return an operand that has the type of a result of a standard node; None if none has."""
-    if not onnx.defs.has(node.op_type, version, ""):
-        return None
-    schema = onnx.defs.get_schema(node.op_type, version, "")
+    operands = zip(_like_result(node.op_type, index, version), node.inputs, strict=False)
+    return next((value for is_like, value in operands if is_like and value is not None), None)
+
+
+@functools.cache
+def _like_result(op_type: str, index: int, version: int) -> tuple[bool, ...]:
+    """Return which operands of a standard operator have the type of a result."""
+    if not onnx.defs.has(op_type, version, ""):
+        return ()
+    schema = onnx.defs.get_schema(op_type, version, "")
     result = schema.outputs[min(index, len(schema.outputs) - 1)]
     # The results of If, Loop and Scan may have several types.
-    pairs = zip(schema.inputs, node.inputs, strict=False) if result.is_homogeneous else ()
-    return next((v for formal, v in pairs if formal.type_str == result.type_str and v), None)
+    operands = schema.inputs if result.is_homogeneous else ()
+    return tuple(formal.type_str == result.type_str for formal in operands)
 
 
 def takes_data(op_type: str, version: int, dtype: ir.DataType) -> bool:
