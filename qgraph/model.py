@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
+_OF_SIZES = frozenset({"Cast", "ConstantOfShape", "Expand", "Shape", "Size"})
+"""Operators without which no parameter is known before the model runs, unless it is constant."""
+
 _PASS = "an object of qgraph.transforms; qgraph.transform takes names of passes"
 
 
@@ -227,8 +230,6 @@ class Model(Displayed):
             QGraphError: a pass failed; an exception of another library's pass is its cause.
             UndecidedError: the time limit was reached.
         """
-        from qgraph.ops.static_parameters import freeze_static_parameters
-
         for step in steps:
             require(step, onnx_ir.passes.PassBase, "a pass", _PASS)
         storage.sort_nodes(self._ir)
@@ -239,10 +240,13 @@ class Model(Displayed):
             report.notes.append(f"declared operator sets: {', '.join(added)}")
         if not keep_inputs:
             report.frozen_inputs = freeze_inputs(draft)
-        if settled := freeze_static_parameters(draft):
-            report.notes.append(
-                f"parameters that follow from static dimensions, casts or Expand: {settled}"
-            )
+        if any(node.op_type in _OF_SIZES for node in nodes_of(draft.graph)):
+            from qgraph.ops.static_parameters import freeze_static_parameters
+
+            if settled := freeze_static_parameters(draft):
+                report.notes.append(
+                    f"parameters that follow from static dimensions, casts or Expand: {settled}"
+                )
         for number, step in enumerate(steps, 1):
             draft = _run_step(step, draft, report)
             report.settle()  # counts read nodes that the next pass may change

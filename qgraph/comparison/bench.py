@@ -34,7 +34,7 @@ from qgraph.errors import (
     require,
 )
 from qgraph.execution.prepare import RandomBatches
-from qgraph.graph.interface import static
+from qgraph.graph.sizes import static
 from qgraph.inventory.kernels import Kernels
 from qgraph.model import Model, Source, load
 from qgraph.numerics import Array

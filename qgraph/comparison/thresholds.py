@@ -16,8 +16,8 @@ from qgraph.comparison.metrics import same
 from qgraph.errors import ExecutionError, OperatorError
 from qgraph.execution.executor import Executor
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.interface import static
 from qgraph.graph.scopes import node_name
+from qgraph.graph.sizes import static
 from qgraph.model import Model
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.float32 import Keys, from_keys, to_keys

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OptionError, meant
-from qgraph.graph.interface import fits, fixed_sizes, static
+from qgraph.graph.sizes import fits, fixed_sizes, static
 from qgraph.numerics import Array
 from qgraph.ops.operator import Grid, input_grid, input_range
 

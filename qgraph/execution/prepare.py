@@ -16,8 +16,8 @@ from qgraph.errors import ExecutionError, OptionError, member
 from qgraph.execution.executor import AloneNodes, Backend, Executor
 from qgraph.execution.inputs import describe, make_inputs
 from qgraph.execution.runtime import RuntimeExecutor, Standardize
-from qgraph.graph.interface import static
 from qgraph.graph.scopes import Body, owners
+from qgraph.graph.sizes import static
 from qgraph.graph.tensors import FileRows
 
 _NODE = attrgetter("inputs", "op_type", "domain", "attributes.data")

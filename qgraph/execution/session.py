@@ -15,8 +15,8 @@ import onnx_ir as ir
 from qgraph.execution.inputs import numpy_type
 from qgraph.execution.plan import initial
 from qgraph.graph.edit import HALF_TYPES
-from qgraph.graph.interface import fits, fixed_sizes
 from qgraph.graph.scopes import inputs_of, nodes_of, operands
+from qgraph.graph.sizes import fits, fixed_sizes
 from qgraph.ops.dispatch import Environment
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 
 from qgraph.errors import ModelError
-from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import graphs_of
+from qgraph.graph.sizes import stated_shape
 from qgraph.inventory.description import Described, Description, coded_descriptions, descriptions
 from qgraph.ops.static_parameters import settled
 from qgraph.proof.matching.classes import MatchedModel

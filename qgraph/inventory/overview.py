@@ -12,9 +12,9 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, UnsupportedError
 from qgraph.execution.executor import runs_alone
 from qgraph.graph.constants import freeze_inputs, overridable
-from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import ceiling
 from qgraph.graph.scopes import all_nodes, is_control, nodes_of, owners
+from qgraph.graph.sizes import stated_shape
 from qgraph.inventory.info import QuantizerInfo, coded_info, packed_bytes, quantizer_info
 from qgraph.ops.composite import composite_of
 from qgraph.ops.dispatch import reference_kernel

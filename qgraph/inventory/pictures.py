@@ -15,8 +15,8 @@ from qgraph.errors import OptionError, QGraphError, UnsupportedError, require
 from qgraph.execution import demonstration
 from qgraph.execution.executor import Backend
 from qgraph.execution.prepare import prepare
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.scopes import node_name
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.graph.slices import between
 from qgraph.inventory.statistics import Statistics
 from qgraph.ops.known_values import KnownValues

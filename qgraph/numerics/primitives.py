@@ -87,7 +87,16 @@ def _one_by_one(pick: np.ufunc) -> Callable[..., Array]:
     return compute
 
 
+def power_of_two(exponent: Array) -> Array:
+    """Return ``2 ** exponent`` of whole numbers, exactly; NumPy's exp2 is not at 127."""
+    # beyond these limits, the power is 0 or infinite
+    return np.ldexp(np.float32(1), np.clip(exponent, -999, 999).astype(np.int32))
+
+
 def _power(x: Array, y: Array, out: Array | None = None) -> Array:
+    kinds = {np.asarray(each).dtype for each in (x, y)}
+    if kinds == {np.dtype(np.float32)} and np.all(x == np.float32(2)) and np.all(np.trunc(y) == y):
+        return np.broadcast_to(power_of_two(y), np.broadcast_shapes(np.shape(x), np.shape(y)))
     from qgraph.numerics.correct_rounding import power
 
     return power(x, y)

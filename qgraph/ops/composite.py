@@ -16,10 +16,10 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, UnsupportedError, where
 from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import require
 from qgraph.graph.schema import OpKey, element_type
 from qgraph.graph.scopes import input_of, nodes_of
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.numerics import Array
 from qgraph.numerics.minifloat import Minifloat
 from qgraph.records import dataclass

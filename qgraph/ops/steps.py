@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from qgraph.numerics import Array, Float32, chunks
+from qgraph.numerics import Array, chunks
 from qgraph.numerics.float32 import representatives
 from qgraph.numerics.formats import FORMATS, IntFormat
 from qgraph.numerics.minifloat import cast
@@ -88,12 +88,6 @@ def whole(name: str, value: npt.ArrayLike, lo: int, hi: int | None = None) -> Ar
             "Correct the model's exporter"
         )
     return numbers
-
-
-def power_of_two(exponent: Float32) -> Float32:
-    """Return ``2 ** exponent`` of whole numbers, exactly; NumPy's exp2 is not at 127."""
-    # beyond these limits, the power is 0 or infinite
-    return np.ldexp(np.float32(1), np.clip(exponent, -999, 999).astype(np.int32))
 
 
 TO_FLOAT32 = "convert the model to float32 first (-p widen-floats, from 16 bits)"

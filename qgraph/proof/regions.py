@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.exactness import Exactness
-from qgraph.graph.interface import Pair, fixed_sizes
+from qgraph.graph.interface import Pair
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.numerics.values import is_nan

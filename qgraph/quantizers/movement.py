@@ -26,9 +26,9 @@ from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import RESHAPING, Facts, infer
-from qgraph.graph.interface import static_count
 from qgraph.graph.schema import LINEAR_DOMAINS, code_type
 from qgraph.graph.scopes import all_nodes, input_of, producer_of
+from qgraph.graph.sizes import static_count
 from qgraph.numerics import Array
 from qgraph.numerics.formats import numpy_dtype
 from qgraph.ops.composite import drafted

@@ -19,10 +19,10 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import constant, constant_stream, is_constant
 from qgraph.graph.inference.walk import Facts, inferred
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import PORTABLE, nodes_of
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.proof.functions.expression import FLOAT
 from qgraph.proof.functions.lowering import Forms
 from qgraph.proof.functions.pair import single_scale

@@ -17,10 +17,10 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 from qgraph.errors import EquivalenceError, OperatorError, UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import infer, open_interface
-from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.versions import OLDEST, changes
 from qgraph.graph.schema import OpKey, attribute_values, versions_of
 from qgraph.graph.scopes import inline_functions, subgraphs
+from qgraph.graph.sizes import stated_shape
 from qgraph.graph.slices import between
 from qgraph.numerics import Array
 from qgraph.ops.integer.definitions import with_definitions

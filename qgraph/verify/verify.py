@@ -13,13 +13,7 @@ from qgraph.conditions import Condition
 from qgraph.errors import EquivalenceError, UnsupportedError
 from qgraph.exactness import Exactness, Method, PartFinding, Status, Verification
 from qgraph.graph.inference.walk import infer, reshaped_sizes
-from qgraph.graph.interface import (
-    Interface,
-    are_equal_defaults,
-    common_domain,
-    conflict,
-    interface,
-)
+from qgraph.graph.interface import Interface, are_equal_defaults, common_domain, conflict, interface
 from qgraph.numerics.float32 import check_float_environment
 from qgraph.ops.integer.definitions import (
     conditions_of as conditions_of_definitions,

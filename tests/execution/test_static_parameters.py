@@ -10,6 +10,7 @@ import qgraph
 from qgraph.certificate import ProofVerdict
 from qgraph.graph.constants import constant
 from qgraph.inventory.overview import overview
+from qgraph.model import _OF_SIZES
 from qgraph.ops import static_parameters
 from qgraph.ops.static_parameters import freeze_static_parameters
 from qgraph.reports import SiteStatus
@@ -185,3 +186,12 @@ def test_cast_constants_of_channels_are_parameters(zero: int, is_constant: bool)
         weights = (np.array([[1, -2], [3, 4]]) - [0, zero]) * [0.5, 0.25]
         np.testing.assert_array_equal(model.run({"x": x}, backend="numpy")["y"], weights)
         assert qgraph.prove(source, model).verdict is ProofVerdict.PROVED
+
+
+def test_no_parameter_is_known_without_an_operator_that_passes_look_for():
+    """A pass looks for parameters only in a model that has one of these operators."""
+    assert static_parameters._EXPANDING | {"Cast", "Shape", "Size"} == _OF_SIZES
+    for scale in ("Div (rescaled, unit)", "Log (rescaled)", "Ceil (unit)", "Identity (unit)"):
+        own = model_of(f"scale = {scale}")
+        assert not static_parameters.static_parameters(own)
+        assert not static_parameters.expanded_parameters(own)

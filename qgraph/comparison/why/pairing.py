@@ -23,9 +23,10 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.edit import Editor
-from qgraph.graph.interface import Pair, fixed_sizes
+from qgraph.graph.interface import Pair
 from qgraph.graph.opset.versions import raise_ir_version
 from qgraph.graph.scopes import inline_functions, operands
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.inventory.operands import ACTIVATIONS
 from qgraph.ops.static_parameters import settled
 from qgraph.quantizers.decompressed import decompressed

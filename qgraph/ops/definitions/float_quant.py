@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, minifloat
+from qgraph.numerics.primitives import power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
@@ -107,8 +108,8 @@ class FloatStages(steps.Stages):
         s = np.asarray(scale).astype(np.float32, copy=False)
         top = np.asarray(max_value).astype(np.float32)
         one = np.float32(1)
-        binade = steps.power_of_two(steps.power_of_two(e) - one - bias)
-        limit = np.minimum((np.float32(2) - steps.power_of_two(-m)) * binade, top)
+        binade = power_of_two(power_of_two(e) - one - bias)
+        limit = np.minimum((np.float32(2) - power_of_two(-m)) * binade, top)
         return cls((s, m, np.asarray(one - bias), limit), has_inf, saturation, rounding_mode)
 
     @property

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, Mask, chunks, rounding
+from qgraph.numerics.primitives import power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.operator import operator
@@ -169,9 +170,9 @@ def code_bounds(bits: Array, signed: bool, narrow: bool) -> tuple[Array, Array]:
     """Return the smallest and largest codes of float32 ``bits``, each rounded once to float32."""
     one = np.float32(1)
     if signed:
-        half = steps.power_of_two(bits - one)
+        half = power_of_two(bits - one)
         return np.asarray(np.float32(narrow) - half), np.asarray(half - one)
-    top = steps.power_of_two(bits) - (one + np.float32(narrow))
+    top = power_of_two(bits) - (one + np.float32(narrow))
     return np.zeros_like(top), np.asarray(top)
 
 

@@ -14,6 +14,7 @@ from qgraph.graph.edit import Draft, Operand
 from qgraph.graph.schema import QONNX_DOMAINS, Attribute, OpSchema
 from qgraph.numerics import Array, Float32, chunks, rounding
 from qgraph.numerics.minifloat import floor_power_of_two
+from qgraph.numerics.primitives import power_of_two
 from qgraph.numerics.rounding import Rounding
 from qgraph.ops import steps
 from qgraph.ops.definitions.quant import code_bounds
@@ -107,7 +108,7 @@ def trunc(
     s = np.asarray(scale).astype(x.dtype)
     z = np.asarray(zero_point).astype(x.dtype)
     shape = steps.broadcast(x, scale=s, zero_point=z, in_bits=wide, out_bits=thin)
-    ratio = np.asarray(steps.power_of_two(wide - thin)).astype(x.dtype)
+    ratio = np.asarray(power_of_two(wide - thin)).astype(x.dtype)
 
     def work(y: Array, x: Array, s: Array, z: Array, ratio: Array) -> None:
         _input_codes(y, x, s, z)

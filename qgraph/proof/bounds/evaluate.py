@@ -19,9 +19,9 @@ import onnx_ir as ir
 from qgraph.effort import is_over, step
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import versions_of
 from qgraph.graph.scopes import operands
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.numerics import Array, Float64
 from qgraph.numerics.minifloat import MINIFLOATS
 from qgraph.numerics.primitives import NUMPY

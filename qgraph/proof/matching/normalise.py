@@ -25,10 +25,11 @@ from qgraph.conditions import Condition, of_sizes
 from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import Facts, infer, names_in, reshaped_sizes, write_all
-from qgraph.graph.interface import Domain, common_domain, stated_shape
+from qgraph.graph.interface import Domain, common_domain
 from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import graphs_of, inline_functions, nodes_of, owners
+from qgraph.graph.sizes import stated_shape
 from qgraph.graph.slices import ancestors
 from qgraph.ops.composite import composite_of, differing, write_out
 from qgraph.ops.integer.definitions import define

@@ -17,11 +17,11 @@ import onnx_ir as ir
 
 from qgraph.errors import OperatorError, where
 from qgraph.graph.inference.walk import RESHAPING
-from qgraph.graph.interface import stated_shape
 from qgraph.graph.opset.history import is_known
 from qgraph.graph.opset.versions import OLDEST, changes_of
 from qgraph.graph.schema import attribute_values
 from qgraph.graph.scopes import input_of
+from qgraph.graph.sizes import stated_shape
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.dispatch import Imports

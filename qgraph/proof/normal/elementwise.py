@@ -23,8 +23,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.interface import is_single, stated_shape
 from qgraph.graph.schema import OpKey
+from qgraph.graph.sizes import is_single, stated_shape
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined

@@ -54,8 +54,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.rules import given, require
-from qgraph.graph.interface import has_elements, stated_shape, static_count
 from qgraph.graph.scopes import input_of, producer_of
+from qgraph.graph.sizes import has_elements, stated_shape, static_count
 from qgraph.proof.normal.elementwise import is_along_axis
 from qgraph.proof.normal.movements import Reshaping, write
 from qgraph.proof.normal.rewriter import Rewriter, Sizes

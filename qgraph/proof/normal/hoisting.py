@@ -31,8 +31,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.interface import stated_shape
 from qgraph.graph.scopes import producer_of
+from qgraph.graph.sizes import stated_shape
 from qgraph.numerics import Array
 from qgraph.proof.matching.operators import is_elementwise
 from qgraph.proof.normal.elementwise import (

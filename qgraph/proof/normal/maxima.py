@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from qgraph.errors import ExecutionError, OperatorError, UnsupportedError
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.interface import are_equal, has_elements, stated_shape
+from qgraph.graph.sizes import are_equal, has_elements, stated_shape
 from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan

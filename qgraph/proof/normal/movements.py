@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.inference.rules import Unknown, given, require
-from qgraph.graph.interface import are_equal, have_equal_counts, stated_shape
 from qgraph.graph.scopes import input_of
+from qgraph.graph.sizes import are_equal, have_equal_counts, stated_shape
 from qgraph.numerics import Array
 from qgraph.proof.normal.rewriter import Rewriter, Sizes
 from qgraph.records import dataclass

@@ -20,9 +20,9 @@ from qgraph.graph.edit import Draft, Editor, Operand
 from qgraph.graph.inference.dimensions import symbol
 from qgraph.graph.inference.rules import Fact, Unknown, given, of_tensor
 from qgraph.graph.inference.walk import infer_nodes, write as write_fact
-from qgraph.graph.interface import stated_shape
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import graphs_of, node_name
+from qgraph.graph.sizes import stated_shape
 from qgraph.numerics import Array
 from qgraph.ops.composite import region_of
 from qgraph.ops.dispatch import Imports

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.scopes import producer_of
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.graph.slices import between, sources
 from qgraph.numerics import Array, Float64
 from qgraph.proof.bounds.evaluate import traced

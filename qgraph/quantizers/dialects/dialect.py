@@ -14,9 +14,9 @@ from qgraph.exactness import Method, Verdict
 from qgraph.graph.constants import array_of, constant_expression, constant_stream
 from qgraph.graph.deferred import DeferredTensor
 from qgraph.graph.edit import Draft, Editor, Operand, Region
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import OpKey
 from qgraph.graph.scopes import producer_of
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.graph.streaming import Stream
 from qgraph.numerics import Array, Float32
 from qgraph.numerics.blocks import BlockView, Repeats, view_of, view_of_blocks

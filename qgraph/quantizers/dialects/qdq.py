@@ -11,9 +11,9 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError, where
 from qgraph.graph.constants import constant_stream
 from qgraph.graph.edit import Draft, Editor
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import LINEAR_DOMAINS, OpKey, code_type
 from qgraph.graph.scopes import input_of
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.numerics import Float32, blocks
 from qgraph.numerics.formats import FORMATS, IntFormat, Minifloat
 from qgraph.ops.operator import operator_of

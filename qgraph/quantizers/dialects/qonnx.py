@@ -13,10 +13,10 @@ from qgraph.graph.edit import Draft, Editor
 from qgraph.graph.schema import QONNX_DOMAINS, OpKey
 from qgraph.numerics import Float32
 from qgraph.numerics.formats import Minifloat
+from qgraph.numerics.primitives import power_of_two
 from qgraph.ops.definitions.quant import code_bounds
 from qgraph.ops.definitions.trunc import nearest_power_of_two
 from qgraph.ops.operator import Operator
-from qgraph.ops.steps import power_of_two
 from qgraph.quantizers.dialects import qonnx_forms
 from qgraph.quantizers.dialects.dialect import Refusal, Site, dialect, single_node, written
 from qgraph.quantizers.dialects.onnx import decoded_in_float

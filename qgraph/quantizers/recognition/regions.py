@@ -24,9 +24,9 @@ import onnx_ir as ir
 from qgraph.errors import OperatorError
 from qgraph.graph.constants import array_of, constant_expression, constant_stream, constant_tensor
 from qgraph.graph.edit import HALF_TYPES
-from qgraph.graph.interface import fixed_sizes
 from qgraph.graph.schema import QONNX_DOMAINS
 from qgraph.graph.scopes import input_of, producer_of
+from qgraph.graph.sizes import fixed_sizes
 from qgraph.numerics import Array
 from qgraph.numerics.primitives import NUMPY
 from qgraph.ops.operator import is_defined, operator_of
