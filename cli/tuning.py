@@ -205,7 +205,7 @@ def _spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
     return None
 
 
-class _Finder:
+class _ModuleFinder:
     """Import finder for the standard library, modules of :data:`_PACKAGES`, and :data:`_LAZY`."""
 
     @staticmethod
@@ -231,7 +231,7 @@ def tune() -> None:
     objects of a command live until the process ends. Passes multiply no matrices, so NumPy is
     limited to one thread.
     """
-    sys.meta_path.insert(0, _Finder)
+    sys.meta_path.insert(0, _ModuleFinder)
     gc.set_threshold(_OBJECTS, 50, 50)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

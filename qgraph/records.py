@@ -72,7 +72,7 @@ else:
             else:
                 for name in _DESCRIPTION:
                     setattr(cls, name, _Described(cls, name, guard and frozen, others))
-                cls._compared = _Compared(cls)
+                cls._compared = _ComparedFields(cls)
             if guard and frozen:
                 made.__setattr__, made.__delattr__ = _not_assigned, _not_deleted
             own = vars(made)
@@ -140,11 +140,11 @@ def _describe(cls: type[Any], options: dict[str, bool]) -> Any:
     """Return a class as a dataclass without functions; mostly this is the class itself."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # or dataclasses imports inspect to make one
     made: Any = described(init=False, eq=False, repr=False, **options)(cls)
-    made._compared = _Compared(made)
+    made._compared = _ComparedFields(made)
     return made
 
 
-class _Compared:
+class _ComparedFields:
     """Function that returns the class and the compared fields of an object; made at first use."""
 
     def __init__(self, cls: type[Any]) -> None:

@@ -27,8 +27,8 @@ from qgraph.ops.kernels import mat_mul_n_bits
 from qgraph.proof.discharge import Shown, discharge, names, try_all_inputs, without_nans
 from qgraph.proof.forced import Established, Runner, adds_bias, establish, left_open
 from qgraph.proof.functions.decide import PairOutcome
+from qgraph.proof.functions.divisions import boxes
 from qgraph.proof.functions.pair import Key
-from qgraph.proof.functions.search import boxes
 from qgraph.proof.matching.match import EqualityClaim, Kind, Matching
 from qgraph.proof.matching.normalise import NormalisedModel, listed_facts, normalised_models
 from qgraph.proof.matching.zero_signs import ZeroRegion, zero_sign_nodes

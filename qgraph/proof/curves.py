@@ -12,11 +12,11 @@ import numpy.typing as npt
 from qgraph.numerics import Float32
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
 from qgraph.proof.functions.decide import decide
+from qgraph.proof.functions.divisions import Plateaus, plateaus
 from qgraph.proof.functions.expression import TABLE, Builder, Expr, evaluate, known, rebuilt
 from qgraph.proof.functions.finding import Runs
 from qgraph.proof.functions.level import grade, other_codes
 from qgraph.proof.functions.pair import FunctionPair
-from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.reasons import Undecidable
 
 _MAX_BOXES = 1 << 20

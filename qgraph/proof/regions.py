@@ -25,6 +25,7 @@ from qgraph.proof.functions.decide import (
     not_counted,
     undecided,
 )
+from qgraph.proof.functions.divisions import Plateaus, plateaus
 from qgraph.proof.functions.enumeration import (
     NARROW_BITS,
     NodeSegment,
@@ -36,7 +37,6 @@ from qgraph.proof.functions.expression import Builder, Expr, text, undefined
 from qgraph.proof.functions.lowering import Forms, Shape, lower
 from qgraph.proof.functions.pair import AnyScale, FunctionPair, Key
 from qgraph.proof.functions.samples import refuted
-from qgraph.proof.functions.search import Plateaus, plateaus
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.operators import check_parameters
 from qgraph.reasons import (

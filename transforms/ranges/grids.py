@@ -17,8 +17,9 @@ from qgraph.numerics import Float32, Float64
 from qgraph.numerics.float32 import from_keys
 from qgraph.ops.definitions import fake_quantize
 from qgraph.ops.steps import TO_FLOAT32
+from qgraph.proof.functions.divisions import plateaus
 from qgraph.proof.functions.expression import Builder, Expr, evaluate
-from qgraph.proof.functions.search import MAX_BOXES, plateaus
+from qgraph.proof.functions.search import MAX_BOXES
 from qgraph.quantizers.dialects.dialect import DIALECTS, Refusal, Site
 from qgraph.quantizers.quantizer import Ranged
 from qgraph.reasons import UNSUITED_RANGE, UNSUPPORTED_TYPE, ExplainedReason, explained

@@ -8,11 +8,12 @@ import numpy.typing as npt
 from qgraph.exactness import Exactness
 from qgraph.numerics import Float64, Mask
 from qgraph.numerics.float32 import HIGHEST, LOWEST, from_keys, to_keys
+from qgraph.proof.functions.divisions import Plateaus, plateaus
 from qgraph.proof.functions.expression import Expr
 from qgraph.proof.functions.finding import PairFinding, Runs
 from qgraph.proof.functions.pair import FunctionPair
 from qgraph.proof.functions.program import PairProgram
-from qgraph.proof.functions.search import MAX_BOXES, Plateaus, plateaus
+from qgraph.proof.functions.search import MAX_BOXES
 from qgraph.reasons import Undecidable
 from qgraph.records import dataclass
 

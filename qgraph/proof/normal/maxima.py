@@ -33,6 +33,7 @@ from qgraph.graph.slices import between, dominators
 from qgraph.numerics.formats import all_values
 from qgraph.numerics.values import is_nan
 from qgraph.ops.sums_of_products import is_never_empty
+from qgraph.proof.functions.divisions import plateaus
 from qgraph.proof.functions.enumeration import NARROW_BITS, along_axis
 from qgraph.proof.functions.expression import (
     CONSTANT,
@@ -45,7 +46,6 @@ from qgraph.proof.functions.expression import (
     text,
 )
 from qgraph.proof.functions.lowering import lower
-from qgraph.proof.functions.search import plateaus
 from qgraph.proof.matching.operators import check_parameters, operands
 from qgraph.proof.normal.elementwise import data_of, is_on_elements, keeps_sizes, parameters_of
 from qgraph.proof.normal.forms import reduced_axes

@@ -9,10 +9,10 @@ import pytest
 from qgraph.exactness import Exactness
 from qgraph.numerics.float32 import HIGHEST, LOWEST, to_keys
 from qgraph.proof.functions.decide import decide
+from qgraph.proof.functions.divisions import plateaus
 from qgraph.proof.functions.expression import Builder, Expr
 from qgraph.proof.functions.level import grade
 from qgraph.proof.functions.pair import FunctionPair
-from qgraph.proof.functions.search import plateaus
 from qgraph.reasons import Undecidable
 
 ZERO = np.float32(0)
