@@ -6,6 +6,7 @@ The library changes neither; :func:`tune` is called only where the process is th
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import marshal
 import os
@@ -186,12 +187,32 @@ def _cached(source: str) -> str:
     return f"{folder}{os.sep}__pycache__{os.sep}{name[:-3]}.{sys.implementation.cache_tag}.pyc"
 
 
+@functools.cache
+def _names_in(*folders: str) -> frozenset[str]:
+    """Return the names of all that folders contain, up to the first dot."""
+    names = set[str]()
+    for folder in folders:
+        with suppress(OSError):
+            names |= {name.partition(".")[0] for name in os.listdir(folder or ".")}
+    return frozenset(names)
+
+
+def _folder(fullname: str, path: Sequence[str] | None) -> str | None:
+    """Return the one folder that a module can be in; None if there are several."""
+    if path is not None:
+        return path[0] if isinstance(path, list) and len(path) == 1 else None
+    if _STANDARD_LIBRARY not in sys.path:
+        return None
+    before = sys.path[: sys.path.index(_STANDARD_LIBRARY)]
+    return None if fullname in _names_in(*before) else _STANDARD_LIBRARY
+
+
 def _spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Return the spec of a module with source in the one folder that it can be in, or None."""
-    folders = [_STANDARD_LIBRARY] if path is None else path  # or it is lazy and not found there
-    if _HAS_OTHER_BYTECODE or not isinstance(folders, list) or len(folders) != 1:
+    folder = None if _HAS_OTHER_BYTECODE else _folder(fullname, path)
+    if folder is None:
         return None
-    base = folders[0] + os.sep + fullname.rpartition(".")[2]
+    base = folder + os.sep + fullname.rpartition(".")[2]
     for source in (base + ".py", base + os.sep + "__init__.py"):
         if os.path.isfile(source):
             make = _RecordsLoader if fullname in _WITH_DATACLASSES else _BytecodeLoader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import compileall
 import importlib.machinery
 import importlib.metadata
@@ -205,6 +206,18 @@ print(module.answer, type(module.__loader__).__name__)
         assert printed(code, tmp_path) == ["longer _BytecodeLoader"]
     cached.unlink()
     assert printed(code, tmp_path) == ["longer _BytecodeLoader"]
+
+
+def test_a_module_of_the_folder_of_a_script_comes_first(tmp_path: Path):
+    (tmp_path / "statistics.py").write_text("mean = 'own'\n")
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "__init__.py").write_text("reader = 'own'\n")
+    code = """
+sys.path.insert(0, sys.argv[1])
+import statistics, csv, bisect, fractions
+print(statistics.mean, csv.reader, bisect.__file__, fractions.Fraction(1, 2).numerator)
+"""
+    assert printed(code, tmp_path) == [f"own own {bisect.__file__} 1"]
 
 
 def test_no_module_is_found_that_python_would_not_import():
