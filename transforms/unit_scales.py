@@ -13,23 +13,28 @@ import onnx_ir as ir
 
 from qgraph.exactness import Exactness, Method, Verdict
 from qgraph.graph.constants import clip_limits, constant_expression
-from qgraph.graph.edit import Editor, Operand, Region
+from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.opset.versions import only_float_type
 from qgraph.graph.schema import code_type
 from qgraph.graph.scopes import input_of, producer_of
 from qgraph.inventory.layers import convolution_before, quantized_layers
 from qgraph.model import Model
+from qgraph.ops.known_values import KnownValues
 from qgraph.reasons import NOT_ABSORBED, explained
 from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.transforms.base import Transform, exact_option, option, selects, transform
 from qgraph.transforms.drafts.choice import SAME, entry, label, refused
-from qgraph.transforms.drafts.rebuilding import carry_over, replace_node
+from qgraph.transforms.drafts.rebuilding import carry_over, replace_nodes
+from qgraph.transforms.weights.magnitudes import Magnitudes, magnitudes_before
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, scaling, title
 from qgraph.transforms.weights.scaled_weights import present
 
 _BOUND = "results are rounded elsewhere; bound the difference with 'qgraph prove --within'"
-_LEAST = 2.0**-64
-"""Least scale; parts of sums that are divided by a smaller one may become infinite."""
+_MOST = 2.0**64
+"""Largest factor for sums of unknown magnitude, which a larger one might make infinite."""
+
+_DIVISIONS = (ir.DataType.UNDEFINED, ir.DataType.FLOAT)
+"""Types in which a QuantizeLinear with a float32 scale may divide."""
 
 _LAYERS = "names of convolutions, such as *conv*|!*last"
 
@@ -45,8 +50,9 @@ class UnitScales(Transform):
        LeakyRelu, Clip and other operators that a factor passes may lie after the Conv.
 
     The DequantizeLinear after it keeps ``s``. Without this pass OpenVINO multiplies each result by
-    ``1 / s``. Codes are equal if ``s`` is a power of two, and nothing overflows or becomes
-    subnormal; for other scales the constants are rounded, and codes near ties may change.
+    ``1 / s``. Codes are equal if ``s`` is a power of two, and the ranges of data and weights show
+    that no sum becomes subnormal; for others codes near ties may change. Scales stay where sums
+    might overflow, before or after the change.
     """
 
     nodes: str = option("*", help=_LAYERS)
@@ -56,20 +62,31 @@ class UnitScales(Transform):
 
     def apply(self, model: Model, report: Report) -> None:
         """Move the scale of each quantizer after a convolution, and report it."""
-        editor = Editor(model.ir)
+        editor, known = Editor(model.ir), KnownValues.of(model.ir.graph)
         layers = {layer.node for layer in quantized_layers(model.ir)}
+        drafts: dict[ir.Node, Draft] = {}
         for encode in list(model.nodes("QuantizeLinear")):
             layer = convolution_before(encode)
-            if layer not in layers or not _is_quantizer(encode):
+            if layer is None or layer not in layers or not _is_quantizer(encode):
                 continue
             if not selects(self.nodes, label(layer)):
                 continue
             try:
-                report.sites.append(self._moved(encode, editor))
+                site = self._moved(encode, layer, known, editor, drafts)
             except Stuck as stuck:
-                report.sites.append(refused(encode, explained(stuck.reason, NOT_ABSORBED)))
+                site = refused(encode, explained(stuck.reason, NOT_ABSORBED))
+            report.sites.append(site)
+        replace_nodes(drafts, editor)
 
-    def _moved(self, encode: ir.Node, editor: Editor) -> SiteReport:
+    def _moved(
+        self,
+        encode: ir.Node,
+        layer: ir.Node,
+        known: KnownValues,
+        editor: Editor,
+        drafts: dict[ir.Node, Draft],
+    ) -> SiteReport:
+        """Add the drafts that move the scale of a quantizer, and return its entry."""
         data, scale = present(encode, 0), constant_expression(encode.inputs[1])
         if scale is None or scale.size != 1 or scale.dtype != np.float32:
             raise Stuck("it has no constant float32 scale for all data; quantize it per tensor")
@@ -77,25 +94,42 @@ class UnitScales(Transform):
             return entry(encode, SiteStatus.KEPT, "its scale is 1")
         if not (np.isfinite(scale).all() and scale.min() > 0):
             raise Stuck("its scale is not above 0; export a positive scale")
-        moved = scaling(data, encode, 1 / scale.astype(np.float64).reshape(()), {})
+        if encode.attributes.get_int("precision", 0) not in _DIVISIONS:
+            raise Stuck("it divides in another type than float32; remove its precision")
+        factor = 1 / float(scale.reshape(()))
+        moved = scaling(data, encode, np.asarray(factor), {})
         if any(_underflows(moved)):
-            raise Stuck(f"constants of {title(moved.absorbers[0])} would become subnormal")
-        if scale.min() < _LEAST:
-            raise Stuck(f"sums of {title(moved.absorbers[0])} might exceed the range of float32")
-        verdict = Verdict(reason=_BOUND)
-        if moved.exact:
-            verdict = Verdict(Exactness.VALUES, Method.CONGRUENCE)
-        if moved.exact and self.exact > Exactness.VALUES:
+            raise Stuck(f"constants of {title(layer)} would become subnormal")
+        numbers = magnitudes_before(encode, layer, known)
+        is_far = factor > _MOST if numbers is None else numbers.may_overflow(factor)
+        if is_far:
+            raise Stuck(f"sums of {title(layer)} might exceed the range of float32")
+        why = _inequality(moved, layer, numbers, factor)
+        if why is None and self.exact > Exactness.VALUES:
             raise Stuck("zeros may get another sign; exact=values accepts that")
-        if not moved.exact and self.exact > Exactness.NEAR:
-            raise Stuck(f"its scale is no power of two, so {_BOUND}; exact=near accepts that")
-        moved.settle(editor)
-        data = present(encode, 0)  # its operators were replaced
+        if why is not None and self.exact > Exactness.NEAR:
+            raise Stuck(f"{why}, so {_BOUND}; exact=near accepts that")
+        drafts |= moved.drafts(editor)
         draft = editor.draft(Region(data, encode.outputs[0], (encode,)))
         one = draft.constant(np.ones_like(scale), "scale")
-        draft.giving(draft.copy(encode, [draft.x, one, *encode.inputs[2:]])).commit()
-        carry_over(encode, draft.nodes[-1])
-        return entry(encode, SiteStatus.CHANGED, None if moved.exact else _BOUND, verdict=verdict)
+        drafts[encode] = draft.giving(draft.copy(encode, [draft.x, one, *encode.inputs[2:]]))
+        if why is not None:
+            return entry(encode, SiteStatus.CHANGED, _BOUND, verdict=Verdict(reason=_BOUND))
+        verdict = Verdict(Exactness.VALUES, Method.CONGRUENCE)
+        return entry(encode, SiteStatus.CHANGED, verdict=verdict)
+
+
+def _inequality(
+    moved: Scaling, layer: ir.Node, numbers: Magnitudes | None, factor: float
+) -> str | None:
+    """Return why codes may change; None if they do not."""
+    if not moved.exact:
+        return "its scale is no power of two"
+    if numbers is None:
+        return f"the range of the data or weights of {title(layer)} is not known"
+    if numbers.may_underflow(factor):
+        return f"sums of {title(layer)} may become subnormal"
+    return None
 
 
 @transform("separate-limits", preserves=Exactness.VALUES)
@@ -117,6 +151,7 @@ class SeparateLimits(Transform):
         editor = Editor(model.ir)
         layers = {layer.node for layer in quantized_layers(model.ir)}
         kind = only_float_type(model.ir) or ir.DataType.FLOAT
+        drafts: dict[ir.Node, Draft] = {}
         for encode in list(model.nodes("QuantizeLinear")):
             layer, clip = convolution_before(encode), producer_of(encode.inputs[0], "Clip")
             if layer not in layers or not _is_quantizer(encode):
@@ -134,8 +169,13 @@ class SeparateLimits(Transform):
                 dtype = clip.outputs[0].dtype or kind
                 operands[1] = draft.constant(np.zeros((), dtype.numpy()), "lowest")
             limited = draft.copy(clip, operands)
-            draft.giving(draft.node("Abs", [limited], dtype=limited.dtype))
-            replace_node(clip, draft, SAME, report, heirs=("Clip",))
+            drafts[clip] = draft.giving(draft.node("Abs", [limited], dtype=limited.dtype))
+            spelling = draft.spelling
+            site = entry(clip, SiteStatus.CHANGED, spelling=spelling, verdict=SAME)
+            report.sites.append(site)
+        editor.replace_all(drafts.values())
+        for clip, draft in drafts.items():
+            carry_over(clip, draft.nodes[0])
 
 
 def _is_quantizer(encode: ir.Node) -> bool:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +117,7 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
     products = [
         each
         for each in nodes
-        if each.is_product or (each.kind.startswith("Subgraph") and _ANY_LAYER.search(each.names))
+        if each.is_product or (each.kind.startswith("Subgraph") and _OWN_NAME.search(each.names))
     ]
     kernels = tuple(
         ExecutedKernel(
@@ -131,7 +131,8 @@ def executed(model: ir.Model, runtime: str = "onnxruntime") -> ExecutedGraph:
 
 
 _LAYER, _BEHIND = "qgraph{}layer_", "qgraph{}behind_"
-_ANY_LAYER, _ANY_NAME = re.compile(r"qgraph\d+layer_"), re.compile(r"qgraph(\d+layer|other)_")
+_OWN_NAME, _BEHIND_NAME = re.compile(r"qgraph(\d+)layer_"), re.compile(r"qgraph(\d+)behind_")
+_ANY_NAME = re.compile(r"qgraph(\d+layer|other)_")
 
 
 def _mark(model: ir.Model, layers: Sequence[FoundLayer]) -> None:
@@ -172,20 +173,29 @@ def _assigned(count: int, products: Sequence[RunKernel]) -> list[RunKernel | Non
     A product has the name of its layer, or of a following operator that it also computes. Remaining
     products are assigned to remaining layers if all of these layers are alike.
     """
+    named = _by_number(_OWN_NAME, products)
+    behind = _by_number(
+        _BEHIND_NAME, [each for each in products if not _ANY_NAME.search(each.names)]
+    )
     kernels: list[RunKernel | None] = []
     for number in range(count):
-        own = [each for each in products if _LAYER.format(number) in each.names]
-        own = own or [
-            each
-            for each in products
-            if _BEHIND.format(number) in each.names and not _ANY_NAME.search(each.names)
-        ]
+        own = named.get(number) or behind.get(number, [])
         kernels.append(next((each for each in own if each.on_codes), own[0] if own else None))
-    rest = [each for each in products if each not in kernels and not _ANY_NAME.search(each.names)]
+    taken = set(kernels)
+    rest = [each for each in products if each not in taken and not _ANY_NAME.search(each.names)]
     if len(rest) == kernels.count(None) and len({each.on_codes for each in rest}) == 1:
         left = iter(rest)
         kernels = [next(left) if each is None else each for each in kernels]
     return kernels
+
+
+def _by_number(name: re.Pattern[str], products: Iterable[RunKernel]) -> dict[int, list[RunKernel]]:
+    """Return products by the numbers of layers in their names."""
+    found: dict[int, list[RunKernel]] = {}
+    for each in products:
+        for number in dict.fromkeys(name.findall(each.names)):
+            found.setdefault(int(number), []).append(each)
+    return found
 
 
 def _deepest(graph: ir.Graph) -> str:

@@ -85,7 +85,8 @@ def _layer(node: ir.Node, reader: OperandReader) -> FoundLayer | None:
     if w.axis is not None:
         weights = replace(weights, axis=product_role(node, w.axis, ranks[1]))
     of_data = x.scale if x.scale is not None and x.scale.size == 1 else None
-    scale = None if of_data is None or w.scale is None else of_data * w.scale.reshape(-1)
+    with np.errstate(over="ignore", under="ignore"):
+        scale = None if of_data is None or w.scale is None else of_data * w.scale.reshape(-1)
     behind = _behind(node, reader)
     group, sizes = node.attributes.get_int("group", 1) or 1, reader.sizes(inputs[1])
     form = _group(group, sizes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
@@ -17,7 +18,7 @@ from qgraph.model import Model
 from qgraph.quantizers.sites import readable_sites
 from qgraph.reasons import NO_PARTNER, OTHER, UNREADABLE, ExplainedReason, id_of
 from qgraph.records import dataclass
-from qgraph.reports import SiteStatus
+from qgraph.reports import Report, SiteReport, SiteStatus
 from qgraph.targets.engine import KernelMatch, kernel_of
 from qgraph.targets.layer import LAYERS, QuantizedLayer
 from qgraph.targets.profile import Profile
@@ -37,6 +38,8 @@ KERNELS = (
     "QLinearMatMul",
 )
 """Operators that are integer kernels themselves."""
+
+T = TypeVar("T")
 
 _ENCODER = "QuantizeLinear"
 _READING = (NO_PARTNER.id, UNREADABLE.id)
@@ -127,7 +130,7 @@ def _unread(layer: QuantizedLayer, profile: Profile, result: Model) -> _Taken:
     taken = _predicted(layer, profile)
     if taken.kernel is None:
         return taken
-    reader = OperandReader(result.ir, readable_sites(result.ir), None)
+    reader = _reader(result)
     operands = {
         what: value.name
         for node in result.nodes(layer.op)
@@ -137,6 +140,12 @@ def _unread(layer: QuantizedLayer, profile: Profile, result: Model) -> _Taken:
     names = " and ".join(f"{what}, {name!r}," for what, name in operands.items())
     text = f"no plain quantizer of its {names or 'data or weights'} could be written"
     return _Taken(None, NOT_CODES(text))
+
+
+@kept
+def _reader(model: Model) -> OperandReader:
+    """Return the reader of the operands of a model."""
+    return OperandReader(model.ir, readable_sites(model.ir), None)
 
 
 @kept
@@ -189,7 +198,7 @@ def listed(
         before, _ = _kernels(reference, runtime, run=run)
     except ExecutionError:
         before = {}  # it does not load, so nothing runs in integers
-    readable = _readable(attempt.model)
+    readable, told = _readable(attempt.model), _Told(attempt.report, certificate.regions)
     rows = []
     for layer in layers:
         name = layer.description.node
@@ -211,13 +220,13 @@ def listed(
             taken = _Taken(None, chosen[name])
         own_name = name if source is None else label(source)
         node = own_name, layer.description.op
-        rows.append(_row(node, names, taken, was, attempt, readable, certificate.regions))
+        rows.append(_row(node, names, taken, was, told, readable))
     # products behind operators, which the runtime would compute on codes
     for product in in_pairs(reference).nodes(*LAYERS):
         name = label(product)
         if name in floats and name in chosen:
             taken, node = _Taken(None, chosen[name]), (name, product.op_type)
-            rows.append(_row(node, {name}, taken, None, attempt, readable, certificate.regions))
+            rows.append(_row(node, {name}, taken, None, told, readable))
     listed_names = {row.node for row in rows}
     return Deployment(
         profile.name,
@@ -260,15 +269,18 @@ def paired_layers(
     by_name = {other.description.node: other for other in others}
     names = [layer.description.node for layer in layers]
     pairs = {name: by_name[name] for name in names if name in by_name}
+    taken = set(pairs.values())
     rest = {
-        str(value): other for other in others if other not in pairs.values()
+        str(value): other for other in others if other not in taken
         for value in reversed(_made(other))
     }  # fmt: skip
     for layer in layers:
         other = next((rest[value] for value in _made(layer) if value in rest), None)
         if layer.description.node not in pairs and other is not None:
             pairs[layer.description.node] = other
-            rest = {value: each for value, each in rest.items() if each is not other}
+            for value in _made(other):
+                if rest.get(value) is other:
+                    del rest[value]
     return pairs
 
 
@@ -291,37 +303,61 @@ def _names(layer: FoundLayer) -> set[str]:
     return names
 
 
+class _Named(Generic[T]):
+    """Entries of a list, found by the names that they mention."""
+
+    def __init__(self, entries: Iterable[T], names: Callable[[T], Iterable[str]]) -> None:
+        self._entries = list(entries)
+        self._places: dict[str, list[int]] = {}
+        for place, each in enumerate(self._entries):
+            for name in names(each):
+                self._places.setdefault(name, []).append(place)
+
+    def of(self, names: Iterable[str]) -> list[T]:
+        """Return the entries that mention any of some names, in their order."""
+        places = {place for name in names for place in self._places.get(name, ())}
+        return [self._entries[place] for place in sorted(places)]
+
+
+class _Told:
+    """What report and certificate say about nodes: proved regions, changed and refused sites."""
+
+    def __init__(self, report: Report, regions: Sequence[RegionVerdict]) -> None:
+        self.regions = _Named(regions, lambda r: (*r.reference_nodes, *r.candidate_nodes))
+        self.changed = _Named(_with(report, SiteStatus.CHANGED), _mentioned)
+        self.refused = _Named(_with(report, SiteStatus.REFUSED), lambda site: (site.node,))
+
+
+def _with(report: Report, outcome: SiteStatus) -> Iterator[SiteReport]:
+    return (site for site in report if site.outcome is outcome)
+
+
+def _mentioned(site: SiteReport) -> Iterable[str]:
+    """Return the name of a site, and those in its figures."""
+    return site.node, *", ".join(map(str, site.figures.values())).split(", ")
+
+
 def _row(
     node: tuple[str, str],
     names: set[str],
     taken: _Taken,
     before: str | None,
-    attempt: Attempt,
+    told: _Told,
     readable: set[str],
-    proved: Sequence[RegionVerdict],
 ) -> DeployedLayer:
     """Return the line of one layer of the input, given by name and operator.
 
     Names are those of its nodes up to the quantizer of its result, in both models. A pass that
     could not read a ``readable`` node came before the passes that mended it.
     """
-    regions = [
-        region for region in proved if names & {*region.reference_nodes, *region.candidate_nodes}
-    ]
-    rewrites = dict.fromkeys(
-        site.pass_name
-        for site in attempt.report
-        if site.outcome is SiteStatus.CHANGED
-        and names & {site.node, *", ".join(map(str, site.figures.values())).split(", ")}
-    )
+    regions = told.regions.of(names)
+    rewrites = dict.fromkeys(site.pass_name for site in told.changed.of(names))
     reason = taken.reason
     if reason is not None:
         causes = {
             f"{site.pass_name}: {site.reason}": site.reason_id
-            for site in attempt.report
-            if site.outcome is SiteStatus.REFUSED
-            and site.node in names
-            and not (site.reason_id in _READING and site.node in readable)
+            for site in told.refused.of(names)
+            if not (site.reason_id in _READING and site.node in readable)
         }
         # What a pass refused decides: it would have mended the reasons before.
         known = [id_of(reason), *causes.values()]

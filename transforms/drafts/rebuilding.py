@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -133,6 +133,16 @@ def carry_over(old: ir.Node, new: ir.Node) -> None:
     new.name, new.doc_string = old.name, old.doc_string
     new.metadata_props.update(old.metadata_props)
     new.meta.update(old.meta)
+
+
+def replace_nodes(drafts: Mapping[ir.Node, Draft], editor: Editor) -> None:
+    """Commit drafts in place of nodes, all at once; the last node of each gets name and metadata.
+
+    One by one they take longer: constants that many nodes share are visited for each.
+    """
+    editor.replace_all(drafts.values())
+    for node, draft in drafts.items():
+        carry_over(node, draft.nodes[-1])
 
 
 def wrap_operand(

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from qgraph.graph.constants import constant_expression
-from qgraph.graph.edit import Editor, Operand, Region
+from qgraph.graph.edit import Draft, Editor, Operand, Region
 from qgraph.graph.inference.rules import UNKNOWN
 from qgraph.graph.inference.walk import Facts
 from qgraph.graph.scopes import input_of
@@ -22,7 +22,7 @@ from qgraph.graph.slices import nearest_cut
 from qgraph.numerics import Float32, Float64
 from qgraph.ops.steps import TO_FLOAT32
 from qgraph.records import dataclass, field
-from qgraph.transforms.drafts.rebuilding import carry_over
+from qgraph.transforms.drafts.rebuilding import replace_nodes
 
 
 class Stuck(Exception):  # noqa: N818 - a finding, not a fault
@@ -89,6 +89,11 @@ class Scaling:
 
     def settle(self, editor: Editor) -> None:
         """Insert the new constants into the graph; nodes keep their names."""
+        replace_nodes(self.drafts(editor), editor)
+
+    def drafts(self, editor: Editor) -> dict[ir.Node, Draft]:
+        """Return the replacement of each node with new constants, for :func:`replace_nodes`."""
+        drafts = {}
         for node, constants in self.constants.items():
             inputs = list(enumerate(node.inputs))
             data = next(v for i, v in inputs if v is not None and i not in constants)
@@ -96,8 +101,8 @@ class Scaling:
             operands: list[Operand | None] = [draft.x if v is data else v for _, v in inputs]
             for index, array in constants.items():
                 operands[index] = draft.constant(array, "scaled")
-            draft.giving(draft.copy(node, operands)).commit()
-            carry_over(node, draft.nodes[-1])
+            drafts[node] = draft.giving(draft.copy(node, operands))
+        return drafts
 
 
 def is_power(factor: Float64) -> bool:

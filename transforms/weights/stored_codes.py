@@ -108,16 +108,18 @@ class Stored:
 
 def stored_codes(model: Model) -> Iterator[Stored]:
     """Yield every valid DequantizeLinear on constant codes."""
+    others: dict[ir.Value, list[str]] = {}
     for node in model.nodes("DequantizeLinear"):
         try:
-            stored = _read(node) if node.domain in LINEAR_DOMAINS else None
+            stored = _read(node, others) if node.domain in LINEAR_DOMAINS else None
         except (OperatorError, ValueError):
             continue
         if stored is not None:
             yield stored
 
 
-def _read(node: ir.Node) -> Stored | None:
+def _read(node: ir.Node, known: dict[ir.Value, list[str]]) -> Stored | None:
+    """Return the stored codes of a DequantizeLinear; ``known`` are other users of codes so far."""
     value = node.inputs[0]
     nodes: tuple[ir.Node, ...] = (node,)
     bounds = None
@@ -146,7 +148,10 @@ def _read(node: ir.Node) -> Stored | None:
         rank = max(len(stream.shape), 1)
         shift = Parameter(zero_point, stream.shape, axis % rank if size else None, size)
     passed_on = (value, *(n.outputs[0] for n in nodes[:-1]))
-    others = dict.fromkeys(user for each in passed_on for user in _others(each))
+    for each in passed_on:  # many nodes may decode the same codes
+        if each not in known:
+            known[each] = _others(each)
+    others = dict.fromkeys(user for each in passed_on for user in known[each])
     return Stored(nodes, value, Source(stream, bounds, shift), scale, zero_point, tuple(others))
 
 

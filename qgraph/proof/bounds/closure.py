@@ -23,6 +23,7 @@ from qgraph.proof.bounds.quantity import Quantity
 from qgraph.proof.bounds.roundings import source_of
 from qgraph.proof.bounds.segment import Segment
 from qgraph.proof.bounds.segments import Pairing
+from qgraph.proof.matching.classes import Class
 from qgraph.proof.matching.match import Matching
 from qgraph.proof.matching.zero_signs import distinguishes_signed_zeros
 from qgraph.records import dataclass
@@ -43,25 +44,35 @@ class Closure:
 
     def __init__(self, matching: Matching, facts: Iterable[Implication]) -> None:
         self._classes = matching.without_claims()
-        self._pending = [*facts, *(Implication(*pairs) for pairs in matching.runs_graphs)]
-        self._conclude()
+        self._waiting: dict[Class, dict[int, Implication]] = {}
+        self._seen = len(self._classes.absorbed())
+        self._conclude([*facts, *(Implication(*pairs) for pairs in matching.runs_graphs)])
 
     def assume(self, pair: Pair) -> None:
         """Add that two values are equal to the facts."""
         self._classes.merge(pair)
-        self._conclude()
+        self._conclude([])
 
-    def _conclude(self) -> None:
-        before = -1
-        while len(self._pending) != before:  # merge facts until nothing more follows
-            before = len(self._pending)
-            waiting = []
-            for fact in self._pending:
-                if all(map(self.equal, fact.entries)):
-                    self._classes.merge(fact.values)
-                else:
-                    waiting.append(fact)
-            self._pending = waiting
+    def _conclude(self, facts: list[Implication]) -> None:
+        """Merge facts until nothing more follows.
+
+        A fact waits for the classes of two entries that differ; they are equal only after one of
+        these classes became part of another.
+        """
+        absorbed = self._classes.absorbed()
+        while True:
+            while self._seen < len(absorbed):
+                facts += self._waiting.pop(absorbed[self._seen], {}).values()
+                self._seen += 1
+            if not facts:
+                return
+            fact = facts.pop()
+            differing = next((pair for pair in fact.entries if not self.equal(pair)), None)
+            if differing is None:
+                self._classes.merge(fact.values)
+            else:
+                for each in self._classes.classes(differing):
+                    self._waiting.setdefault(each, {})[id(fact)] = fact
 
     def equal(self, pair: Pair) -> bool:
         """Return whether two values are equal if the facts hold."""

@@ -53,13 +53,18 @@ class _Term:
 
 
 class Congruence:
-    """Classes of equal values, closed under congruence: ``a = b`` implies ``f(a) = f(b)``."""
+    """Classes of equal values, closed under congruence: ``a = b`` implies ``f(a) = f(b)``.
+
+    Attributes:
+        absorbed: the classes that became part of others, in this order.
+    """
 
     def __init__(self, commutative: Callable[[Hashable], bool]) -> None:
         self._commutative = commutative
         self._parent: list[Class] = []
         self._uses: list[list[_Term]] = []
         self._terms: dict[_Key, _Term] = {}
+        self.absorbed: list[Class] = []
 
     def new(self) -> Class:
         """Return a new class."""
@@ -97,6 +102,7 @@ class Congruence:
             if len(self._uses[small]) > len(self._uses[large]):
                 small, large = large, small
             self._parent[small] = large
+            self.absorbed.append(small)
             for term in self._uses[small]:
                 known = self._terms.setdefault(self._key(term.label, term.operands), term)
                 if known is not term:
@@ -174,15 +180,20 @@ class ValueClasses:
 
     def merge(self, pair: Pair) -> None:
         """Assume that two values are equal."""
-        ours, theirs = self._classes(pair)
+        ours, theirs = self.classes(pair)
         self._congruence.merge(ours, theirs)
 
     def equal(self, pair: Pair) -> bool:
         """Return whether two values are in one class."""
-        ours, theirs = self._classes(pair)
+        ours, theirs = self.classes(pair)
         return ours == theirs
 
-    def _classes(self, pair: Pair) -> tuple[Class, Class]:
+    def absorbed(self) -> list[Class]:
+        """Return the classes that became part of others, in this order."""
+        return self._congruence.absorbed
+
+    def classes(self, pair: Pair) -> tuple[Class, Class]:
+        """Return the class of each of two values."""
         return self.class_of(self.reference, pair[0]), self.class_of(self.candidate, pair[1])
 
     def class_of(self, side: MatchedModel, value: ir.Value) -> Class:
