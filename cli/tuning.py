@@ -152,7 +152,34 @@ class _Loader(LazyLoader):
                 module.__class__ = ModuleType
 
 
-class _RecordsLoader(SourceFileLoader):
+class _BytecodeLoader(SourceFileLoader):
+    """Reads the bytecode of a module, which must be that of its source, with few system calls."""
+
+    def __init__(self, fullname: str, path: str, found: os.stat_result) -> None:
+        super().__init__(fullname, path)
+        folder, _, name = path.rpartition(os.sep)
+        tag = sys.implementation.cache_tag
+        self.cached = f"{folder}{os.sep}__pycache__{os.sep}{name[:-3]}.{tag}.pyc"
+        self._size, self._time = found.st_size, int(found.st_mtime)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        try:
+            file = os.open(self.cached, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            try:
+                size = os.fstat(file).st_size
+                content = os.read(file, size)
+            finally:
+                os.close(file)
+            stamp = (self._size & _WORD) << 32 | (self._time & _WORD)
+            if len(content) == size and content[:16] == _HEAD + stamp.to_bytes(8, "little"):
+                code: CodeType = marshal.loads(memoryview(content)[16:])
+                return code
+        except (OSError, EOFError, ValueError):
+            pass
+        return super().get_code(fullname)
+
+
+class _RecordsLoader(_BytecodeLoader):
     """Executes a module with our dataclasses, which compile their functions at first use."""
 
     def exec_module(self, module: ModuleType) -> None:
@@ -165,26 +192,6 @@ class _RecordsLoader(SourceFileLoader):
             super().exec_module(module)
         finally:
             dataclasses.dataclass = standard
-
-
-class _BytecodeLoader(SourceFileLoader):
-    """Reads the bytecode of a module, which must be that of its source, with few system calls."""
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        found = os.stat(self.path)
-        stamp = int(found.st_mtime) & _WORD, found.st_size & _WORD
-        with suppress(OSError, EOFError, ValueError):
-            with open(_cached(self.path), "rb", buffering=0) as file:
-                content = file.read()
-            if content[:16] == b"".join([_HEAD, *(n.to_bytes(4, "little") for n in stamp)]):
-                code: CodeType = marshal.loads(memoryview(content)[16:])
-                return code
-        return super().get_code(fullname)
-
-
-def _cached(source: str) -> str:
-    folder, _, name = source.rpartition(os.sep)
-    return f"{folder}{os.sep}__pycache__{os.sep}{name[:-3]}.{sys.implementation.cache_tag}.pyc"
 
 
 @functools.cache
@@ -214,15 +221,16 @@ def _spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         return None
     base = folder + os.sep + fullname.rpartition(".")[2]
     for source in (base + ".py", base + os.sep + "__init__.py"):
-        if os.path.isfile(source):
-            make = _RecordsLoader if fullname in _WITH_DATACLASSES else _BytecodeLoader
-            is_package = source != base + ".py"
-            spec = ModuleSpec(
-                fullname, make(fullname, source), origin=source, is_package=is_package
-            )
-            spec.submodule_search_locations = [base] if is_package else None
-            spec.has_location, spec.cached = True, _cached(source)
-            return spec
+        try:
+            found = os.stat(source)
+        except OSError:
+            continue
+        make = _RecordsLoader if fullname in _WITH_DATACLASSES else _BytecodeLoader
+        loader, is_package = make(fullname, source, found), source != base + ".py"
+        spec = ModuleSpec(fullname, loader, origin=source, is_package=is_package)
+        spec.submodule_search_locations = [base] if is_package else None
+        spec.has_location, spec.cached = True, loader.cached
+        return spec
     return None
 
 
