@@ -106,9 +106,11 @@ _PACKAGES = frozenset({"click", "google", "ml_dtypes", "numpy", "onnx", "onnx_ir
 
 _HAS_OTHER_BYTECODE = bool(sys.flags.optimize or sys.pycache_prefix)
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
+
 _HEAD = MAGIC_NUMBER + bytes(4)
+"""Magic number and flags; time and size of the source follow in a bytecode file (PEP 552)."""
+
 _WORD = 0xFFFFFFFF
-"""Bytecode files begin with a magic number, flags, time and size of the source (PEP 552)."""
 
 _OBJECTS = 1_000_000
 """Number of new objects after which Python collects garbage."""
