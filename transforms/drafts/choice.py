@@ -135,7 +135,7 @@ def choose(
     same: list[tuple[_Offer, _Offer]] = []
     forms = Forms()
     for offer in tried if spell is not None else ():
-        form = _form(offer.site, comparer.type_of(offer.site.x), forms)
+        form = _form(offer.site, comparer, forms)
         earlier = offer if form is None else first.setdefault(form, offer)
         if earlier is not offer:
             same.append((offer, earlier))
@@ -178,12 +178,12 @@ def _decide(
         pending = [offer for offer, _ in drafted if offer.decision is None]
 
 
-def _form(site: Site, dtype: ir.DataType | None, forms: Forms) -> object | None:
-    """Return a key that is equal for sites of data with equal quantizers and nodes, or None.
-
-    ``dtype`` is the type of the data.
-    """
-    if type(site) is not Site or site.weight is not None or dtype is None:
+def _form(site: Site, comparer: Comparer, forms: Forms) -> object | None:
+    """Return a key that is equal for sites of data with equal quantizers and nodes, or None."""
+    if type(site) is not Site or site.weight is not None:
+        return None
+    dtype = comparer.type_of(site.x)
+    if dtype is None:
         return None
     nodes = forms.of_region(site.nodes, site.x, site.y) if site.form is None else site.form
     key = id(site.meaning), id(site.repeats), site.dialect, type_key(site), dtype, nodes
