@@ -121,7 +121,7 @@ class _Described:
     @property
     def is_simple(self) -> bool:
         """Whether the fields are what the annotations say."""
-        kinds = vars(self._cls).get("__annotations__", {}).values()
+        kinds = self._cls.__annotations__.values()
         texts = "".join(kind if isinstance(kind, str) else "KW_ONLY" for kind in kinds)
         return not ("kw_only" in self._options or "KW_ONLY" in texts or "InitVar" in texts)
 
@@ -164,9 +164,11 @@ def _fields(cls: type[Any]) -> dict[str, Field[Any]]:
             own = vars(base)
             description = own.get("__dataclass_fields__")
             if isinstance(description, _Described) and description.is_simple:
-                for name, kind in own.get("__annotations__", {}).items():
+                for name, kind in base.__annotations__.items():
                     if "ClassVar" not in kind:
-                        given = own.get(name, MISSING)
+                        given = getattr(base, name, MISSING)
+                        if name not in own and isinstance(given, Field):
+                            given = given.default  # as of a class that is described
                         found[name] = given if isinstance(given, Field) else field(default=given)
             elif description is not None:
                 found |= {each.name: each for each in fields(base)}

@@ -178,6 +178,31 @@ def test_objects_do_not_need_the_description_of_their_class(maker: Any):
     assert (Derived(1), Derived(3, [], "e").c) == (one, "e")
 
 
+def test_a_field_that_is_stated_again_keeps_its_default_but_no_factory():
+    def made(maker: Any) -> list[object]:
+        @maker
+        class Base:
+            c: list[int] = dataclasses.field(default_factory=list)
+            a: int = 1
+            b: int = dataclasses.field(default=2, compare=False)
+
+        @maker
+        class Derived(Base):
+            a: int
+            b: int
+
+        @maker
+        class Without(Base):
+            a: int = 3
+            c: list[int]
+
+        with pytest.raises(TypeError, match="'c'"):
+            Without()
+        return [vars(Derived()), Derived(b=2) == Derived(b=3), vars(Without(c=[1]))]
+
+    assert made(records.dataclass) == made(dataclasses.dataclass)
+
+
 def test_fields_after_a_mark_are_named():
     def made(maker: Any) -> list[object]:
         @maker
