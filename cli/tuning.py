@@ -112,6 +112,9 @@ _HEAD = MAGIC_NUMBER + bytes(4)
 
 _WORD = 0xFFFFFFFF
 
+_TOOLS = 6
+"""Number of places for debuggers, profilers and other tools in ``sys.monitoring``."""
+
 _OBJECTS = 1_000_000
 """Number of new objects after which Python collects garbage."""
 
@@ -275,6 +278,9 @@ def end(status: int) -> NoReturn:
     """
     gc.freeze()
     is_watched = sys.gettrace() is not None or sys.getprofile() is not None
+    if (monitoring := getattr(sys, "monitoring", None)) is not None:  # from Python 3.12 on
+        tools = map(monitoring.get_tool, range(_TOOLS))
+        is_watched = is_watched or any(tool is not None for tool in tools)
     if is_watched or sys.flags.inspect or threading.active_count() > 1:
         sys.exit(status)
     atexit._run_exitfuncs()

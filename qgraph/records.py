@@ -58,7 +58,8 @@ else:
 
         There is one difference to ``dataclasses.dataclass``: only type checkers enforce ``frozen``.
         So fields are assigned directly, and an object is made three times as fast. With ``guard``,
-        there is no difference.
+        there is no difference. Objects compare like tuples of their fields, also from Python 3.13
+        on, where those of ``dataclasses`` differ from themselves if a field is NaN.
         """
 
         def decorated(cls: T) -> T:
@@ -166,7 +167,7 @@ def _fields(cls: type[Any]) -> dict[str, Field[Any]]:
             if isinstance(description, _Described) and description.is_simple:
                 for name, kind in base.__annotations__.items():
                     if "ClassVar" not in kind:
-                        given = getattr(base, name, MISSING)
+                        given: Any = getattr(base, name, MISSING)
                         if name not in own and isinstance(given, Field):
                             given = given.default  # as of a class that is described
                         found[name] = given if isinstance(given, Field) else field(default=given)
@@ -208,7 +209,7 @@ class _Init:
 
     def __get__(self, record: object, owner: type[Any] | None = None) -> Any:
         self._uses += 1
-        if record is None or self._uses > _FEW:
+        if record is None or isinstance(record, type) or self._uses > _FEW:  # inspect asks a class
             init = self._compiled()
             return init if record is None else init.__get__(record)
         return partial(self._assign, record)
