@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import reduce
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,8 +63,18 @@ class TailStep:
 Program: TypeAlias = Start | TailStep
 
 
+_LONGEST = 100
+"""Maximum number of operations of a program; one whose result is used twice counts twice."""
+
+
 def program_of(q: Quantity) -> Program | None:
     """Return the program that computes data from whole numbers; None if it is not known."""
+    return _program(q, count(1))
+
+
+def _program(q: Quantity, numbers: Iterator[int]) -> Program | None:
+    if next(numbers) > _LONGEST:
+        return None
     if q.is_exact and q.unit is not None:
         start = start_of(q.meant, q.unit)
         if start is not None:
@@ -72,7 +83,7 @@ def program_of(q: Quantity) -> Program | None:
         return None
     operands: list[Program | Array] = []
     for operand in q.operation.operands:
-        program = operand.value if operand.value is not None else program_of(operand)
+        program = operand.value if operand.value is not None else _program(operand, numbers)
         if program is None:
             return None
         operands.append(program)
