@@ -10,9 +10,9 @@ import qgraph
 
 def layer(factor: np.float32, operations: int) -> ir.Model:
     """Return a product of codes, and operations before the quantizer of its result."""
-    lines = ["p = MatMul (q, v) m0 = Mul (p, f)"]
-    for i in range(operations):
-        lines.append(f"m{i + 1} = {'Add' if i % 2 else 'Mul'} (m{i}, {'h' if i % 2 else 'g'})")
+    names = ("Mul", "g"), ("Add", "h")
+    steps = [(i, *names[i % 2]) for i in range(operations)]
+    lines = [f"m{i + 1} = {name} (m{i}, {constant})" for i, name, constant in steps]
     quant = "qonnx.custom_op.general.Quant <signed = 1, narrow = 0>"
     model = ir.from_onnx_text(f"""<ir_version: 10, opset_import:
         ["": 21, "qonnx.custom_op.general": 2]>
@@ -21,6 +21,7 @@ def layer(factor: np.float32, operations: int) -> ir.Model:
      float g = {{0.9990001}}, float h = {{0.001}}, float[2, 2] w = {{0.3, -0.2, 0.1, 0.4}}>
     {{
         q = {quant} (x, s, z, b) v = {quant} (w, s, z, b)
+        p = MatMul (q, v) m0 = Mul (p, f)
         {" ".join(lines)}
         y = {quant} (m{operations}, t, z, b)
     }}""")
