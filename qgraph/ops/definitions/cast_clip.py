@@ -5,6 +5,7 @@ Many exporters build quantizers from them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -80,7 +81,7 @@ def cast(x: Array, *, to: ir.DataType, saturate: bool, round_mode: RoundMode) ->
 
 
 _FLOAT = ir.AttributeType.FLOAT
-_INF = float("inf")
+_ABSENT = float("nan")
 _LARGEST = float(np.finfo(np.float32).max)
 
 CLIP_SCHEMA = OpSchema(
@@ -89,7 +90,7 @@ CLIP_SCHEMA = OpSchema(
     inputs=("x", "low", "high"),
     optional=2,
     since=6,
-    attributes=(Attribute("min", -_INF, kind=_FLOAT), Attribute("max", _INF, kind=_FLOAT)),
+    attributes=(Attribute("min", _ABSENT, kind=_FLOAT), Attribute("max", _ABSENT, kind=_FLOAT)),
     standard=True,
 )
 
@@ -130,8 +131,8 @@ def clip(
         x: ``[*shape]`` numbers of any type.
         low: lower bound, one element; None for no bound.
         high: upper bound likewise.
-        min: lower bound as version 6 has it, an attribute. Where it or ``max`` is given, both are
-            limited to the range of finite float32 numbers, the default of that version.
+        min: lower bound as version 6 has it, an attribute. Where only ``max`` is given, it is the
+            lowest finite float32 number, the default of that version; NaN if it is not given.
         max: upper bound likewise.
 
     Returns: ``[*shape]``, dtype of ``x``.
@@ -155,6 +156,6 @@ def clip(
 
 
 def _attribute_bounds(low: float, high: float) -> tuple[float | None, float | None]:
-    if low == -_INF and high == _INF:
+    if math.isnan(low) and math.isnan(high):
         return None, None
-    return max(low, -_LARGEST), min(high, _LARGEST)
+    return -_LARGEST if math.isnan(low) else low, _LARGEST if math.isnan(high) else high

@@ -26,6 +26,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import Facts, infer, names_in, reshaped_sizes, write_all
 from qgraph.graph.interface import Domain, common_domain
+from qgraph.graph.opset.rewrites import state_bounds
 from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import graphs_of, inline_functions, nodes_of, owners
@@ -178,6 +179,9 @@ def flat(model: ir.Model) -> ir.Model:
     """Return a copy with functions inlined; raise UnsupportedError if one cannot be."""
     copy = model.clone()
     declare_domains(copy)
+    for owner in owners(copy):
+        if owner.opset_imports.get("", _BOUNDS_ARE_INPUTS) < _BOUNDS_ARE_INPUTS:
+            state_bounds(owner)
     if not copy.functions:
         return copy
     versions = {key.opset_imports.get("") for key in owners(copy)} - {None}
