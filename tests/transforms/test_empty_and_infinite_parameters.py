@@ -10,7 +10,8 @@ import qgraph
 from qgraph.reports import SiteStatus
 from qgraph.transforms.base import parse_spec
 
-EMPTY = """<ir_version: 9, opset_import: ["": 19]> g (float[2,0,3] x) => (float[2,0,3] y) <float k = {1.5}> {
+EMPTY = """<ir_version: 9, opset_import: ["": 19]> g (float[2,0,3] x) => (float[2,0,3] y)
+    <float k = {1.5}> {
         q = QuantizeLinear <axis = 1> (x, s, z)
         d = DequantizeLinear <axis = 1> (q, s, z)
         y = Max (d, k)
