@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +12,7 @@ from qgraph.errors import Choice
 from qgraph.exactness import Verdict
 from qgraph.graph.constants import constant_expression
 from qgraph.graph.edit import Draft, Editor, Region
+from qgraph.graph.inference.dimensions import Dim
 from qgraph.graph.inference.rules import UNKNOWN, Fact
 from qgraph.graph.inference.walk import infer
 from qgraph.graph.opset.rewrites import SIGNED_CODES_SINCE, is_copied_over
@@ -58,7 +60,7 @@ class CanonicalOperators(Transform):
     2. ``pool``: ``ReduceMean`` of decoded data over all axes after the channels becomes
        ``GlobalAveragePool``, with a Reshape if the axes are dropped; likewise an AveragePool whose
        window covers all of them.
-    3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, -1])`` for axis 1 of decoded data.
+    3. ``flatten``: ``Flatten(x) -> Reshape(x, [0, n])`` for axis 1 of decoded data.
     4. ``points``: QuantizeLinear and DequantizeLinear without a zero point get one of 0.
 
     5. ``scalars``: scales and zero points of shape [1] become scalars in a graph with an
@@ -70,7 +72,8 @@ class CanonicalOperators(Transform):
     7. ``channels``, which ``all`` does not include: Pad gives codes of three channels a fourth one
        before a Conv, whose weights for it are 0. ONNX Runtime gathers four channels faster.
 
-    Rules 3 to 6 keep every bit. The others keep the exact sums; their rounding may differ.
+    Rules 3 to 6 keep every bit, rule 3 of an empty batch only if the other sizes are known. The
+    others keep the exact sums; their rounding may differ.
     """
 
     forms: CanonicalForm = option(
@@ -189,7 +192,7 @@ def _pool(node: ir.Node, graph: _Graph) -> Draft | None:
     draft = graph.editor.draft(Region(x, y, (node,)))
     pooled = draft.node("GlobalAveragePool", [draft.x], dtype=y.dtype or x.dtype)
     if not node.attributes.get_int("keepdims", 1):
-        pooled = _reshaped(draft, pooled, [0, -1])
+        pooled = _reshaped(draft, pooled, (graph.fact(x).shape or ())[1:2])
     return draft.giving(pooled)
 
 
@@ -215,11 +218,17 @@ def _flatten(node: ir.Node, graph: _Graph) -> Draft | None:
     if node.attributes.get_int("axis", 1) % fact.rank != 1 or 0 in (fact.shape or ()):
         return None
     draft = graph.editor.draft(Region(x, y, (node,)))
-    return draft.giving(_reshaped(draft, draft.x, [0, -1]))
+    return draft.giving(_reshaped(draft, draft.x, (fact.shape or ())[1:]))
 
 
-def _reshaped(draft: Draft, value: ir.Value, sizes: list[int]) -> ir.Value:
-    shape = draft.constant(np.array(sizes, np.int64), "shape")
+def _reshaped(draft: Draft, value: ir.Value, sizes: Sequence[Dim]) -> ir.Value:
+    """Keep the first axis, and join those of some sizes, which may be unknown.
+
+    Runtimes find no size for -1 if the first axis has no elements.
+    """
+    known = [size for size in sizes if isinstance(size, int)]
+    joined = math.prod(known) if known and len(known) == len(sizes) else -1
+    shape = draft.constant(np.array([0, joined], np.int64), "shape")
     return draft.node("Reshape", [value, shape], dtype=value.dtype)
 
 
@@ -283,6 +292,8 @@ def _factor(node: ir.Node, graph: _Graph) -> Draft | None:
     is_one = factor is not None and factor.size == 1 and factor.ndim <= 1
     if value is None or factor is None or not (moves and is_one and _is_sum(value)):
         return None
+    if factor.ndim and not graph.fact(node.inputs[data[0]]).rank:
+        return None  # a product of shape [1]
     draft = graph.editor.draft(Region(value, node.outputs[0], (*moves, node)))
     operands = [draft.x, draft.constant(factor.reshape(()), "factor")]
     scaled = draft.node(node.op_type, operands[:: 1 - 2 * data[0]], dtype=dtype)

@@ -22,7 +22,6 @@ from qgraph.transforms.drafts.choice import (
     Decision,
     carry_out,
     entry,
-    nearer,
     opset_reason,
     readable,
     refused,
@@ -36,6 +35,7 @@ from qgraph.transforms.ranges.grids import (
     span_text,
     whole_zero_point,
 )
+from qgraph.transforms.weights.multiples import Multiples, Tracer
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, is_power, scaling, title
 
 _ALONE = "; leave it, or write it without the operators before it with -p convert{to=onnx}"
@@ -56,15 +56,15 @@ class FuseOutputScale(Transform):
     3. If rule 1 is not equal enough, the zero point is added before rounding, as FakeQuantize does:
        ``Clip(Round(f'(x) + z)) - z``. The codes differ near some ties.
 
-    Two things can change. The rounding of the quantizer is compared for all float32 inputs. That
-    ``f'`` is a multiple of ``f`` is certain if all scales are powers of two, which commute with
-    each rounding while nothing leaves the normal range of float32. For other scales it is not
-    proved: such sites are ``near`` at best, and unchanged unless ``exact`` accepts that.
+    Two things can change. The rounding of the quantizer is compared for all float32 inputs. ``f'``
+    is a multiple of ``f`` if all scales are powers of two, and the codes and constants from which
+    ``f`` is computed show that no number leaves the normal range of float32. Otherwise nothing is
+    claimed, and the site is unchanged unless ``exact`` is ``near``.
     """
 
     exact: Exactness = exact_option(
-        "minimum level of equality to accept; near: also scales that are not powers of two, "
-        "without a proof for the sums before the quantizer"
+        "minimum level of equality to accept; near: also without a proof for the sums before the "
+        "quantizer, such as for scales that are not powers of two"
     )
     opset: int | None = opset_option()
 
@@ -78,12 +78,13 @@ class FuseOutputScale(Transform):
     ) -> Iterator[_Fusion | SiteReport]:
         others: list[SiteReport] = []
         limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
+        tracer = Tracer(model.ir, facts)
         for fake in readable(fake_quantizes(model), others):
             if fake.site.weight is not None:
                 others.append(entry(fake.node, SiteStatus.KEPT, "its input is constant"))
                 continue
             try:
-                planned = self._fuse(fake, editor, comparer, limit, facts)
+                planned = self._fuse(fake, editor, comparer, limit, facts, tracer)
             except Stuck as stuck:
                 reason = stuck.reason if ";" in stuck.reason else stuck.reason + _ALONE
                 planned = refused(fake.node, explained(reason, NOT_ABSORBED))
@@ -94,11 +95,19 @@ class FuseOutputScale(Transform):
         yield from others
 
     def _fuse(
-        self, fake: FakeQuantize, editor: Editor, comparer: Comparer, limit: int, facts: Facts
+        self,
+        fake: FakeQuantize,
+        editor: Editor,
+        comparer: Comparer,
+        limit: int,
+        facts: Facts,
+        tracer: Tracer,
     ) -> _Fusion | SiteReport:
         codes = _codes(fake)
         moved = scaling(fake.site.x, fake.node, codes.factor, facts)
-        best: Verdict | None = None
+        why = _inequality(moved, tracer.numbers(fake.site.x), codes.factor)
+        best: Exactness | None = None
+        verdict, refusal = Verdict(), ""
         for offset in codes.offsets:
             probe = editor.draft(fake.site)
             scaled = probe.op.Mul(probe.x, codes.factor.astype(np.float32))
@@ -107,16 +116,16 @@ class FuseOutputScale(Transform):
             draft = _rounded(draft, draft.x, codes, offset)
             if draft.opset > limit:
                 raise Stuck(opset_reason("a form with Round and Clip", draft.opset, limit))
-            verdict, text = _verdict(step, moved, codes)
-            if verdict.reaches(self.exact):
+            level = None if step.exactness is None else min(step.exactness, _most(why))
+            found, text = _verdict(step, moved, codes, why)
+            if level is not None and level >= self.exact:
                 figures = _figures(step, moved, codes)
-                return _Fusion(fake.site, draft, verdict, text, figures, moved)
-            if nearer(best, verdict) is verdict:
-                best, refusal = verdict, text
-        accepted = best is not None and best.exactness not in (None, Exactness.DIFFERENT)
-        way = f"; exact={best.exactness} accepts that" if best and accepted else ""
+                return _Fusion(fake.site, draft, found, text, figures, moved)
+            if best is None or (level is not None and level >= best):
+                best, verdict, refusal = level, found, text
+        way = f"; exact={best} accepts that" if best not in (None, Exactness.DIFFERENT) else ""
         reason = NO_EQUAL_FORM(f"{refusal}; expected {self.exact}{way}")
-        return Decision(fake.site, None, best, reason).report()
+        return Decision(fake.site, None, verdict, reason).report()
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,32 @@ def _rounded(draft: Draft, x: Operand, codes: _QuantizeOnly, offset: float) -> D
     return draft.giving(draft.op.Sub(y, left) if left else y)
 
 
-def _verdict(step: Verdict, moved: Scaling, codes: _QuantizeOnly) -> tuple[Verdict, str]:
+def _inequality(moved: Scaling, numbers: Multiples | None, factor: Float64) -> str | None:
+    """Return why sums before the quantizer may be rounded elsewhere; None if they are not.
+
+    Raises:
+        Stuck: they may overflow.
+    """
+    least, most = float(factor.min()), float(factor.max())
+    if numbers is not None and numbers.may_overflow(most):
+        raise Stuck("sums before it might exceed the range of float32; correct its range")
+    if not moved.exact:
+        return "equal rounding of the sums before it is not proved"
+    if numbers is None:
+        return "the sums before it are not proved equal, because the range of their data is unknown"
+    if numbers.may_underflow(least):
+        return "the sums before it are not proved equal, because some may become subnormal"
+    return None
+
+
+def _most(why: str | None) -> Exactness:
+    """Return the highest level that ``exact`` may require of a change."""
+    return Exactness.VALUES if why is None else Exactness.NEAR
+
+
+def _verdict(
+    step: Verdict, moved: Scaling, codes: _QuantizeOnly, why: str | None
+) -> tuple[Verdict, str]:
     """Return the verdict on quantizer and operators together, and its text."""
     where = ", ".join(map(title, moved.absorbers))
     text = f"1 / scale = {span_text(codes.factor)} goes into {where}"
@@ -212,14 +246,11 @@ def _verdict(step: Verdict, moved: Scaling, codes: _QuantizeOnly) -> tuple[Verdi
     count = step.differing_inputs
     text += f"; {count or 'no'} input{'' if count == 1 else 's'} of the quantizer alone differ"
     text += "s" if count == 1 else ""
-    level, method = min(step.exactness, Exactness.NEAR), Method.NONE
-    if moved.exact:
-        text += "; powers of two commute with every rounding before it, unless values overflow "
-        text += "or become subnormal"
-        level = min(step.exactness, Exactness.VALUES)
-        method = Method.CONGRUENCE if level is Exactness.VALUES else step.method
-    else:
-        text += "; equal rounding of the sums before it is not proved"
+    if why is not None:
+        return replace(step, exactness=None, method=Method.NONE, reason=why), f"{text}; {why}"
+    level = min(step.exactness, Exactness.VALUES)
+    method = Method.CONGRUENCE if level is Exactness.VALUES else step.method
+    text += "; powers of two commute with every rounding before it"
     return replace(step, exactness=level, method=method), text
 
 

@@ -233,7 +233,7 @@ def _limit_decoded(model: Model, report: Report, operator: str, nodes: str) -> N
 
 
 def _lowest(decoder: ir.Node) -> Array | None:
-    """Return the lowest result of a DequantizeLinear; None if it has several scales."""
+    """Return the lowest result of a DequantizeLinear; None if it has several scales, or is NaN."""
     codes = code_type(decoder)
     scale = constant_expression(decoder.inputs[1])
     if codes is None or scale is None or scale.size != 1 or not codes.is_integer():
@@ -243,7 +243,9 @@ def _lowest(decoder: ir.Node) -> Array | None:
     if point is None:
         return None
     ends = np.array([codes.min, codes.max], np.int64) - point.astype(np.int64).reshape(())
-    return np.asarray((ends.astype(scale.dtype) * scale.reshape(())).min())
+    with np.errstate(all="ignore"):
+        lowest = np.asarray((ends.astype(scale.dtype) * scale.reshape(())).min())
+    return None if np.isnan(lowest) else lowest
 
 
 _UNKNOWN = NO_EQUAL_FORM(

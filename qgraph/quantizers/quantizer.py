@@ -171,7 +171,9 @@ def with_arrays(part: Part, change: Callable[[Float32], Float32]) -> Part:
 
 
 def unhealthy(quantizer: Quantizer) -> ExplainedReason | None:
-    """Return why the scale of a quantizer is invalid (zero, NaN, ...), or None."""
+    """Return why the parameters of a quantizer are invalid (a scale of zero, ...), or None."""
+    if not all(array.size for array in arrays_of(quantizer)):
+        return FAULTY_SCALE("a parameter of it has no elements, as its axis has none; leave it")
     if isinstance(quantizer, Ranged | Unnamed):
         return None
     scale = quantizer.scale

@@ -29,13 +29,24 @@ def listed(*shape: int, seed: int = 0) -> str:
     return ", ".join(f"{value:.9g}" for value in values)
 
 
-def graph(body: str, constants: str, ranges: str = UNSIGNED, data: str = "2, 3, 5, 5") -> str:
-    """A graph that computes ``v`` from ``x`` and makes codes of it."""
+def graph(
+    body: str,
+    constants: str,
+    ranges: str = UNSIGNED,
+    data: str = "2, 3, 5, 5",
+    *,
+    step: float | None = 0.05,
+) -> str:
+    """A graph that computes codes from floats ``x``, or from codes with a step."""
     rank = 2 if "Flatten" in body else data.count(",") + 1
     result = ", ".join("NCHW"[:rank])
     outputs = f"float[{result}] y" + (f", float[{result}] z" if " z = " in body else "")
+    decode = "" if step is None else "x = DequantizeLinear (i, step)"
+    source = f"float[{data}] x" if step is None else f"int8[{data}] i"
+    more = "" if step is None else f", float step = {{{step}}}"
     return f"""<ir_version: 8, opset_import: [{IMPORTS}]>
-        g (float[{data}] x) => ({outputs}) <{constants}, {ranges}> {{
+        g ({source}) => ({outputs}) <{constants}, {ranges}{more}> {{
+            {decode}
             {body}
             [node] y = org.openvinotoolkit.FakeQuantize <levels = 256> (v, il, ih, ol, oh)
         }}"""
@@ -61,7 +72,12 @@ def single(report):
 def data_for(text: str, *, seed: int = 3) -> dict[str, np.ndarray]:
     model = load(ir.from_onnx_text(text))
     random = np.random.default_rng(seed)
-    return {v.name: random.normal(size=list(v.shape)).astype(F) * 3 for v in model.inputs}
+    return {
+        v.name: random.integers(-128, 128, list(v.shape)).astype(np.int8)
+        if v.dtype is ir.DataType.INT8
+        else random.normal(size=list(v.shape)).astype(F) * 3
+        for v in model.inputs
+    }
 
 
 @pytest.mark.cases(fast=3)
@@ -136,6 +152,7 @@ def data_for(text: str, *, seed: int = 3) -> dict[str, np.ndarray]:
 )
 def test_powers_of_two_change_nothing(check_pass, body, constants, data, ops):
     text = graph(body, constants, data=data)
+    ops = ["DequantizeLinear", *ops]
     _, report = check_pass(FuseOutputScale(), text, ops=ops, inputs=data_for(text))
     entry = single(report)
     assert entry.verdict.exactness is Exactness.VALUES
@@ -146,7 +163,7 @@ def test_powers_of_two_change_nothing(check_pass, body, constants, data, ops):
 def test_the_weights_are_multiplied_by_the_reciprocal_of_the_scale(check_pass):
     text = graph("[first] v = Conv (x, w, b)", CONV)
     model, _ = check_pass(FuseOutputScale(), text, inputs=data_for(text))
-    conv = model.ir.graph[0]
+    conv = model.ir.graph[1]
     assert (conv.name, conv.outputs[0].name) == ("first", "v")
     before = load(ir.from_onnx_text(text)).ir.graph.initializers
     for value, name in zip(conv.inputs[1:], ("w", "b"), strict=True):
@@ -160,12 +177,13 @@ def test_signed_codes_need_the_zero_point_only_for_exact_ties(check_pass):
     check_pass(
         FuseOutputScale(),
         text,
-        ops=["Conv", "Add", "Round", "Clip", "Sub"],
+        ops=["DequantizeLinear", "Conv", "Add", "Round", "Clip", "Sub"],
         inputs=data_for(text),
     )
     step = FuseOutputScale(exact=Exactness.NEAR)
-    ops = ["Conv", "Round", "Clip"]
-    _, report = check_pass(step, text, ops=ops, exactly=Exactness.NEAR)
+    ops = ["DequantizeLinear", "Conv", "Round", "Clip"]
+    feeds = data_for(text)
+    _, report = check_pass(step, text, ops=ops, exactly=Exactness.NEAR, inputs=feeds)
     # the count that is known for x / s against (x + 128 s) / (255 s) * 255
     assert single(report).figures["quantizer_differing_inputs"] == 831
     assert single(report).verdict.exactness is Exactness.NEAR
@@ -189,26 +207,26 @@ def test_other_zero_points_are_added_and_subtracted(check_pass, il, ol, exact, o
     text = graph("v = Conv (x, w, b)", CONV, ranges)
     step = FuseOutputScale(exact=exact)
     feeds = data_for(text)
-    model, _ = check_pass(step, text, ops=["Conv", *ops], exactly=exact, inputs=feeds)
+    ops = ["DequantizeLinear", "Conv", *ops]
+    model, _ = check_pass(step, text, ops=ops, exactly=exact, inputs=feeds)
     before = load(ir.from_onnx_text(text)).run(feeds, backend="numpy")["y"]
     np.testing.assert_array_equal(model.run(feeds, backend="numpy")["y"], before)
 
 
 def test_other_scales_are_not_proved(check_pass):
     text = graph("c = Conv (x, w, b)\n v = Relu (c)", CONV, INEXACT)
-    _, report = check_pass(FuseOutputScale(), text)
+    feeds = data_for(text)
+    _, report = check_pass(FuseOutputScale(), text, inputs=feeds)
     entry = single(report)
     assert entry.outcome is SiteStatus.REFUSED
     assert "of the sums before it is not proved; expected values" in entry.reason
     assert entry.reason.endswith("; exact=near accepts that")
     step = FuseOutputScale(exact=Exactness.NEAR)
-    model, report = check_pass(
-        step, text, ops=["Conv", "Relu", "Round", "Clip"], exactly=Exactness.NEAR
-    )
+    ops = ["DequantizeLinear", "Conv", "Relu", "Round", "Clip"]
+    model, report = check_pass(step, text, ops=ops, exactly=Exactness.DIFFERENT, inputs=feeds)
     entry = single(report)
-    assert entry.verdict.exactness is Exactness.NEAR
+    assert entry.verdict.exactness is None
     assert entry.figures["powers_of_two"] == "false"
-    feeds = data_for(text)
     before = load(ir.from_onnx_text(text)).run(feeds, backend="numpy")["y"]
     after = model.run(feeds, backend="numpy")["y"]
     assert np.abs(before - after).max() <= 1
@@ -218,7 +236,8 @@ def test_other_scales_are_not_proved(check_pass):
 def test_the_quantizer_alone_is_counted(check_pass):
     text = graph("c = Conv (x, w, b)\n v = Relu (c)", CONV, INEXACT)
     step = FuseOutputScale(exact=Exactness.NEAR)
-    _, report = check_pass(step, text, exactly=Exactness.NEAR)
+    feeds = data_for(text)
+    _, report = check_pass(step, text, exactly=Exactness.DIFFERENT, inputs=feeds)
     # around each tie, every float, by the formula of FakeQuantize and as a rounded multiple
     ties = (np.arange(255) + 0.5) * 0.05
     x = ties.astype(F).view(np.int32)[:, None] + np.arange(-40, 41, dtype=np.int32)
@@ -288,9 +307,9 @@ def test_quantized_weights_get_another_output_scale(check_pass):
             v = Conv (x, q, b)"""
     constants = f"{CONV}, float wl = {{-1.27}}, float wh = {{1.27}}"
     text = graph(body, constants)
-    ops = ["FakeQuantize", "Conv", "Round", "Clip"]
+    ops = ["DequantizeLinear", "FakeQuantize", "Conv", "Round", "Clip"]
     model, _ = check_pass(FuseOutputScale(), text, ops=ops, inputs=data_for(text))
-    weights = model.ir.graph[0]
+    weights = model.ir.graph[1]
     ends = [float(model.constant(value)) for value in weights.inputs[1:]]
     assert ends == [F(-1.27), F(1.27), F(-1.27) * 16, F(1.27) * 16]
     assert "w" in model.ir.graph.initializers
@@ -321,7 +340,7 @@ def test_split_weights_too(check_pass):
         "float ch = {127}, float s = {0.01}"
     )
     text = graph(body, constants)
-    ops = ["FakeQuantize", "Mul", "Conv", "Round", "Clip"]
+    ops = ["DequantizeLinear", "FakeQuantize", "Mul", "Conv", "Round", "Clip"]
     check_pass(FuseOutputScale(), text, ops=ops, inputs=data_for(text))
 
 
@@ -333,9 +352,9 @@ def test_stored_codes_get_another_scale(check_pass):
         COLUMNS,
         data="7, 3",
     )
-    ops = ["DequantizeLinear", "MatMul", "Round", "Clip"]
+    ops = ["DequantizeLinear", "DequantizeLinear", "MatMul", "Round", "Clip"]
     model, _ = check_pass(FuseOutputScale(), text, ops=ops, inputs=data_for(text))
-    scale = model.constant(model.ir.graph[0].inputs[1])
+    scale = model.constant(model.ir.graph[1].inputs[1])
     np.testing.assert_array_equal(scale, F([8, F(0.3) * 8, 1, 128]))
 
 
@@ -360,7 +379,7 @@ REFUSED = [
 @pytest.mark.cases(fast=2)
 @pytest.mark.parametrize(("body", "_name", "reason"), REFUSED)
 def test_operators_that_let_no_scale_through(check_pass, body, _name, reason):
-    text = graph(body, f"{LINEAR}, float c = {{1}}", data="7, 3")
+    text = graph(body, f"{LINEAR}, float c = {{1}}", data="7, 3", step=None)
     model, report = check_pass(FuseOutputScale(), text, inputs=data_for(text))
     assert single(report).outcome is SiteStatus.REFUSED
     assert reason in single(report).reason
@@ -416,9 +435,10 @@ def test_constants_that_would_leave_float32_are_left_alone(check_pass):
 def test_functions_and_branches(check_pass):
     quantize = "org.openvinotoolkit.FakeQuantize <levels = 256>"
     text = f"""<ir_version: 8, opset_import: ["": 16, "org.openvinotoolkit": 1, "local": 1]>
-        g (float[7, 4] x) => (float[7, 4] y)
-        <bool c = {{1}}, float[4, 4] w = {{{listed(4, 4)}}}, float zero = {{0}},
-         float high = {{15.9375}}, float top = {{255}}> {{
+        g (int8[7, 4] i) => (float[7, 4] y)
+        <bool c = {{1}}, float step = {{0.05}}, float[4, 4] w = {{{listed(4, 4)}}},
+         float zero = {{0}}, float high = {{15.9375}}, float top = {{255}}> {{
+            x = DequantizeLinear (i, step)
             r = If (c) <
                 then_branch = yes () => (float[7, 4] u) {{
                     m = MatMul (x, w)
@@ -432,7 +452,10 @@ def test_functions_and_branches(check_pass):
             zero = Constant <value = float {{0}}> ()
             high = Constant <value = float {{1020}}> ()
             top = Constant <value = float {{255}}> ()
-            m = MatMul (i, k)
+            step = Constant <value = float {{0.05}}> ()
+            codes = QuantizeLinear (i, step)
+            d = DequantizeLinear (codes, step)
+            m = MatMul (d, k)
             h = Relu (m)
             o = {quantize} (h, zero, high, zero, top)
         }}""".replace("(float[7, 4] y)", "(float[7, 2] y)")
@@ -471,11 +494,11 @@ def test_a_runtime_computes_the_codes(check_pass):
         f"float[4] b = {{{', '.join(map(str, b))}}}"
     )
     ranges = "float il = {0}, float ih = {510}, float ol = {0}, float oh = {255}"
-    text = graph("g = Gemm (x, w, b)\n v = Relu (g)", constants, ranges, data="50, 3")
+    text = graph("g = Gemm (x, w, b)\n v = Relu (g)", constants, ranges, data="50, 3", step=1)
     x = random.integers(-90, 90, (50, 3))
     # the sums are whole, so that half of all codes are ties
     expected = np.clip(np.rint(np.maximum(x @ w + b, 0) / 2), 0, 255)
-    feeds = {"x": x.astype(F)}
+    feeds = {"i": x.astype(np.int8)}
     model, _ = check_pass(FuseOutputScale(), text, inputs=feeds)
     for backend in ("numpy", "ort"):
         np.testing.assert_array_equal(model.run(feeds, backend=backend)["y"], expected)

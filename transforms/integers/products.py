@@ -226,11 +226,15 @@ def _of_channels(scaled: ir.Node, multiplier: Array, after: int) -> Array:
 def _check_saturation(clamp: ir.Node, scale: Array, zero_point: Array) -> None:
     """Refuse a Relu or Clip that saturation of the QuantizeLinear after it does not replace.
 
-    Rounding is monotone: if the lower bound has the lowest code, all smaller numbers have it too.
+    Rounding is monotone: if the lower bound has the lowest code, all smaller numbers have it too,
+    as long as the scale is positive.
 
     Raises:
-        OperatorError: a bound lies inside the range of the codes, or is not constant.
+        OperatorError: a bound lies inside the range of the codes, or is not constant, or the scale
+            is not positive.
     """
+    if not (scale > 0).all():
+        raise OperatorError(f"{where(clamp)}: the scale of the codes after it is not above 0")
     limits = np.iinfo(zero_point.dtype)
     low, high = _bounds(clamp) if clamp.op_type == "Clip" else (np.float32(0), None)
     zero = int(zero_point)

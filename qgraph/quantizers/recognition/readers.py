@@ -321,7 +321,7 @@ def _with_span(outer: list[Step]) -> list[Step]:
 
 def _levels(top: Array) -> int:
     last = number(top)
-    if last is None or last < 1:
+    if last is None or not 1 <= last < np.inf:
         raise NoMatch
     return int(last) + 1
 
