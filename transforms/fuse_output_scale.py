@@ -35,7 +35,7 @@ from qgraph.transforms.ranges.grids import (
     span_text,
     whole_zero_point,
 )
-from qgraph.transforms.weights.multiples import Multiples, Tracer
+from qgraph.transforms.weights.multiples import Multiples, MultiplesTracer
 from qgraph.transforms.weights.output_scale import Scaling, Stuck, is_power, scaling, title
 
 _ALONE = "; leave it, or write it without the operators before it with -p convert{to=onnx}"
@@ -78,7 +78,7 @@ class FuseOutputScale(Transform):
     ) -> Iterator[_Fusion | SiteReport]:
         others: list[SiteReport] = []
         limit, facts = ceiling(model.ir, self.opset), infer(model.ir)
-        tracer = Tracer(model.ir, facts)
+        tracer = MultiplesTracer(model.ir, facts)
         for fake in readable(fake_quantizes(model), others):
             if fake.site.weight is not None:
                 others.append(entry(fake.node, SiteStatus.KEPT, "its input is constant"))
@@ -101,7 +101,7 @@ class FuseOutputScale(Transform):
         comparer: Comparer,
         limit: int,
         facts: Facts,
-        tracer: Tracer,
+        tracer: MultiplesTracer,
     ) -> _Fusion | SiteReport:
         codes = _codes(fake)
         moved = scaling(fake.site.x, fake.node, codes.factor, facts)

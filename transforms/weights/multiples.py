@@ -104,7 +104,7 @@ def _power(number: float) -> float:
     return math.ldexp(0.5, math.frexp(number)[1]) if 0 < number < math.inf else number
 
 
-class Tracer:
+class MultiplesTracer:
     """Follows values back to constants and codes."""
 
     def __init__(self, model: ir.Model, facts: Facts) -> None:
@@ -208,19 +208,19 @@ def _faked(node: ir.Node) -> Multiples | None:
     return Multiples(min(unit, lows.unit), 4 * max(lows.largest, float(np.abs(high).max())))
 
 
-_Rule = Callable[[ir.Node, list[Multiples], Tracer], Multiples | None]
+_Rule = Callable[[ir.Node, list[Multiples], MultiplesTracer], Multiples | None]
 """Computes the bounds of a result from those of the operands that are present."""
 
 
-def _hull(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples:
+def _hull(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples:
     return data[0].joined(*data[1:]) if len(data) > 1 else data[0]
 
 
-def _sum(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples:
+def _sum(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples:
     return data[0].plus(*data[1:])
 
 
-def _layer(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _layer(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     """Return bounds of sums of products; each result has fewer than all factors."""
     number = min((n for v in node.inputs[:2] if (n := tracer.count(v)) is not None), default=None)
     if number is None:
@@ -236,11 +236,11 @@ def _layer(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | 
     return parts[-1].plus(*parts)
 
 
-def _product(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples:
+def _product(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples:
     return data[0].times(data[1]).joined(*data)
 
 
-def _quotient(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _quotient(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     over, under = data
     if under.is_zero or over.is_zero:
         return None if under.is_zero else over.joined(under)
@@ -249,24 +249,24 @@ def _quotient(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples
     return found.joined(*data)
 
 
-def _slope(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _slope(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     slopes = data[1] if len(data) > 1 else None
     if slopes is None:
         slopes = Multiples.of(np.asarray(node.attributes.get_float("alpha", _ALPHA), np.float32))
     return None if slopes is None else data[0].times(slopes).joined(data[0])
 
 
-def _padded(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _padded(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     return None if "value" in node.attributes else _hull(node, data, tracer)
 
 
-def _clip(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _clip(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     ends = [node.attributes.get_float(name, None) for name in ("min", "max")]
     bounds = [Multiples.of(np.asarray(end, np.float32)) for end in ends if end is not None]
     return _hull(node, [*data, *(each for each in bounds if each is not None)], tracer)
 
 
-def _mean(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _mean(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     """Return bounds of sums and of means, of at most all elements of a sample or window."""
     if node.op_type == "AveragePool":
         number: int | None = math.prod(node.attributes.get_ints("kernel_shape", (0,)))
@@ -283,7 +283,7 @@ def _mean(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | N
     return total if node.op_type == "ReduceSum" else total.joined(total.divided(float(number)))
 
 
-def _normalized(node: ir.Node, data: list[Multiples], tracer: Tracer) -> Multiples | None:
+def _normalized(node: ir.Node, data: list[Multiples], tracer: MultiplesTracer) -> Multiples | None:
     """Return bounds of ``(x - mean) / sqrt(var + epsilon) * scale + bias``, in any form."""
     arrays = [constant_expression(input_of(node, index)) for index in (1, 4)]
     if any(array is None for array in arrays):

@@ -14,11 +14,11 @@ import onnx_ir as ir
 from qgraph.graph.constants import constant, constant_tensor, is_constant
 from qgraph.graph.opset.change import OpsetChange, divide_by_window, may_be_set, start_windows
 from qgraph.graph.schema import code_type
-from qgraph.graph.scopes import all_nodes, input_of, nodes_of
+from qgraph.graph.scopes import all_nodes, input_of
 
 _RESIZE_WITH_ROI, _RESIZE_WITHOUT_ROI = 11, 13
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 _DATA_OF_ANY_TYPE = 23
 """First opset in which QuantizeLinear again accepts data of another type than its scale."""
@@ -54,17 +54,8 @@ def _pad(change: OpsetChange) -> None:
 
 def _clip(change: OpsetChange) -> None:
     # An absent bound was the largest finite float32, and need not be since.
-    for index, name, default in ((1, "min", -_LARGEST), (2, "max", _LARGEST)):
+    for index, name, default in ((1, "min", -LARGEST), (2, "max", LARGEST)):
         change.number_like_input(index, name, change.take(name, default))
-
-
-def state_bounds(owner: ir.Graph | ir.Function) -> None:
-    """Give each Clip of an opset before 11 the bounds that it has where it states none."""
-    for node in nodes_of(owner):
-        if node.domain == "" and node.op_type == "Clip":
-            for name, bound in (("min", -_LARGEST), ("max", _LARGEST)):
-                if name not in node.attributes:
-                    node.attributes[name] = ir.AttrFloat32(name, bound)
 
 
 def _top_k(change: OpsetChange) -> None:

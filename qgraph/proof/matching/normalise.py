@@ -26,7 +26,7 @@ from qgraph.errors import UnsupportedError
 from qgraph.graph.constants import constant, freeze_inputs
 from qgraph.graph.inference.walk import Facts, infer, names_in, reshaped_sizes, write_all
 from qgraph.graph.interface import Domain, common_domain
-from qgraph.graph.opset.rewrites import state_bounds
+from qgraph.graph.opset.rewrites import LARGEST
 from qgraph.graph.opset.versions import declare_domains, require
 from qgraph.graph.schema import OpKey, versions_of
 from qgraph.graph.scopes import graphs_of, inline_functions, nodes_of, owners
@@ -175,13 +175,22 @@ def _open_clips(model: ir.Model) -> Iterator[str]:
                 yield str(node.outputs[0].name)
 
 
+def _state_bounds(owner: ir.Graph | ir.Function) -> None:
+    """Give each Clip of an opset before 11 the bounds that it has where it states none."""
+    for node in nodes_of(owner):
+        if node.domain == "" and node.op_type == "Clip":
+            for name, bound in (("min", -LARGEST), ("max", LARGEST)):
+                if name not in node.attributes:
+                    node.attributes[name] = ir.AttrFloat32(name, bound)
+
+
 def flat(model: ir.Model) -> ir.Model:
     """Return a copy with functions inlined; raise UnsupportedError if one cannot be."""
     copy = model.clone()
     declare_domains(copy)
     for owner in owners(copy):
         if owner.opset_imports.get("", _BOUNDS_ARE_INPUTS) < _BOUNDS_ARE_INPUTS:
-            state_bounds(owner)
+            _state_bounds(owner)
     if not copy.functions:
         return copy
     versions = {key.opset_imports.get("") for key in owners(copy)} - {None}
