@@ -14,7 +14,7 @@ from qgraph.graph.inference.walk import infer
 from qgraph.model import Model, load
 from qgraph.reports import SiteReport, SiteStatus
 from qgraph.transforms.fuse_output_scale import FuseOutputScale
-from qgraph.transforms.weights.multiples import Multiples, Tracer
+from qgraph.transforms.weights.multiples import Multiples, MultiplesTracer
 
 pytestmark = pytest.mark.sums
 
@@ -177,7 +177,7 @@ def test_all_numbers_are_multiples():
                     {"between": NORM, "bias": 0.3}):  # fmt: skip
         model = network(**numbers)
         v = next(model.nodes("FakeQuantize" if "source" not in numbers else "MatMul")).inputs[0]
-        bounds = Tracer(model.ir, infer(model.ir)).numbers(v)
+        bounds = MultiplesTracer(model.ir, infer(model.ir)).numbers(v)
         assert bounds is not None
         exposed = model.ir.clone()
         found = next(n for n in exposed.graph.all_nodes() if v.name in [o.name for o in n.outputs])
