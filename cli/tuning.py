@@ -168,6 +168,7 @@ class _BytecodeLoader(SourceFileLoader):
         self._size, self._time = found.st_size, int(found.st_mtime)
 
     def get_code(self, fullname: str) -> CodeType | None:
+        code: CodeType
         try:
             file = os.open(self.cached, os.O_RDONLY | getattr(os, "O_BINARY", 0))
             try:
@@ -177,10 +178,13 @@ class _BytecodeLoader(SourceFileLoader):
                 os.close(file)
             stamp = (self._size & _WORD) << 32 | (self._time & _WORD)
             if len(content) == size and content[:16] == _HEAD + stamp.to_bytes(8, "little"):
-                code: CodeType = marshal.loads(memoryview(content)[16:])
+                code = marshal.loads(memoryview(content)[16:])
                 return code
-        except (OSError, EOFError, ValueError):
+        except OSError:
             pass
+        except (EOFError, TypeError, ValueError):  # the file is damaged, and Python would not go on
+            code = self.source_to_code(self.get_data(self.path), self.path)
+            return code
         return super().get_code(fullname)
 
 

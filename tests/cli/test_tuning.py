@@ -203,7 +203,7 @@ print(module.answer, type(module.__loader__).__name__)
         assert printed(code, tmp_path) == [f"{eval(text.split('=')[1])} _BytecodeLoader"]
     compileall.compile_dir(package, quiet=1, force=True)
     whole = cached.read_bytes()
-    for wrong in (b"", whole[:10], bytes(4) + whole[4:], whole[:4] + b"\1" + whole[5:]):
+    for wrong in (b"", whole[:10], whole[:20], bytes(4) + whole[4:], whole[:4] + b"\1" + whole[5:]):
         cached.write_bytes(wrong)
         assert printed(code, tmp_path) == ["longer _BytecodeLoader"]
     cached.unlink()
