@@ -8,7 +8,7 @@ column "ratio" compares it with the first line of the block, the reference:
 - coded: DequantizeLinear on INT4 in blocks, described, compared, and written as Quant.
 - fold: weights in each form of a quantizer. The reference is a Quant of 4 bits for each channel.
 - describe: ``lock`` and ``diff`` of the same weights. The reference is ``fold``.
-- float: ``quantize-weights``, by range and with a search for scales.
+- quantize: ``quantize-weights``, by range and with a search for scales.
 - deploy: a model of pairs over 2 GB, for ONNX Runtime.
 - sharded: a sparse model in files of 4 GB.
 
