@@ -96,7 +96,9 @@ def power_of_two(exponent: Array) -> Array:
 def _power(x: Array, y: Array, out: Array | None = None) -> Array:
     kinds = {np.asarray(each).dtype for each in (x, y)}
     if kinds == {np.dtype(np.float32)} and np.all(x == np.float32(2)) and np.all(np.trunc(y) == y):
-        return np.broadcast_to(power_of_two(y), np.broadcast_shapes(np.shape(x), np.shape(y)))
+        return np.array(
+            np.broadcast_to(power_of_two(y), np.broadcast_shapes(np.shape(x), np.shape(y)))
+        )
     from qgraph.numerics.correct_rounding import power
 
     return power(x, y)

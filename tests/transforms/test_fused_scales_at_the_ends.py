@@ -18,6 +18,35 @@ from qgraph.transforms.weights.multiples import Multiples, MultiplesTracer
 
 pytestmark = pytest.mark.sums
 
+
+def test_axes_that_do_not_exist_leave_a_range_unknown() -> None:
+    model = ir.from_onnx_text("""<ir_version: 9, opset_import: ["": 18, "org.openvinotoolkit": 1]>
+    g (uint8[1, 2, 1, 1] x) => (float[1, 2] y)
+    <float low = {0}, float high = {25.5}, float top = {255}, float s = {0.5}, int64[1] axes = {9},
+     int8[2, 2] c = {1, 0, 0, 1}> {
+        v = DequantizeLinear (x, s) q = ReduceMean (v, axes)
+        d = DequantizeLinear (c, s) m = MatMul (q, d) r = Relu (m)
+        y = org.openvinotoolkit.FakeQuantize <levels = 256> (r, low, high, low, top)
+    }""")
+    assert load(model).apply(FuseOutputScale()).sites[-1].outcome is SiteStatus.REFUSED
+
+
+@pytest.mark.parametrize("ends", ["", ", low, high", ", lows, highs", ", none, none"])
+def test_a_faulty_quantizer_before_the_sums_is_of_unknown_range(ends: str) -> None:
+    model = ir.from_onnx_text(f"""<ir_version: 9, opset_import: ["": 19, "org.openvinotoolkit": 1]>
+    g (float[1, 2] x) => (float[1, 2] y)
+    <float low = {{0}}, float high = {{25.5}}, float[2] highs = {{1, 2}},
+     float[3] lows = {{0, 0, 0}}, float top = {{255}}, float s = {{0.5}},
+     int8[2, 2] c = {{1, 0, 0, 1}}> {{
+        none = Neg (high)
+        q = org.openvinotoolkit.FakeQuantize <levels = 256> (x, low, high{ends})
+        d = DequantizeLinear (c, s) m = MatMul (q, d) r = Relu (m)
+        y = org.openvinotoolkit.FakeQuantize <levels = 256> (r, low, high, low, top)
+    }}""")
+    last = load(model).apply(FuseOutputScale()).sites[-1]
+    assert last.outcome is SiteStatus.REFUSED
+
+
 TEXT = """<ir_version: 9, opset_import: ["": 19, "org.openvinotoolkit": 1]>
     g ($INPUT) => (float y)
     <float s = {$DATA}, float[2, 3] w = {$WEIGHTS}, float[3] b = {$BIAS}, float k = {$FACTOR},

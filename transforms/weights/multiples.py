@@ -141,7 +141,10 @@ class MultiplesTracer:
         shape = UNKNOWN.shape if value is None else self._facts.get(value, UNKNOWN).shape
         if shape is None:
             return None
-        chosen = shape if axes is None else [shape[axis] for axis in axes]
+        listed = range(len(shape)) if axes is None else list(axes)
+        if not all(-len(shape) <= axis < len(shape) for axis in listed):
+            return None
+        chosen = [shape[axis] for axis in listed]
         sizes = [size for size in chosen if isinstance(size, int)]
         return math.prod(sizes) if len(sizes) == len(chosen) else None
 
@@ -195,9 +198,13 @@ def _faked(node: ir.Node) -> Multiples | None:
     """
     ends = [constant_expression(value) for value in node.inputs[3:5]]
     levels = node.attributes.get_int("levels", 0) or 0
-    if any(end is None for end in ends) or levels < 2:
+    known = [end.astype(np.float64) for end in ends if end is not None]
+    if len(known) < 2 or levels < 2:
         return None
-    low, high = (end.astype(np.float64) for end in ends if end is not None)
+    try:
+        low, high = np.broadcast_arrays(*known)
+    except ValueError:  # it cannot run either
+        return None
     lows, widths = Multiples.of(low), np.abs(high - low)
     widths = widths[widths > 0]
     if lows is None or not np.isfinite(widths).all():
