@@ -217,10 +217,10 @@ class BoxSearch:
         if not box.size:
             return False
         each = np.arange(len(lo))
-        before, behind = (np.searchsorted(box, each, side) for side in ("left", "right"))
+        before, after = (np.searchsorted(box, each, side) for side in ("left", "right"))
         every = np.insert(box, before, each)
         starts = np.insert(guess + _WINDOW + 1, before, lo)
-        stops = np.insert(guess - _WINDOW - 1, behind, hi)
+        stops = np.insert(guess - _WINDOW - 1, after, hi)
         self._wide.append(BoxBatch(kind[every], starts, stops, cuts[every] + np.uint8(1)))
         window = BoxBatch(kind[box], guess - _WINDOW, guess + _WINDOW, cuts[box])
         self._single.append(_every_input(window))
